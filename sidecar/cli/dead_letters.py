@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -20,9 +21,14 @@ from sidecar.config.model import Settings
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
 from sidecar.errors import EXIT_NO_INPUT, SidecarError
-from sidecar.letters.replay import Replay, Replayed, check_receiver, left_over, only_one
-from sidecar.state.beside import Chosen, LettersBeside, Totals
+from sidecar.letters.columns import message_of
+from sidecar.letters.ids import LetterIds
+from sidecar.letters.plan import Replayed, left_over, only_one
+from sidecar.letters.produce import Production, check_topic
+from sidecar.letters.replay import Replay, check_receiver
+from sidecar.state.beside import ALL, Chosen, LettersBeside, Totals
 from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import Replays, Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PAGE = 500
@@ -141,39 +147,64 @@ def purge(path: str, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> 
 @click.option(
     "--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="The most messages a second."
 )
+@click.option(
+    "--to", type=click.Choice(["receiver", "topic"]), default="receiver", show_default=True, help="Where they go."
+)
+@click.option("--as-new", is_flag=True, help="With --to topic: give each another id in its header.")
 @json_option
 @dry_run_option
 @yes_option
-def replay(path: str, rate: int, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Deliver dead letters to the receiver again: all, or those that the options choose.
+def replay(
+    path: str, rate: int, to: Target, as_new: bool, as_json: bool, dry_run: bool, yes: bool, **chosen: Any
+) -> None:
+    """Deliver dead letters to the receiver again, or produce them again: all, or those that the options choose.
 
-    A letter is deleted once the receiver has it; if it is refused again, it stays. If the command ends early, the
-    next one begins with the same batches under the same names.
+    A letter is deleted once the receiver or the topic has it; if it is refused again, it stays. If the command ends
+    early, the next one begins with the same batches under the same names.
 
     For example: sidecar dead-letters replay -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --rate 500
     """
     settings = load(path)
-    check_receiver(settings)
+    _check(settings, to, as_new=as_new)
     with opened(settings) as letters, only_one(settings.state.dir), ExitStack() as stack:
         picked, left = Chosen(**chosen), left_over(letters)
+        if left.targets - {to}:
+            raise click.UsageError(
+                f"a replay to the {'/'.join(left.targets)} was interrupted: finish it first, by --to"
+            )
         totals = letters.totals(picked)
         picked = picked._replace(last_id=totals.last_id)
-        first = _among(letters, Chosen(), left)
-        count = first + totals.letters - _among(letters, picked, left)
+        first = _among(letters, Chosen(), left.ids)
+        count = first + totals.letters - _among(letters, picked, left.ids)
         if first:
             click.echo(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
-        question = f"Deliver {count:,} dead letter{'s' * (count != 1)} to the receiver, {rate:,} a second"
+        ids = LetterIds(settings, Replays(letters).token(), as_new=as_new) if to == "topic" else None
+        dropped = 0 if ids is None else sum(ids.is_duplicate(message_of(each)) for each in _pages(letters, picked))
+        if dropped:
+            click.echo(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
         done = Replayed(0, 0)
+        question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
         if not dry_run and count and agreed(question, yes=yes):
             with progress("replayed", count) as move_on:
-                run = Replay(settings, letters, rate, move_on, lambda line: click.echo(line, err=True), stack)
-                done = run.run(picked)
+                if ids is not None:
+                    done = Production(settings, letters, rate, ids, move_on, stack).run(picked)
+                else:
+                    done = Replay(settings, letters, rate, move_on, partial(click.echo, err=True), stack).run(picked)
     if as_json:
-        click.echo(json.dumps({"chosen": count, **done._asdict()}))
+        click.echo(json.dumps({"chosen": count, "duplicates": dropped, **done._asdict()}))
     elif dry_run or not count:
-        click.echo(f"{count:,} dead letters would be delivered")
+        click.echo(f"{count - dropped:,} of {count:,} dead letters would be sent")
     else:
-        click.echo(f"{done.delivered:,} dead letters were delivered, {done.refused:,} were refused again and stay")
+        click.echo(f"{done.delivered:,} dead letters were sent, {done.refused:,} stay")
+
+
+def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
+    if to == "topic":
+        check_topic(settings)
+    else:
+        if as_new:
+            raise click.UsageError("--as-new is for --to topic: the receiver recognizes parts, not ids")
+        check_receiver(settings)
 
 
 def _among(letters: LettersBeside, chosen: Chosen, ids: tuple[int, ...]) -> int:
@@ -202,7 +233,7 @@ def opened(settings: Settings) -> Iterator[LettersBeside]:
         yield letters
 
 
-def _pages(letters: LettersBeside, chosen: Chosen, after: int, limit: int) -> Iterator[StoredLetter]:
+def _pages(letters: LettersBeside, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
     """The chosen letters, few at a time in memory."""
     while limit > 0 and (page := letters.page(chosen, min(limit, PAGE), after)):
         yield from page

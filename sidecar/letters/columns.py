@@ -9,24 +9,34 @@ from typing import NamedTuple
 import orjson
 
 from sidecar.core.batching import UNFRAMEABLE
-from sidecar.core.records import Details, Fragment, Framer, Header, Original
+from sidecar.core.records import Details, Fragment, Framer, Header, Original, TopicPartition
 from sidecar.runtime.dead_letters import opened
 from sidecar.state.interface import StoredLetter
 
+GONE = "the message was gone from the broker when it was stored as a dead letter"
+
 
 class LetterMessage(NamedTuple):
-    """A dead letter's message."""
+    """A dead letter's message, with its place at the broker; of a delayed message, the letter has its position."""
 
+    tp: TopicPartition
     offset: int
-    """Its offset at the broker; of a delayed message, the letter has its position."""
     original: Original
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether anything of the message is there: it may have been gone from the broker when it was stored."""
+        original = self.original
+        return original.timestamp_ms is not None or original.value is not None or bool(original.headers)
 
 
 def message_of(letter: StoredLetter) -> LetterMessage:
-    """The message of a dead letter; what the broker had no more when it was stored is missing."""
+    """The message of a dead letter."""
     if letter.envelope is None:
-        return LetterMessage(letter.offset, Original(None, letter.row, [], None))
-    return LetterMessage(orjson.loads(letter.envelope)["offset"], opened(letter.envelope))
+        return LetterMessage(letter.tp.source, letter.offset, Original(None, None, [], None))
+    row = orjson.loads(letter.envelope)
+    tp = TopicPartition(row["topic"], row["partition"], row.get("broker", ""))
+    return LetterMessage(tp, row["offset"], opened(letter.envelope))
 
 
 class LetterColumns:
@@ -59,9 +69,11 @@ class LetterColumns:
 
 def framed(framer: Framer, letters: Sequence[StoredLetter]) -> Fragment:
     """The rows of letters of one partition, which are in the order of their offsets."""
-    first = letters[0]
-    tp = first.tp.source
-    data, left_out = framer.frame(tp, [message_of(letter) for letter in letters])
-    without = set(left_out)
-    offsets = array("q", [letter.offset for i, letter in enumerate(letters) if i not in without])
-    return Fragment(offsets, data, unframeable={letters[i].offset: UNFRAMEABLE for i in left_out})
+    messages = [message_of(letter) for letter in letters]
+    whole = [i for i, message in enumerate(messages) if message.is_whole]
+    data, left_out = framer.frame(letters[0].tp.source, [messages[i] for i in whole]) if whole else (b"", ())
+    without = {whole[i] for i in left_out}
+    offsets = array("q", [letters[i].offset for i in whole if i not in without])
+    reasons = {letters[i].offset: UNFRAMEABLE for i in without}
+    reasons |= {letter.offset: GONE for letter, message in zip(letters, messages, strict=True) if not message.is_whole}
+    return Fragment(offsets, data, unframeable=reasons)

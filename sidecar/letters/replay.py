@@ -2,66 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import queue
 import random
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import groupby
-from pathlib import Path
-from typing import NamedTuple
 
 from sidecar.config.model import Settings
+from sidecar.core.batching import Limits
 from sidecar.core.effects import Effect, Report, Send
-from sidecar.core.partition_state import derived_scope
-from sidecar.core.records import TopicPartition
-from sidecar.errors import ConfigError, StateError, UnavailableError
+from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LetterColumns, framed
 from sidecar.letters.pipeline import End, Halve, ReplayPipeline
+from sidecar.letters.plan import Plan, Replayed, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
 from sidecar.runtime.senders import Answered, Senders
-from sidecar.state.beside import Chosen, Lettered, LettersBeside, Outline
-from sidecar.state.replays import ReplayPart, Replays
+from sidecar.state.beside import Chosen, LettersBeside
+from sidecar.state.replays import Replays
 
-LOCK_FILE = "replay.lock"
-OUTLINES = 5_000
 WAIT_S = 0.05
 SENDERS_PATIENCE_S = 1.0
 PARTS_AHEAD = 2
 """Parts in memory for each sender."""
-
-
-class Replayed(NamedTuple):
-    """What became of the letters."""
-
-    delivered: int
-    refused: int
-    """Letters that stay, because they were refused again."""
-
-
-@contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """No other replay of this folder runs meanwhile.
-
-    Raises:
-        StateError: One does, or the lock cannot be had.
-    """
-    path = folder / LOCK_FILE
-    try:
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise StateError(
-                    f"another replay of the dead letters in {folder} is running", hint="wait for its end, or stop it"
-                ) from error
-            yield
-    except OSError as error:
-        raise StateError(f"cannot lock {path}: {error.strerror}", hint="run this as the daemon's user") from error
 
 
 def check_receiver(settings: Settings) -> None:
@@ -72,23 +36,15 @@ def check_receiver(settings: Settings) -> None:
     """
     if settings.sink.name != "http":
         raise ConfigError(
-            f"sink.{settings.sink.name} has no receiver for a replay", hint="produce the messages again instead"
+            f"sink.{settings.sink.name} has no receiver for a replay",
+            hint="--to topic produces the messages again instead",
         )
     if settings.dedup.ledger is not None:
         raise ConfigError(
             "dedup.ledger decides which messages are delivered, and the replay does not ask it: another message with "
             "the same id may have arrived since",
-            hint="produce the messages again instead: then they are compared",
+            hint="--to topic produces the messages again instead: then they are compared",
         )
-
-
-def left_over(letters: LettersBeside) -> tuple[int, ...]:
-    """Ids of the letters that an interrupted replay left in parts: these are sent first.
-
-    Raises:
-        StateError: They cannot be read.
-    """
-    return tuple(id_ for part in Replays(letters).pending() for id_ in part.letters)
 
 
 class Replay:
@@ -119,14 +75,13 @@ class Replay:
         self._rate = rate
         self._on_ended = on_ended
         self._tell = tell
-        self._max_messages = min(settings.batch.max_messages, rate)
-        self._max_bytes = settings.batch.max_bytes
+        limits = Limits(min(settings.batch.max_messages, rate), settings.batch.max_bytes)
+        self._plan = Plan(letters, "receiver", limits, secrets.token_hex(8))
         self._ahead = PARTS_AHEAD * settings.sink.chosen.batches_at_once
         self._pipeline = ReplayPipeline(replace(delivery_rules(settings, sink), park_after_ms=None), random.random)
         self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
         self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
-        self._token = secrets.token_hex(8)
         self._delivered = self._refused = 0
         self._next_at_s = 0.0
 
@@ -137,47 +92,22 @@ class Replay:
             UnavailableError: The receiver refuses too much for a cause in the messages.
             StateError: The state file cannot be used.
         """
-        pending = self._parts.pending()
-        done = {id_ for part in pending for id_ in part.letters}
-        for (scope, tp), parts in groupby(sorted(pending, key=_place), key=_place):
-            self._deliver(tp, scope, parts, again=True)
-        for each in self._letters.partitions(chosen):
-            scope = derived_scope(each.scope, "replay", self._token)
-            self._deliver(each.tp, scope, self._cut(chosen, each, scope, done), again=False)
+        for stream in self._plan.streams(chosen):
+            self._deliver(stream)
         return Replayed(self._delivered, self._refused)
-
-    def _cut(self, chosen: Chosen, of: Lettered, scope: str, done: set[int]) -> Iterator[ReplayPart]:
-        """The chosen letters of a partition in parts, by group, in the order of their offsets."""
-        lanes: dict[str, list[Outline]] = {}
-        sizes: Counter[str] = Counter()
-        after = -1
-        while page := self._letters.outlines(chosen, of, after, OUTLINES):
-            after = page[-1].offset
-            for letter in page:
-                if letter.id in done:
-                    continue
-                lane = lanes.setdefault(letter.group, [])
-                is_full = len(lane) >= self._max_messages or sizes[letter.group] + letter.size_bytes > self._max_bytes
-                if lane and is_full:
-                    yield _part(scope, of.tp, lane)
-                    lane.clear()
-                    sizes[letter.group] = 0
-                lane.append(letter)
-                sizes[letter.group] += letter.size_bytes + 1
-        yield from (_part(scope, of.tp, lane) for lane in lanes.values())
 
     # The loop
 
-    def _deliver(self, tp: TopicPartition, scope: str, parts: Iterator[ReplayPart], *, again: bool) -> None:
-        self._pipeline.begin(tp, scope)
-        for part in parts:
-            fixed = part if again else self._parts.fix(part)
+    def _deliver(self, stream: Stream) -> None:
+        self._pipeline.begin(stream.tp, stream.scope)
+        for part in stream.parts:
+            fixed = part if stream.again else self._parts.fix(part)
             letters = self._letters.by_ids(fixed.letters)
             if not letters:
                 self._parts.end(fixed, (), ())
                 continue
             self._wait_for_room(len(letters))
-            self._pipeline.add(fixed, letters, framed(self._framer, letters), again=again)
+            self._pipeline.add(fixed, letters, framed(self._framer, letters), again=stream.again)
             self._turn()
         while self._pipeline.outstanding:
             self._turn(WAIT_S)
@@ -229,12 +159,3 @@ class Replay:
                 pass  # each retry
             case _:
                 raise AssertionError(effect)  # there is no commit, no ledger, no store and no flow
-
-
-def _place(part: ReplayPart) -> tuple[str, TopicPartition]:
-    return part.scope, part.tp
-
-
-def _part(scope: str, tp: TopicPartition, letters: Sequence[Outline]) -> ReplayPart:
-    ids = tuple(letter.id for letter in letters)
-    return ReplayPart(scope, tp, letters[0].group, letters[0].offset, letters[-1].offset, ids)

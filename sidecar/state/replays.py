@@ -6,9 +6,11 @@ The table is in the state file and not in its schema: the first replay creates i
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
@@ -18,12 +20,14 @@ from sidecar.state.interface import StoredLetter
 from sidecar.state.letters import row_of, storable, unstored
 from sidecar.state.schema import DatabaseRow
 
+Target: TypeAlias = Literal["receiver", "topic"]
+
 _SCHEMA = """CREATE TABLE IF NOT EXISTS replay_parts (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL,
-  broker TEXT NOT NULL, group_name TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, letters TEXT NOT NULL,
-  crc INTEGER NOT NULL)"""
-_COLUMNS = "scope, topic, partition, broker, group_name, first, last, letters, crc"
-_INSERT = f"INSERT INTO replay_parts ({_COLUMNS}) VALUES ({', '.join('?' * 9)})"
+  id INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT NOT NULL, scope TEXT NOT NULL, topic TEXT NOT NULL,
+  partition INTEGER NOT NULL, broker TEXT NOT NULL, group_name TEXT NOT NULL, first INTEGER NOT NULL,
+  last INTEGER NOT NULL, letters TEXT NOT NULL, crc INTEGER NOT NULL)"""
+_COLUMNS = "target, scope, topic, partition, broker, group_name, first, last, letters, crc"
+_INSERT = f"INSERT INTO replay_parts ({_COLUMNS}) VALUES ({', '.join('?' * 10)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class ReplayPart:
     """A part of dead letters: a name and its members.
 
     Args:
+        target: Where it goes.
         scope: Names of parts that have it are of one replay.
         tp: The letters' partition.
         group: The letters' group.
@@ -40,6 +45,7 @@ class ReplayPart:
         id: Its place in the table, 0 before it is there.
     """
 
+    target: Target
     scope: str
     tp: TopicPartition
     group: str
@@ -68,6 +74,16 @@ class Replays:
         if not self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'replay_parts'"):
             return []
         return [_part(row) for row in self._letters.rows(f"SELECT id, {_COLUMNS} FROM replay_parts ORDER BY id")]
+
+    def token(self) -> str:
+        """Random digits that name this state file for ever; drawn at the first call."""
+        with self._letters.transaction() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS replay_token (token TEXT NOT NULL)")
+            found = connection.execute("SELECT token FROM replay_token").fetchone()
+            if found is None:
+                found = (secrets.token_hex(8),)
+                connection.execute("INSERT INTO replay_token VALUES (?)", found)
+            return str(found[0])
 
     def fix(self, part: ReplayPart) -> ReplayPart:
         """Make a part durable; it may be sent afterwards."""
@@ -102,7 +118,7 @@ class Replays:
 
 
 def _insert(connection: sqlite3.Connection, part: ReplayPart) -> ReplayPart:
-    columns = (part.scope, *part.tp, storable(part.group), part.first, part.last, json.dumps(part.letters))
+    columns = (part.target, part.scope, *part.tp, storable(part.group), part.first, part.last, json.dumps(part.letters))
     added = connection.execute(_INSERT, (*columns, checksum(*columns)))
     return replace(part, id=added.lastrowid or 0)
 
@@ -114,6 +130,6 @@ def _part(row: DatabaseRow) -> ReplayPart:
             f"the replay of dead letters that was interrupted cannot be continued: part {id_} is damaged",
             hint="its letters may have arrived; look at the receiver, then: sqlite3 state.db 'DROP TABLE replay_parts'",
         )
-    scope, topic, partition, broker, group, first, last, letters = columns
+    target, scope, topic, partition, broker, group, first, last, letters = columns
     tp = TopicPartition(topic, partition, broker)
-    return ReplayPart(scope, tp, unstored(group), first, last, tuple(json.loads(letters)), id_)
+    return ReplayPart(target, scope, tp, unstored(group), first, last, tuple(json.loads(letters)), id_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,34 @@ def run(folder: Path, command: str, *arguments: str, answer: str = "") -> Result
     """`sidecar dead-letters` with the configuration in that folder."""
     arguments = ("dead-letters", command, "-c", str(folder / "orders.yaml"), *arguments)
     return CliRunner().invoke(main, arguments, input=answer, prog_name="sidecar")
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class Crasher:
+    """Ends the process at one of the writes of a replay.
+
+    Args:
+        at: The number of the write.
+        after: Whether the write is done.
+    """
+
+    def __init__(self, at: int, *, after: bool) -> None:
+        self.left = at
+        self._after = after
+
+    def around(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        """The same write, which may crash."""
+
+        def crashing(*arguments: Any) -> Any:
+            self.left -= 1
+            if not self.left and not self._after:
+                raise Crash
+            done = write(*arguments)
+            if not self.left:
+                raise Crash
+            return done
+
+        return crashing

@@ -9,8 +9,6 @@ import doctest
 import json
 import re
 import sqlite3
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,7 +181,6 @@ def test_the_readme_shows_the_minimal_configuration() -> None:
 
 
 RUN = {
-    "docs/operation.md": ["test_the_recipe_for_sending_again_works"],
     "docs/zone.md": ["test_the_reader_of_a_zone_works"],
     "docs/spark.md": [
         'tests/spark/test_source.py: example("## Feeding Spark")',
@@ -376,31 +373,3 @@ def test_the_query_for_dead_letters_works(dead_lettered: Path) -> None:
     (counting,) = blocks(OPERATION, "sql")
     with contextlib.closing(sqlite3.connect(dead_lettered / "state.db")) as database:
         assert sorted(database.execute(counting)) == [("HTTP 400", 1), ("HTTP 400: no", 1), ("unframeable", 1)]
-
-
-def test_the_recipe_for_sending_again_works(dead_lettered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python of the run-book produces exactly what was dead-lettered: topic, key, value and headers."""
-    produced: list[tuple[str, dict[str, Any]]] = []
-
-    class Producer:
-        def __init__(self, config: dict[str, Any]) -> None:
-            assert list(config) == ["bootstrap.servers"]
-
-        def produce(self, topic: str, **fields: Any) -> None:
-            produced.append((topic, fields))
-
-        def flush(self) -> None:
-            produced.append(("flushed", {}))
-
-    stub = types.ModuleType("confluent_kafka")
-    vars(stub)["Producer"] = Producer
-    monkeypatch.setitem(sys.modules, "confluent_kafka", stub)
-    (code,) = blocks(OPERATION, "python")
-    place = "/var/lib/sidecar/orders/state.db"
-    assert code.count(place) == 1
-    exec(compile(code.replace(place, str(dead_lettered / "state.db")), "recipe", "exec"), {})
-    assert produced == [
-        ("orders", {"value": "{}", "key": "k", "headers": [("tag", "paid"), ("x", None)]}),
-        ("orders", {"value": b"\xff", "key": None, "headers": [("x", b"\xff")]}),
-        ("flushed", {}),
-    ]

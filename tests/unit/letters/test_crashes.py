@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sidecar.state.replays import Replays
 from sidecar.state.store import Store
-from tests.support.letters import configure, letter, run
+from tests.support.letters import Crash, Crasher, configure, letter, run
 from tests.support.receiver import Receiver
 
 WRITES = ("fix", "halve", "end")
 LETTERS = 12
 POISON = 5
-
-
-class Crash(BaseException):
-    """The process ends here."""
-
-
-class Crasher:
-    """Ends the process at one of the writes of a replay.
-
-    Args:
-        at: The number of the write.
-        after: Whether the write is done.
-    """
-
-    def __init__(self, at: int, *, after: bool) -> None:
-        self.left = at
-        self._after = after
-
-    def around(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        """The same write, which may crash."""
-
-        def crashing(*arguments: Any) -> Any:
-            self.left -= 1
-            if not self.left and not self._after:
-                raise Crash
-            done = write(*arguments)
-            if not self.left:
-                raise Crash
-            return done
-
-        return crashing
 
 
 def crashed(folder: Path, crasher: Crasher) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.batching import UNFRAMEABLE
-from sidecar.letters.replay import only_one
+from sidecar.letters.plan import only_one
 from sidecar.state.store import Store
 from tests.support.letters import configure, letter, run
 from tests.support.receiver import Receiver, value_hash
@@ -47,7 +47,7 @@ def test_a_replayed_letter_arrives_and_is_deleted(store: Store, tmp_path: Path, 
     store.letters.put([letter(7), letter(8)])
     result = run(tmp_path, "replay", "--yes")
     assert (result.exit_code, store.letters.count()) == (0, 0)
-    assert result.stdout == "2 dead letters were delivered, 0 were refused again and stay\n"
+    assert result.stdout == "2 dead letters were sent, 0 stay\n"
     assert receiver.rows() == [("orders", 3, offset, value_hash(b"value %d" % offset)) for offset in (7, 8)]
     row = json.loads(receiver.bodies[0].splitlines()[0])
     assert (row["key"], row["tag"], row["headers"], row["timestamp"]) == ("k", "paid", [["tag", "paid"]], 5)
@@ -65,8 +65,8 @@ def test_only_what_is_chosen_is_replayed(store: Store, tmp_path: Path, receiver:
 def test_it_asks_before_it_sends(store: Store, tmp_path: Path, receiver: Receiver) -> None:
     """Neither a no nor a dry run sends anything; both tell how many there are."""
     store.letters.put([letter(1), letter(2)])
-    assert "Deliver 2 dead letters to the receiver, 1,000 a second?" in run(tmp_path, "replay", answer="n\n").stderr
-    assert run(tmp_path, "replay", "--dry-run").stdout == "2 dead letters would be delivered\n"
+    assert "Send 2 of 2 dead letters to the receiver, 1,000 a second?" in run(tmp_path, "replay", answer="n\n").stderr
+    assert run(tmp_path, "replay", "--dry-run").stdout == "2 of 2 dead letters would be sent\n"
     assert (receiver.stats["requests"], store.letters.count()) == (0, 2)
 
 
@@ -103,7 +103,7 @@ def test_what_is_refused_again_stays_with_its_new_reason(
     receiver.fail("refuse", status=status, marker="value 5", body="still bad")
     store.letters.put([letter(offset) for offset in range(10)])
     result = run(tmp_path, "replay", "--json", "--yes")
-    assert json.loads(result.stdout) == {"chosen": 10, "delivered": 9, "refused": 1}
+    assert json.loads(result.stdout) == {"chosen": 10, "duplicates": 0, "delivered": 9, "refused": 1}
     assert offsets(receiver) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert reasons(store) == {5: {400: "HTTP 400: still bad", 413: "too_large", 207: "marked"}[status]}
     (left,) = store.letters.load(10)
@@ -225,5 +225,10 @@ def test_an_interrupted_part_is_tried_once_more(store: Store, tmp_path: Path, re
     store.letters.put([letter(1)])
     assert run(tmp_path, "replay", "--yes").exit_code == 69
     receiver.control({"faults": [{"kind": "refuse", "status": 400}]})
-    assert json.loads(run(tmp_path, "replay", "--json", "--yes").stdout) == {"chosen": 1, "delivered": 0, "refused": 1}
+    assert json.loads(run(tmp_path, "replay", "--json", "--yes").stdout) == {
+        "chosen": 1,
+        "duplicates": 0,
+        "delivered": 0,
+        "refused": 1,
+    }
     assert [headers["sidecar-attempt"] for headers in receiver.headers] == ["1", "2"]
