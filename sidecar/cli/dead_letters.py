@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,24 +15,23 @@ from rich.table import Table
 
 from sidecar.cli import config_option
 from sidecar.cli.printing import TimeType, agreed, console, progress
-from sidecar.config.failures import DeadLetters
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
+from sidecar.core.batching import Limits
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
 from sidecar.errors import EXIT_NO_INPUT, SidecarError
 from sidecar.letters.columns import message_of
 from sidecar.letters.ids import LetterIds
-from sidecar.letters.plan import Replayed, left_over, only_one
+from sidecar.letters.places import Place, PlaceName
+from sidecar.letters.plan import Replayed, only_one
 from sidecar.letters.produce import Production, check_topic
 from sidecar.letters.replay import Replay, check_receiver
-from sidecar.state.beside import ALL, Chosen, LettersBeside, Totals
+from sidecar.state.beside import Chosen, Totals
 from sidecar.state.interface import StoredLetter
-from sidecar.state.replays import Replays, Target
+from sidecar.state.replays import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-PAGE = 500
-"""Letters that are read at once: each may be as large as its message."""
 REASON_CHARS = 80
 
 
@@ -50,13 +49,19 @@ def filters(command: Command) -> Command:
         click.option("--reason", help="Only those whose reason contains this text."),
         click.option("--from", "from_ms", type=TimeType(), metavar="TIME", help="Only those first tried since then."),
         click.option("--until", "until_ms", type=TimeType(), metavar="TIME", help="Only those first tried before."),
-        click.option("--id", "ids", type=click.IntRange(1), multiple=True, help="Only this one; may be repeated."),
+        click.option("--id", "ids", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated."),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
+place_option = click.option(
+    "--in",
+    "place",
+    type=click.Choice(["state", "topic"]),
+    help="Where they are; else where the daemon puts them.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -69,19 +74,20 @@ def dead_letters() -> None:
 
 @dead_letters.command("list")
 @config_option
+@place_option
 @filters
 @click.option("--after", type=click.IntRange(0), default=0, metavar="ID", help="Only those with a higher id.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most dead letters.")
 @json_option
-def list_(path: str, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
-    """List the dead letters in the state folder, in the order in which they were stored.
+def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
+    """List the dead letters, in the order in which they were stored.
 
     For example: sidecar dead-letters list -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --limit 20
     """
     picked = Chosen(**chosen)
-    with opened(load(path)) as letters:
+    with opened(load(path), place) as letters:
         if as_json:
-            for letter in _pages(letters, picked, after, limit):
+            for letter in letters.each(picked, after, limit):
                 click.echo(json.dumps(outline(letter)))
             return
         table = Table(box=None)
@@ -89,48 +95,60 @@ def list_(path: str, after: int, limit: int, as_json: bool, **chosen: Any) -> No
         for name in ("first tried", "message", "group", "status", "reason"):
             table.add_column(name)
         last = after
-        for letter in _pages(letters, picked, after, limit):
+        for letter in letters.each(picked, after, limit):
             table.add_row(*map(escape, _cells(letter)))
             last = letter.id
         totals = letters.totals(picked)
         out = console()
         out.print(table)
-        out.print(f"{told(totals)} in all" + (f"; the next have --after {last}" if last < totals.last_id else ""))
+        out.print(
+            f"{told(totals)} in all" + (f"; the next have --after {last}" if last not in (0, totals.last_id) else "")
+        )
+        if letters.foreign:
+            out.print("records of other programs are left out")
 
 
 @dead_letters.command()
 @config_option
-@click.argument("id_", type=click.IntRange(1), metavar="ID")
-def show(path: str, id_: int) -> None:
+@place_option
+@click.argument("id_", type=click.IntRange(0), metavar="ID")
+def show(path: str, place: PlaceName | None, id_: int) -> None:
     """Print one dead letter as a JSON object: its attempts, the whole message, and the row that was sent.
 
     For example: sidecar dead-letters show -c /etc/sidecar/orders.yaml 17
     """
-    with opened(load(path)) as letters:
-        found = letters.page(Chosen(ids=(id_,)), 1)
-    if not found:
+    with opened(load(path), place) as letters:
+        found = letters.one(id_)
+    if found is None:
         raise NoLetterError(f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows those there are")
-    click.echo(json.dumps(whole(found[0])))
+    click.echo(json.dumps(whole(found)))
 
 
 @dead_letters.command()
 @config_option
+@place_option
 @filters
 @json_option
 @dry_run_option
 @yes_option
-def purge(path: str, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
+def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Delete dead letters in the state folder for good: all, or those that the options choose.
 
     For example: sidecar dead-letters purge -c /etc/sidecar/orders.yaml --group paid --until 2027-01-31T12:00:00Z
     """
-    with opened(load(path)) as letters:
+    with opened(load(path), place) as letters:
+        if not letters.can_delete:
+            raise click.UsageError(
+                "records of a topic cannot be deleted one by one: Kafka deletes them by the topic's retention, and "
+                "`sidecar dead-letters list` leaves out those that were replayed; --in state deletes those in the "
+                "state folder"
+            )
         totals = letters.totals(Chosen(**chosen))
         deleted = 0
         if not dry_run and totals.letters and agreed(f"Delete {told(totals)} for good", yes=yes):
             picked = Chosen(**chosen)._replace(last_id=totals.last_id)
             with progress("deleted", totals.letters) as move_on:
-                for count in letters.delete(picked):
+                for count in letters.file.delete(picked):
                     deleted += count
                     move_on(count)
     if as_json:
@@ -143,6 +161,7 @@ def purge(path: str, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> 
 
 @dead_letters.command()
 @config_option
+@place_option
 @filters
 @click.option(
     "--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="The most messages a second."
@@ -155,7 +174,15 @@ def purge(path: str, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> 
 @dry_run_option
 @yes_option
 def replay(
-    path: str, rate: int, to: Target, as_new: bool, as_json: bool, dry_run: bool, yes: bool, **chosen: Any
+    path: str,
+    place: PlaceName | None,
+    rate: int,
+    to: Target,
+    as_new: bool,
+    as_json: bool,
+    dry_run: bool,
+    yes: bool,
+    **chosen: Any,
 ) -> None:
     """Deliver dead letters to the receiver again, or produce them again: all, or those that the options choose.
 
@@ -166,30 +193,32 @@ def replay(
     """
     settings = load(path)
     _check(settings, to, as_new=as_new)
-    with opened(settings) as letters, only_one(settings.state.dir), ExitStack() as stack:
-        picked, left = Chosen(**chosen), left_over(letters)
-        if left.targets - {to}:
+    with opened(settings, place) as letters, only_one(settings.state.dir), ExitStack() as stack:
+        picked, left = Chosen(**chosen), letters.left_over()
+        for source, target in left.ways - {(letters.source, to)}:
             raise click.UsageError(
-                f"a replay to the {'/'.join(left.targets)} was interrupted: finish it first, by --to"
+                f"a replay with --in {source.split(':')[0]} --to {target} was interrupted: finish it first"
             )
         totals = letters.totals(picked)
-        picked = picked._replace(last_id=totals.last_id)
-        first = _among(letters, Chosen(), left.ids)
-        count = first + totals.letters - _among(letters, picked, left.ids)
+        picked = picked._replace(last_id=totals.last_id) if letters.can_delete else picked
+        first = letters.among(Chosen(), left.ids)
+        count = first + totals.letters - letters.among(picked, left.ids)
         if first:
             click.echo(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
-        ids = LetterIds(settings, Replays(letters).token(), as_new=as_new) if to == "topic" else None
-        dropped = 0 if ids is None else sum(ids.is_duplicate(message_of(each)) for each in _pages(letters, picked))
+        token = letters.token() if to == "topic" else ""
+        ids = LetterIds(settings, token, as_new=as_new) if to == "topic" else None
+        dropped = 0 if ids is None else sum(ids.is_duplicate(message_of(each)) for each in letters.each(picked))
         if dropped:
             click.echo(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
         done = Replayed(0, 0)
         question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
         if not dry_run and count and agreed(question, yes=yes):
+            plan = letters.plan(to, Limits(min(settings.batch.max_messages, rate), settings.batch.max_bytes))
             with progress("replayed", count) as move_on:
                 if ids is not None:
-                    done = Production(settings, letters, rate, ids, move_on, stack).run(picked)
+                    done = Production(settings, plan, token, rate, ids, move_on, stack).run(picked)
                 else:
-                    done = Replay(settings, letters, rate, move_on, partial(click.echo, err=True), stack).run(picked)
+                    done = Replay(settings, plan, rate, move_on, partial(click.echo, err=True), stack).run(picked)
     if as_json:
         click.echo(json.dumps({"chosen": count, "duplicates": dropped, **done._asdict()}))
     elif dry_run or not count:
@@ -207,37 +236,15 @@ def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
         check_receiver(settings)
 
 
-def _among(letters: LettersBeside, chosen: Chosen, ids: tuple[int, ...]) -> int:
-    """How many of these letters are chosen."""
-    both = tuple(set(chosen.ids) & set(ids)) if chosen.ids else ids
-    return letters.totals(chosen._replace(ids=both)).letters if both else 0
-
-
 @contextmanager
-def opened(settings: Settings) -> Iterator[LettersBeside]:
-    """The dead letters in the state folder; tells which are elsewhere.
+def opened(settings: Settings, place: PlaceName | None) -> Iterator[Place]:
+    """The dead letters of a place, None for that in which the daemon stores them.
 
     Raises:
-        NoStateError: There is no state.
-        StateError: It cannot be used.
+        SidecarError: They cannot be read.
     """
-    elsewhere = settings.dead_letters
-    if isinstance(elsewhere, DeadLetters):
-        place = f"the topic {elsewhere.kafka.topic}" if elsewhere.kafka_ is not None else "RocketMQ"
-        click.echo(f"dead letters go to {place}; this command sees those in the state folder only", err=True)
-
-    def tell(damage: Any) -> None:
-        click.echo(f"dead letter {damage.where} is damaged and left out", err=True)
-
-    with closing(LettersBeside(settings.state.dir, tell)) as letters:
-        yield letters
-
-
-def _pages(letters: LettersBeside, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
-    """The chosen letters, few at a time in memory."""
-    while limit > 0 and (page := letters.page(chosen, min(limit, PAGE), after)):
-        yield from page
-        after, limit = page[-1].id, limit - len(page)
+    with ExitStack() as stack:
+        yield Place(settings, place, partial(click.echo, err=True), stack)
 
 
 def told(totals: Totals) -> str:

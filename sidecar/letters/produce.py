@@ -14,16 +14,15 @@ from dataclasses import replace
 import confluent_kafka as ck
 
 from sidecar.config.model import Settings
-from sidecar.core.batching import Limits
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LetterMessage, message_of
 from sidecar.letters.ids import LetterIds
 from sidecar.letters.plan import Plan, Replayed
 from sidecar.runtime.dead_letters import producer_config
 from sidecar.sources.kafka.config import client_config
-from sidecar.state.beside import Chosen, LettersBeside
+from sidecar.state.beside import Chosen
 from sidecar.state.interface import StoredLetter
-from sidecar.state.replays import ReplayPart, Replays
+from sidecar.state.replays import ReplayPart
 
 TIMEOUT_S = 30.0
 TRANSACTION_MS = 15_000
@@ -45,7 +44,8 @@ class Production:
 
     Args:
         settings: The configuration.
-        letters: The state file.
+        plan: The letters.
+        token: Names the state file.
         rate: The most messages a second.
         ids: What becomes of message ids.
         on_ended: Called with the number of letters that have ended.
@@ -58,20 +58,17 @@ class Production:
     def __init__(
         self,
         settings: Settings,
-        letters: LettersBeside,
+        plan: Plan,
+        token: str,
         rate: int,
         ids: LetterIds,
         on_ended: Callable[[int], None],
         stack: ExitStack,
     ) -> None:
-        self._letters = letters
-        self._parts = Replays(letters)
+        self._plan = plan
         self._rate = rate
         self._ids = ids
         self._on_ended = on_ended
-        token = self._parts.token()
-        limits = Limits(min(settings.batch.max_messages, rate), settings.batch.max_bytes)
-        self._plan = Plan(letters, "topic", limits, token)
         self._left = 0
         name = f"{settings.source.group_id}-dead-letters-{token}"
         config = client_config(settings.source.kafka)
@@ -94,11 +91,11 @@ class Production:
         produced = 0
         for stream in self._plan.streams(chosen):
             for part in stream.parts:
-                letters = self._letters.by_ids(part.letters)
+                letters = self._plan.load(part)
                 if not (stream.again and self._is_produced(part)):
                     letters = self._produced(part, letters)
                 else:
-                    self._parts.end(part, [letter.id for letter in letters], ())
+                    self._plan.end(part, [letter.id for letter in letters], ())
                 produced += len(letters)
                 self._on_ended(len(letters))
         return Replayed(produced, self._left)
@@ -108,11 +105,11 @@ class Production:
         kept = [letter for letter in letters if self._takes(message_of(letter))]
         self._left += len(letters) - len(kept)
         if part.id:
-            self._parts.end(part, (), ())  # it was not produced: the part may have other members now
+            self._plan.end(part, (), ())  # it was not produced: the part may have other members now
         if kept:
-            fixed = self._parts.fix(replace(part, letters=tuple(letter.id for letter in kept)))
+            fixed = self._plan.fix(replace(part, letters=tuple(letter.id for letter in kept)))
             self._produce(fixed, kept)
-            self._parts.end(fixed, fixed.letters, ())
+            self._plan.end(fixed, fixed.letters, ())
         return kept
 
     def _takes(self, message: LetterMessage) -> bool:

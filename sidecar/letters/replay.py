@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import queue
 import random
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
 from sidecar.config.model import Settings
-from sidecar.core.batching import Limits
 from sidecar.core.effects import Effect, Report, Send
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LetterColumns, framed
@@ -19,8 +17,7 @@ from sidecar.letters.pipeline import End, Halve, ReplayPipeline
 from sidecar.letters.plan import Plan, Replayed, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
 from sidecar.runtime.senders import Answered, Senders
-from sidecar.state.beside import Chosen, LettersBeside
-from sidecar.state.replays import Replays
+from sidecar.state.beside import Chosen
 
 WAIT_S = 0.05
 SENDERS_PATIENCE_S = 1.0
@@ -52,7 +49,7 @@ class Replay:
 
     Args:
         settings: The configuration.
-        letters: The state file.
+        plan: The letters.
         rate: The most messages a second.
         on_ended: Called with the number of letters that have ended.
         tell: Called with a line for the operator.
@@ -62,7 +59,7 @@ class Replay:
     def __init__(
         self,
         settings: Settings,
-        letters: LettersBeside,
+        plan: Plan,
         rate: int,
         on_ended: Callable[[int], None],
         tell: Callable[[str], None],
@@ -70,13 +67,10 @@ class Replay:
     ) -> None:
         sink = sink_of(settings, LetterColumns())
         self._framer = sink.framer
-        self._letters = letters
-        self._parts = Replays(letters)
+        self._plan = plan
         self._rate = rate
         self._on_ended = on_ended
         self._tell = tell
-        limits = Limits(min(settings.batch.max_messages, rate), settings.batch.max_bytes)
-        self._plan = Plan(letters, "receiver", limits, secrets.token_hex(8))
         self._ahead = PARTS_AHEAD * settings.sink.chosen.batches_at_once
         self._pipeline = ReplayPipeline(replace(delivery_rules(settings, sink), park_after_ms=None), random.random)
         self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
@@ -101,10 +95,10 @@ class Replay:
     def _deliver(self, stream: Stream) -> None:
         self._pipeline.begin(stream.tp, stream.scope)
         for part in stream.parts:
-            fixed = part if stream.again else self._parts.fix(part)
-            letters = self._letters.by_ids(fixed.letters)
+            fixed = part if stream.again else self._plan.fix(part)
+            letters = self._plan.load(fixed)
             if not letters:
-                self._parts.end(fixed, (), ())
+                self._plan.end(fixed, (), ())
                 continue
             self._wait_for_room(len(letters))
             self._pipeline.add(fixed, letters, framed(self._framer, letters), again=stream.again)
@@ -145,9 +139,9 @@ class Replay:
             case Send(batch):
                 self._senders.send(batch)
             case Halve(part, halves):
-                self._pipeline.halved(effect, self._parts.halve(part, halves))
+                self._pipeline.halved(effect, self._plan.halve(part, halves))
             case End(part, delivered, refused):
-                self._parts.end(part, delivered, refused)
+                self._plan.end(part, delivered, refused)
                 self._delivered += len(delivered)
                 self._refused += len(refused)
                 self._on_ended(len(delivered) + len(refused))

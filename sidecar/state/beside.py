@@ -23,6 +23,8 @@ from sidecar.state.schema import DamagedError, DatabaseRow, version_of
 DELETED_AT_ONCE = 1_000
 """Letters deleted in one transaction, for which the daemon waits."""
 ALL = 1 << 62
+PAGE = 500
+"""Letters that are read at once: each may be as large as its message."""
 
 
 class Chosen(NamedTuple):
@@ -55,6 +57,17 @@ class Chosen(NamedTuple):
                 conditions.append(condition)
                 values.append(value)
         return " AND ".join(conditions), values
+
+    def takes(self, letter: StoredLetter) -> bool:
+        """Whether a letter is chosen, whatever its id is compared with `last_id`."""
+        return (
+            self.group in (None, letter.group_name)
+            and self.topic in (None, letter.topic)
+            and (self.reason is None or self.reason in letter.reason)
+            and (self.from_ms is None or letter.first_at_ms >= self.from_ms)
+            and (self.until_ms is None or letter.first_at_ms < self.until_ms)
+            and (not self.ids or letter.id in self.ids)
+        )
 
 
 class Totals(NamedTuple):
@@ -172,6 +185,12 @@ class LettersBeside:
         where, values = chosen.where()
         sql = f"{SELECT} WHERE id > ? AND {where} ORDER BY id LIMIT ?"
         return self._sound(self.rows(sql, [after, *values, limit]))
+
+    def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
+        """The same, few at a time in memory."""
+        while limit > 0 and (page := self.page(chosen, min(limit, PAGE), after)):
+            yield from page
+            after, limit = page[-1].id, limit - len(page)
 
     def by_ids(self, ids: Sequence[int]) -> list[StoredLetter]:
         """Those of these letters that are there, by their offset."""

@@ -20,14 +20,18 @@ from sidecar.state.interface import StoredLetter
 from sidecar.state.letters import row_of, storable, unstored
 from sidecar.state.schema import DatabaseRow
 
+STATE = "state"
+TOPIC = "topic:"
 Target: TypeAlias = Literal["receiver", "topic"]
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS replay_parts (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT NOT NULL, scope TEXT NOT NULL, topic TEXT NOT NULL,
-  partition INTEGER NOT NULL, broker TEXT NOT NULL, group_name TEXT NOT NULL, first INTEGER NOT NULL,
-  last INTEGER NOT NULL, letters TEXT NOT NULL, crc INTEGER NOT NULL)"""
-_COLUMNS = "target, scope, topic, partition, broker, group_name, first, last, letters, crc"
-_INSERT = f"INSERT INTO replay_parts ({_COLUMNS}) VALUES ({', '.join('?' * 10)})"
+  id INTEGER PRIMARY KEY AUTOINCREMENT, source TEXT NOT NULL, target TEXT NOT NULL, scope TEXT NOT NULL,
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, group_name TEXT NOT NULL,
+  first INTEGER NOT NULL, last INTEGER NOT NULL, letters TEXT NOT NULL, crc INTEGER NOT NULL)"""
+_ORIGINS = """CREATE TABLE IF NOT EXISTS replay_origins (
+  source TEXT NOT NULL, origin BLOB NOT NULL, letter INTEGER NOT NULL, PRIMARY KEY (source, origin)) WITHOUT ROWID"""
+_COLUMNS = "source, target, scope, topic, partition, broker, group_name, first, last, letters, crc"
+_INSERT = f"INSERT INTO replay_parts ({_COLUMNS}) VALUES ({', '.join('?' * 11)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class ReplayPart:
         first: Lowest offset.
         last: Highest offset.
         letters: Ids of the letters.
+        source: Where the letters are: `STATE`, or the name of a topic with `TOPIC` before it.
         id: Its place in the table, 0 before it is there.
     """
 
@@ -52,6 +57,7 @@ class ReplayPart:
     first: int
     last: int
     letters: tuple[int, ...]
+    source: str = STATE
     id: int = 0
 
 
@@ -116,9 +122,45 @@ class Replays:
                 )
             connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
 
+    # Letters in a topic, whose records cannot be deleted
+
+    def origins(self, source: str) -> set[bytes]:
+        """The origins of letters of a topic that were replayed.
+
+        Raises:
+            StateError: They cannot be read.
+        """
+        if not self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'replay_origins'"):
+            return set()
+        return {
+            origin for (origin,) in self._letters.rows("SELECT origin FROM replay_origins WHERE source = ?", [source])
+        }
+
+    def end_origins(self, part: ReplayPart, origins: Iterable[tuple[bytes, int]]) -> None:
+        """End a part of letters in a topic, durably.
+
+        Args:
+            part: The part.
+            origins: What was replayed, each with the id of its letter.
+        """
+        with self._letters.transaction() as connection:
+            connection.execute(_ORIGINS)
+            rows = [(part.source, origin, id_) for origin, id_ in origins]
+            connection.executemany("INSERT OR REPLACE INTO replay_origins VALUES (?, ?, ?)", rows)
+            connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
+
 
 def _insert(connection: sqlite3.Connection, part: ReplayPart) -> ReplayPart:
-    columns = (part.target, part.scope, *part.tp, storable(part.group), part.first, part.last, json.dumps(part.letters))
+    columns = (
+        part.source,
+        part.target,
+        part.scope,
+        *part.tp,
+        storable(part.group),
+        part.first,
+        part.last,
+        json.dumps(part.letters),
+    )
     added = connection.execute(_INSERT, (*columns, checksum(*columns)))
     return replace(part, id=added.lastrowid or 0)
 
@@ -130,6 +172,6 @@ def _part(row: DatabaseRow) -> ReplayPart:
             f"the replay of dead letters that was interrupted cannot be continued: part {id_} is damaged",
             hint="its letters may have arrived; look at the receiver, then: sqlite3 state.db 'DROP TABLE replay_parts'",
         )
-    target, scope, topic, partition, broker, group, first, last, letters = columns
+    source, target, scope, topic, partition, broker, group, first, last, letters = columns
     tp = TopicPartition(topic, partition, broker)
-    return ReplayPart(target, scope, tp, unstored(group), first, last, tuple(json.loads(letters)), id_)
+    return ReplayPart(target, scope, tp, unstored(group), first, last, tuple(json.loads(letters)), source, id_)

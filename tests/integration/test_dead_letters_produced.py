@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka as ck
 import pytest
 
 from sidecar.letters.produce import Production
@@ -20,6 +19,7 @@ from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import Replays
 from sidecar.state.store import Store
 from tests.scenarios.exactly_once import configuration, new_topics
+from tests.support.committed import committed
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.letters import Crash, Crasher, configure, letter, run
 from tests.support.process import Daemon, spawn, wait_until
@@ -27,22 +27,6 @@ from tests.support.receiver import Receiver, value_hash
 
 LETTERS = 20_000
 KILLS = 3
-
-
-def committed(kafka: Broker, topic: str) -> list[ck.Message]:
-    """All messages of partition 0 that a reader of committed messages gets."""
-    config = {
-        "bootstrap.servers": kafka.bootstrap, "group.id": unique("reader"), "isolation.level": "read_committed",
-        "enable.partition.eof": True, "auto.offset.reset": "earliest",
-    }  # fmt: skip
-    found = []
-    with closing(ck.Consumer(config)) as consumer:
-        consumer.assign([ck.TopicPartition(topic, 0, 0)])
-        while (message := consumer.poll(10.0)) is not None and message.error() is None:
-            found.append(message)
-        error = message and message.error()
-        assert error and error.code() == ck.KafkaError._PARTITION_EOF, error
-    return found
 
 
 def configured(kafka: Broker, folder: Path, topic: str, **sections: Any) -> None:

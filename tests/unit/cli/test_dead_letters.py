@@ -168,8 +168,14 @@ def test_a_file_of_a_newer_version_is_left_alone(store: Store, tmp_path: Path) -
 
 
 def test_where_else_letters_go_is_told(store: Store, tmp_path: Path) -> None:
-    """With a topic for dead letters, the command tells that it sees those in the state folder only."""
+    """With a topic for dead letters, `--in state` tells that it sees those in the state folder only."""
     configure(tmp_path, dead_letters={"kafka": {"topic": "dead"}})
     store.letters.put([letter(1)])
-    assert ids(tmp_path) == [1]
-    assert "dead letters go to the topic dead" in run(tmp_path, "list").stderr
+    assert ids(tmp_path, "--in", "state") == [1]
+    assert "dead letters go to dead; " in run(tmp_path, "list", "--in", "state").stderr
+
+
+def test_a_topic_that_is_not_configured_cannot_be_read(store: Store, tmp_path: Path) -> None:
+    """The command ends with 78."""
+    store.letters.put([letter(1)])
+    assert run(tmp_path, "list", "--in", "topic").exit_code == 78
