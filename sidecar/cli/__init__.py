@@ -25,6 +25,7 @@ COMMANDS = {
     "reload": "Let a running daemon read its configuration file again.",
     "delay": "Show what is held until it is due; cancel or release it.",
     "offsets": "Show and reset the offsets of the consumer group in Kafka.",
+    "dead-letters": "Show messages that were given up; deliver them again, or delete them.",
     "msgid": "Decode a RocketMQ message id.",
     "native": "Install librocketmq into a folder.",
     "schema": "Print the JSON Schema of the configuration file.",
@@ -36,7 +37,7 @@ config_option = click.option("-c", "--config", "path", required=True, metavar="F
 
 
 class Commands(click.Group):
-    """A group whose commands are in `sidecar.cli.<name>`, each under its own name.
+    """A group whose commands are in `sidecar.cli.<name>`, each under its own name, with `_` for `-`.
 
     A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
     """
@@ -49,7 +50,8 @@ class Commands(click.Group):
         """The command of this name; only its module is imported."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+        module = name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), module)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from sidecar.cli import config_option
 from sidecar.cli.asking import answered, held_now, listed, owner_of
-from sidecar.cli.status import console
+from sidecar.cli.printing import TimeType, console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
-from sidecar.core.messages.instants import END_MS, parse_instant
+from sidecar.core.messages.instants import END_MS
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_NO_INPUT, SidecarError, UnavailableError
 from sidecar.ops.snapshot import DUE_WITHIN
@@ -50,19 +50,9 @@ class _PlaceType(click.ParamType[Place]):
         return Place(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
 
 
-class _TimeType(click.ParamType[int]):
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        at_ms = value if isinstance(value, int) else parse_instant(value.encode())
-        if at_ms is None:
-            self.fail(f"{value!r} is neither milliseconds since 1970 nor like 2027-01-31T12:00:00Z", param, ctx)
-        return at_ms
-
-
 place_argument = click.argument("place", type=_PlaceType(), metavar="TOPIC:PARTITION:OFFSET")
 due_option = click.option(
-    "--due", "due_ms", type=_TimeType(), required=True, metavar="TIME", help="When it is due; a time in the same hour."
+    "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="When it is due; a time in the same hour."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -102,9 +92,9 @@ def count(path: str, as_json: bool) -> None:
 @click.option("--topic", help="Only messages of this topic.")
 @click.option("--partition", type=int, help="Only messages of this partition or queue.")
 @click.option("--group", help="Only messages of this tag group.")
-@click.option("--from", "first_ms", type=_TimeType(), default=0, metavar="TIME", help="Only messages due from then on.")
+@click.option("--from", "first_ms", type=TimeType(), default=0, metavar="TIME", help="Only messages due from then on.")
 @click.option(
-    "--until", "end_ms", type=_TimeType(), default=END_MS, metavar="TIME", help="Only messages due before that time."
+    "--until", "end_ms", type=TimeType(), default=END_MS, metavar="TIME", help="Only messages due before that time."
 )
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="The most messages.")
 @json_option

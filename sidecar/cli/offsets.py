@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sidecar.cli import config_option
-from sidecar.cli.status import console
+from sidecar.cli.printing import agreed, console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import parse_instant
@@ -133,8 +133,8 @@ def reset(path: str, target: Target, topic: str | None, partition: int | None, d
         out.print(f"up to {again:,} messages come again, up to {passed:,} are passed over")
         if dry_run:
             return
-        if not yes:
-            click.confirm("Reset these offsets?", abort=True)
+        if not agreed("Reset these offsets", yes=yes):
+            return
         group.reset({move.before.tp: move.to for move in moves})
         out.print("the offsets are reset")
 

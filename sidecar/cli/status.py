@@ -42,14 +42,9 @@ def status(path: str, as_json: bool, check: bool) -> None:
     if as_json:
         click.echo(json.dumps(snapshot))
         return
-    out = console()
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
     for line in _lines(snapshot):
-        out.print(line)
-
-
-def console() -> Console:
-    """Standard output; tables in a pipe are wide."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+        console.print(line)
 
 
 def ask(settings: Settings) -> dict[str, Any]:

@@ -158,16 +158,11 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         ConfigError: Certificates or a file of the sink cannot be used.
         StateError: Another process writes to the sink's file.
     """
-    filter_ = settings.tags.filter()
     in_rows = columns
     if settings.delay:
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
-    read_tags = _tag_reader(settings, columns)
-
-    def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
-        return map(filter_.tags, read_tags(tp, messages))
-
-    sink = build_sink(settings, in_rows, tags_of)
+    read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
+    sink = sink_of(settings, in_rows, read_tags)
     dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,
@@ -182,6 +177,26 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
     )
     return reading, sink
+
+
+def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = None) -> Sink:
+    """The sink of the settings.
+
+    Args:
+        settings: The configuration.
+        columns: Reads what is in a row.
+        read_tags: Reads the tags of messages, if they are not read from these columns.
+
+    Raises:
+        ConfigError: Certificates or a file of the sink cannot be used.
+        StateError: Another process writes to the sink's file.
+    """
+    read, filter_ = read_tags or _tag_reader(settings, columns), settings.tags.filter()
+
+    def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
+        return map(filter_.tags, read(tp, messages))
+
+    return build_sink(settings, columns, tags_of)
 
 
 def batch_rules(settings: Settings) -> BatchRules:

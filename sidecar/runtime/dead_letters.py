@@ -28,6 +28,11 @@ _PRODUCER = {
     "queue.buffering.max.messages": 2_000_000,  # default 100,000; a batch that is given up may have more messages
     "message.max.bytes": 1_000_000_000,  # default 1 MB; the broker decides how large a message may be
 }
+STORY = (
+    "sidecar-topic", "sidecar-partition", "sidecar-offset", "sidecar-group", "sidecar-reason", "sidecar-status",
+    "sidecar-attempts",
+)  # fmt: skip
+"""Headers behind those of the message, for a dead letter in a topic."""
 Fetch = Callable[[TopicPartition, int], Original | None]
 SendBack = Callable[[TopicPartition, int, int, str], bool]
 """Copies a message within RocketMQ; False if it cannot be copied. See `sources.base.TakesBack.send_back`."""
@@ -72,14 +77,15 @@ class Originals:
     def find(self, letter: DeadLetter) -> Original:
         """The message; if it is gone from the broker, as much of it as the row contains."""
         if self._format == "envelope" and letter.row is not None:
-            return _opened(letter.row)
+            return opened(letter.row)
         if self._format == "row" and letter.row is not None:
             return _unpacked(letter.row)
         fetched = letter.original or self._fetch(letter.tp, letter.offset)
         return fetched if fetched is not None else Original(None, letter.row, [], None)
 
 
-def _opened(row: bytes) -> Original:
+def opened(row: bytes) -> Original:
+    """The message of a row of the format `envelope`."""
     fields: dict[str, Any] = orjson.loads(row)
     pairs = fields["properties"].items() if "properties" in fields else fields["headers"]
     headers = [(_text(name), _bytes(value)) for name, value in pairs]
@@ -307,12 +313,13 @@ class DeadLettersInTopic:
 
 def _story(letter: DeadLetter) -> list[tuple[str, bytes]]:
     last = letter.attempts[-1] if letter.attempts else None
-    return [
-        ("sidecar-topic", letter.tp.topic.encode()),
-        ("sidecar-partition", b"%d" % letter.tp.partition),
-        ("sidecar-offset", b"%d" % letter.offset),
-        ("sidecar-group", group_label(letter.group).encode()),
-        ("sidecar-reason", letter.reason.encode("utf-8", "replace")),
-        ("sidecar-status", b"%d" % (last.status or 0) if last else b"0"),
-        ("sidecar-attempts", b"%d" % len(letter.attempts)),
+    values = [
+        letter.tp.topic.encode(),
+        b"%d" % letter.tp.partition,
+        b"%d" % letter.offset,
+        group_label(letter.group).encode(),
+        letter.reason.encode("utf-8", "replace"),
+        b"%d" % (last.status or 0) if last else b"0",
+        b"%d" % len(letter.attempts),
     ]
+    return list(zip(STORY, values, strict=True))

@@ -72,7 +72,7 @@ class Database:
         self._reader.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         self._reader.execute("PRAGMA query_only=ON")
         self._reader.execute("SELECT count(*) FROM meta")  # opens the log, which is found by its name
-        self._reader.text_factory = _text
+        self._reader.text_factory = text_of
         self._presence = self._present()
         self._is_open = True
 
@@ -86,7 +86,7 @@ class Database:
     def _connect_sound(self) -> sqlite3.Connection:
         self._folder.file(DATABASE_FILE)
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        connection.text_factory = _text
+        connection.text_factory = text_of
         try:
             _prepare(connection)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for a message that quotes a garbled schema
@@ -206,7 +206,8 @@ def _primary_code(error: sqlite3.Error) -> int:
     return code & 0xFF
 
 
-def _text(data: bytes) -> str:
+def text_of(data: bytes) -> str:
+    """Text of the file; bytes that are not UTF-8 become surrogate escapes."""
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -109,6 +109,11 @@ class StoredLetter:
         )
 
     @property
+    def tp(self) -> TopicPartition:
+        """The partition, or the delayed messages of one."""
+        return TopicPartition(self.topic, self.partition, self.broker)
+
+    @property
     def identity(self) -> tuple[str, str, int, str, int]:
         """Identity of the letter: letters with the same identity are the same letter."""
         return (self.scope, self.topic, self.partition, self.broker, self.offset)
@@ -263,7 +268,7 @@ def no_room_for_letters(place: str, size_bytes: int, size_bytes_max: int) -> Sta
     """Error for dead letters that would exceed the limit."""
     return StateError(
         f"dead letters in {place} would take {size_bytes} bytes, the limit is {size_bytes_max}; none was dropped",
-        hint="read them, then delete them: sqlite3 state.db 'DELETE FROM dead_letters'; delivery resumes by itself",
+        hint="read them, then delete them: sidecar dead-letters list, purge; delivery resumes by itself",
     )
 
 

@@ -14,7 +14,7 @@ _COLUMNS = (
     'scope, topic, partition, broker, "offset", group_name, reason, status, attempts, first_at_ms, row, envelope, '
     "size_bytes, crc"
 )
-_SELECT = f"SELECT id, {_COLUMNS} FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
+SELECT = f"SELECT id, {_COLUMNS} FROM dead_letters"
 _INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('?' * 14)})"
 
 
@@ -37,7 +37,7 @@ class LetterStore:
     def put(self, letters: Sequence[StoredLetter]) -> int:
         """See `Letters.put`."""
         with self._database.transaction() as connection:
-            new = sum(connection.execute(_INSERT, _encode(letter)).rowcount for letter in letters)
+            new = sum(connection.execute(_INSERT, row_of(letter)).rowcount for letter in letters)
             (size_bytes,) = connection.execute("SELECT size_bytes FROM dead_letter_totals").fetchone()
             if new and size_bytes > self._bytes_max:
                 raise no_room_for_letters(self._place, size_bytes, self._bytes_max)
@@ -46,9 +46,9 @@ class LetterStore:
     def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
         """See `Letters.load`; a damaged row is reported and left out, but stays in the file."""
         letters: list[StoredLetter] = []
-        for row in self._database.rows(_SELECT, (after, limit)):
-            if row[-1] == checksum(*row[1:-1]):
-                letters.append(_decode(row))
+        for row in self._database.rows(f"{SELECT} WHERE id > ? ORDER BY id LIMIT ?", (after, limit)):
+            if is_sound(row):
+                letters.append(letter_of(row))
             else:
                 tp = TopicPartition(*row[2:5])
                 where = f"{tp.topic}:{tp.queue} offset {row[5]}"
@@ -60,11 +60,12 @@ class LetterStore:
         return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
 
 
-def _encode(letter: StoredLetter) -> DatabaseRow:
+def row_of(letter: StoredLetter) -> DatabaseRow:
+    """The columns of a letter without its id; the last one is the checksum."""
     row = (
         *letter.identity,
-        _storable(letter.group_name),
-        _storable(letter.reason),
+        storable(letter.group_name),
+        storable(letter.reason),
         letter.status,
         json.dumps(letter.attempts),
         letter.first_at_ms,
@@ -75,7 +76,13 @@ def _encode(letter: StoredLetter) -> DatabaseRow:
     return (*row, checksum(*row))
 
 
-def _decode(row: DatabaseRow) -> StoredLetter:
+def is_sound(row: DatabaseRow) -> bool:
+    """Whether a row of `SELECT` is as it was written."""
+    return bool(row[-1] == checksum(*row[1:-1]))
+
+
+def letter_of(row: DatabaseRow) -> StoredLetter:
+    """The letter of a sound row of `SELECT`."""
     id_, scope, topic, partition, broker, offset, group_name, reason, status, *rest = row
     attempts, first_at_ms, data, envelope, *_ = rest
     return StoredLetter(
@@ -84,8 +91,8 @@ def _decode(row: DatabaseRow) -> StoredLetter:
         broker=broker,
         offset=offset,
         scope=scope,
-        group_name=_text(group_name),
-        reason=_text(reason),
+        group_name=unstored(group_name),
+        reason=unstored(reason),
         status=status,
         attempts=tuple(Attempt(*attempt) for attempt in json.loads(attempts)),
         first_at_ms=first_at_ms,
@@ -95,7 +102,7 @@ def _decode(row: DatabaseRow) -> StoredLetter:
     )
 
 
-def _storable(text: str) -> str | bytes:
+def storable(text: str) -> str | bytes:
     """Text for SQLite, which cannot hold surrogates: these stand for bytes of tags that are not UTF-8."""
     try:
         text.encode()
@@ -104,5 +111,6 @@ def _storable(text: str) -> str | bytes:
     return text
 
 
-def _text(stored: str | bytes) -> str:
+def unstored(stored: str | bytes) -> str:
+    """Text that `storable` made storable."""
     return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored

@@ -56,6 +56,19 @@ def check(connection: sqlite3.Connection) -> int:
         DamagedError: It is no state file, or its pages are damaged.
         StateError: A newer version of this program wrote it.
     """
+    version = version_of(connection)
+    if version:
+        _check_pages(connection)
+    return version
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The version of a file whose pages are not looked at; 0 for an empty one.
+
+    Raises:
+        DamagedError: It is no state file.
+        StateError: A newer version of this program wrote it.
+    """
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -69,7 +82,6 @@ def check(connection: sqlite3.Connection) -> int:
             f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
             hint="run the newer version again, or use another state.dir",
         )
-    _check_pages(connection)
     return int(version)
 
 

@@ -74,7 +74,7 @@ def test_a_dry_run_and_a_no_change_nothing(scene: Scene) -> None:
     """Both tell what would come of it."""
     with scene.daemon() as daemon:
         stopped(scene, daemon)
-        for arguments, given, code in ((["--dry-run"], None, 0), ([], "n\n", 130)):
+        for arguments, given, code in ((["--dry-run"], None, 0), ([], "n\n", 0)):
             done = offsets(daemon, "reset", "--to", "earliest", *arguments, given=given)
             assert done.exit_code == code
             assert "up to 10 messages come again" in done.stdout

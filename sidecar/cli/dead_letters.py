@@ -1,0 +1,301 @@
+"""``sidecar dead-letters``: lists, shows, replays and deletes what was given up, in a state file that may be in use."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from sidecar.cli import config_option
+from sidecar.cli.printing import TimeType, agreed, console, progress
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.core.batching import Limits
+from sidecar.core.messages.instants import instant_text
+from sidecar.core.records import group_label
+from sidecar.errors import EXIT_NO_INPUT, SidecarError
+from sidecar.letters.columns import message_of
+from sidecar.letters.ids import LetterIds
+from sidecar.letters.places import Place, PlaceName
+from sidecar.letters.plan import Replayed, only_one
+from sidecar.letters.produce import Production, check_topic
+from sidecar.letters.replay import Replay, check_receiver
+from sidecar.state.beside import Chosen, Totals
+from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import Target
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+REASON_CHARS = 80
+
+
+class NoLetterError(SidecarError):
+    """There is no dead letter of this id."""
+
+    exit_code = EXIT_NO_INPUT
+
+
+def filters(command: Command) -> Command:
+    """Add the options that choose dead letters; the command gets them as `chosen`."""
+    options = [
+        click.option("--group", help="Only those of this tag group."),
+        click.option("--topic", help="Only those of this topic."),
+        click.option("--reason", help="Only those whose reason contains this text."),
+        click.option("--from", "from_ms", type=TimeType(), metavar="TIME", help="Only those first tried since then."),
+        click.option("--until", "until_ms", type=TimeType(), metavar="TIME", help="Only those first tried before."),
+        click.option("--id", "ids", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+place_option = click.option(
+    "--in",
+    "place",
+    type=click.Choice(["state", "topic"]),
+    help="Where they are; else where the daemon puts them.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Show messages that were given up, deliver them again, or delete them; the daemon may be running."""
+
+
+@dead_letters.command("list")
+@config_option
+@place_option
+@filters
+@click.option("--after", type=click.IntRange(0), default=0, metavar="ID", help="Only those with a higher id.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most dead letters.")
+@json_option
+def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
+    """List the dead letters, in the order in which they were stored.
+
+    For example: sidecar dead-letters list -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --limit 20
+    """
+    picked = Chosen(**chosen)
+    with opened(load(path), place) as letters:
+        if as_json:
+            for letter in letters.each(picked, after, limit):
+                click.echo(json.dumps(outline(letter)))
+            return
+        table = Table(box=None)
+        table.add_column("id", justify="right")
+        for name in ("first tried", "message", "group", "status", "reason"):
+            table.add_column(name)
+        last = after
+        for letter in letters.each(picked, after, limit):
+            table.add_row(*map(escape, _cells(letter)))
+            last = letter.id
+        totals = letters.totals(picked)
+        out = console()
+        out.print(table)
+        out.print(
+            f"{told(totals)} in all" + (f"; the next have --after {last}" if last not in (0, totals.last_id) else "")
+        )
+        if letters.foreign:
+            out.print("records of other programs are left out")
+
+
+@dead_letters.command()
+@config_option
+@place_option
+@click.argument("id_", type=click.IntRange(0), metavar="ID")
+def show(path: str, place: PlaceName | None, id_: int) -> None:
+    """Print one dead letter as a JSON object: its attempts, the whole message, and the row that was sent.
+
+    For example: sidecar dead-letters show -c /etc/sidecar/orders.yaml 17
+    """
+    with opened(load(path), place) as letters:
+        found = letters.one(id_)
+    if found is None:
+        raise NoLetterError(f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows those there are")
+    click.echo(json.dumps(whole(found)))
+
+
+@dead_letters.command()
+@config_option
+@place_option
+@filters
+@json_option
+@dry_run_option
+@yes_option
+def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
+    """Delete dead letters in the state folder for good: all, or those that the options choose.
+
+    For example: sidecar dead-letters purge -c /etc/sidecar/orders.yaml --group paid --until 2027-01-31T12:00:00Z
+    """
+    with opened(load(path), place) as letters:
+        if not letters.can_delete:
+            raise click.UsageError(
+                "records of a topic cannot be deleted one by one: Kafka deletes them by the topic's retention, and "
+                "`sidecar dead-letters list` leaves out those that were replayed; --in state deletes those in the "
+                "state folder"
+            )
+        totals = letters.totals(Chosen(**chosen))
+        deleted = 0
+        if not dry_run and totals.letters and agreed(f"Delete {told(totals)} for good", yes=yes):
+            picked = Chosen(**chosen)._replace(last_id=totals.last_id)
+            with progress("deleted", totals.letters) as move_on:
+                for count in letters.file.delete(picked):
+                    deleted += count
+                    move_on(count)
+    if as_json:
+        click.echo(json.dumps({"chosen": totals.letters, "deleted": deleted}))
+    elif dry_run or not totals.letters:
+        click.echo(f"{told(totals)} would be deleted")
+    else:
+        click.echo(f"{deleted:,} dead letters were deleted")
+
+
+@dead_letters.command()
+@config_option
+@place_option
+@filters
+@click.option(
+    "--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="The most messages a second."
+)
+@click.option(
+    "--to", type=click.Choice(["receiver", "topic"]), default="receiver", show_default=True, help="Where they go."
+)
+@click.option("--as-new", is_flag=True, help="With --to topic: give each another id in its header.")
+@json_option
+@dry_run_option
+@yes_option
+def replay(
+    path: str,
+    place: PlaceName | None,
+    rate: int,
+    to: Target,
+    as_new: bool,
+    as_json: bool,
+    dry_run: bool,
+    yes: bool,
+    **chosen: Any,
+) -> None:
+    """Deliver dead letters to the receiver again, or produce them again: all, or those that the options choose.
+
+    A letter is deleted once the receiver or the topic has it; if it is refused again, it stays. If the command ends
+    early, the next one begins with the same batches under the same names.
+
+    For example: sidecar dead-letters replay -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --rate 500
+    """
+    settings = load(path)
+    _check(settings, to, as_new=as_new)
+    with opened(settings, place) as letters, only_one(settings.state.dir), ExitStack() as stack:
+        picked, left = Chosen(**chosen), letters.left_over()
+        for source, target in left.ways - {(letters.source, to)}:
+            raise click.UsageError(
+                f"a replay with --in {source.split(':')[0]} --to {target} was interrupted: finish it first"
+            )
+        totals = letters.totals(picked)
+        picked = picked._replace(last_id=totals.last_id) if letters.can_delete else picked
+        first = letters.among(Chosen(), left.ids)
+        count = first + totals.letters - letters.among(picked, left.ids)
+        if first:
+            click.echo(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
+        token = letters.token() if to == "topic" else ""
+        ids = LetterIds(settings, token, as_new=as_new) if to == "topic" else None
+        dropped = 0 if ids is None else sum(ids.is_duplicate(message_of(each)) for each in letters.each(picked))
+        if dropped:
+            click.echo(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
+        done = Replayed(0, 0)
+        question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
+        if not dry_run and count and agreed(question, yes=yes):
+            plan = letters.plan(to, Limits(min(settings.batch.max_messages, rate), settings.batch.max_bytes))
+            with progress("replayed", count) as move_on:
+                if ids is not None:
+                    done = Production(settings, plan, token, rate, ids, move_on, stack).run(picked)
+                else:
+                    done = Replay(settings, plan, rate, move_on, partial(click.echo, err=True), stack).run(picked)
+    if as_json:
+        click.echo(json.dumps({"chosen": count, "duplicates": dropped, **done._asdict()}))
+    elif dry_run or not count:
+        click.echo(f"{count - dropped:,} of {count:,} dead letters would be sent")
+    else:
+        click.echo(f"{done.delivered:,} dead letters were sent, {done.refused:,} stay")
+
+
+def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
+    if to == "topic":
+        check_topic(settings)
+    else:
+        if as_new:
+            raise click.UsageError("--as-new is for --to topic: the receiver recognizes parts, not ids")
+        check_receiver(settings)
+
+
+@contextmanager
+def opened(settings: Settings, place: PlaceName | None) -> Iterator[Place]:
+    """The dead letters of a place, None for that in which the daemon stores them.
+
+    Raises:
+        SidecarError: They cannot be read.
+    """
+    with ExitStack() as stack:
+        yield Place(settings, place, partial(click.echo, err=True), stack)
+
+
+def told(totals: Totals) -> str:
+    """Number and size of dead letters."""
+    return f"{totals.letters:,} dead letter{'s' * (totals.letters != 1)} ({totals.size_bytes:,} bytes)"
+
+
+def outline(letter: StoredLetter) -> dict[str, Any]:
+    """A dead letter without its message."""
+    return {
+        "id": letter.id, **_place(letter), "group": letter.group_name, "status": letter.status,
+        "reason": letter.reason, "first_at": instant_text(letter.first_at_ms), "attempts": len(letter.attempts),
+        "bytes": letter.size_bytes,
+    }  # fmt: skip
+
+
+def whole(letter: StoredLetter) -> dict[str, Any]:
+    """A dead letter with its message, and with the row that was sent."""
+    attempts = [{**attempt._asdict(), "at_ms": instant_text(attempt.at_ms)} for attempt in letter.attempts]
+    for attempt in attempts:
+        attempt["at"] = attempt.pop("at_ms")
+    row: dict[str, Any] = {"row": None}
+    if letter.row is not None:
+        try:
+            row = {"row": letter.row.decode()}
+        except UnicodeDecodeError:
+            row = {"row_base64": base64.b64encode(letter.row).decode()}
+    return {**outline(letter), "attempts": attempts, "message": _message(letter), **row}
+
+
+def _message(letter: StoredLetter) -> dict[str, Any] | None:
+    if letter.envelope is None:
+        return None
+    message: dict[str, Any] = json.loads(letter.envelope)
+    return message
+
+
+def _place(letter: StoredLetter) -> dict[str, Any]:
+    """Where the message is at the broker: of a delayed one, the letter has its place in the store."""
+    message = _message(letter) or {}
+    place = {name: message.get(name, getattr(letter, name)) for name in ("topic", "partition", "offset")}
+    broker = message.get("broker", letter.tp.source.broker)
+    return {**place, "broker": broker} if broker else place
+
+
+def _cells(letter: StoredLetter) -> list[str]:
+    place = _place(letter)
+    queue = ":".join(str(place[name]) for name in ("broker", "partition") if name in place)
+    reason = letter.reason if len(letter.reason) <= REASON_CHARS else letter.reason[: REASON_CHARS - 1] + "…"
+    return [
+        str(letter.id), instant_text(letter.first_at_ms), f"{place['topic']}:{queue}:{place['offset']}",
+        group_label(letter.group_name), "" if letter.status is None else str(letter.status),
+        "".join(each if each.isprintable() else "�" for each in reason),
+    ]  # fmt: skip

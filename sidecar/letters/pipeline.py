@@ -1,0 +1,182 @@
+"""Conducts the delivery of dead letters with the core that delivers messages. No clock, file or socket.
+
+A part is fixed before it comes in here, so its intent is durable. Halves of a refused part wait until they are, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sidecar.core.cutting.memory import Memory
+from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.delivery.output import Halved, Settled
+from sidecar.core.delivery.rules import DeliveryRules
+from sidecar.core.effects import Effect, Store
+from sidecar.core.intents import Intent
+from sidecar.core.lineage import Lineage
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.room import Room
+from sidecar.core.partition_state import PartitionState, lane_key
+from sidecar.core.parts import HISTORY_MAX
+from sidecar.core.records import Answer, DeadLetter, Fragment, TopicPartition
+from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import ReplayPart
+
+
+@dataclass(frozen=True, slots=True)
+class Halve:
+    """Replace a part by its halves, durably; answer with `ReplayPipeline.halved`."""
+
+    part: ReplayPart
+    halves: tuple[ReplayPart, ...]
+    intents: tuple[Intent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End a part, durably: delete what the receiver has, and keep what it refused."""
+
+    part: ReplayPart
+    delivered: tuple[int, ...]
+    refused: tuple[StoredLetter, ...]
+
+
+@dataclass(slots=True)
+class _Open:
+    part: ReplayPart
+    letters: Mapping[int, StoredLetter]
+    """By offset."""
+    refused: dict[int, StoredLetter]
+
+
+class ReplayPipeline:
+    """Delivers parts of dead letters.
+
+    Args:
+        rules: Rules of delivery.
+        jitter: Uniform in [0, 1).
+    """
+
+    def __init__(self, rules: DeliveryRules, jitter: Callable[[], float]) -> None:
+        self._owned = Ownerships(rules.separator)
+        self._owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room is a table
+        self._delivery = Delivery(rules, self._owned, Memory(), jitter)
+        self._open: dict[Intent, _Open] = {}
+        self.outcomes: Counter[str] = Counter()
+        """Messages by outcome."""
+
+    def begin(self, tp: TopicPartition, scope: str) -> None:
+        """Parts of this partition and scope follow; those of another scope have ended."""
+        self._owned.close(tp)
+        self._owned.take(tp, scope, PartitionState(0, 0), Lineage())
+
+    def add(self, part: ReplayPart, letters: Sequence[StoredLetter], fragment: Fragment, *, again: bool) -> None:
+        """Deliver a part.
+
+        Args:
+            part: A part that is fixed, of the partition and scope that have begun.
+            letters: Its letters; some may be gone.
+            fragment: Their rows.
+            again: Whether an earlier process may have sent it.
+        """
+        range_ = self._owned[part.tp]
+        intent = range_.promises.promise(lane_key(part.group), part.first, part.last)
+        intent.stand(old=again)
+        self._open[intent] = _Open(part, {letter.offset: letter for letter in letters}, {})
+        piece = range_.outstanding.add(part.group, intent, [fragment])
+        piece.life.attempts = int(again)
+        self._delivery.cut([piece])
+
+    @property
+    def outstanding(self) -> int:
+        """Number of parts that have not ended."""
+        return len(self._open)
+
+    @property
+    def stalled(self) -> str:
+        """Why the receiver takes nothing, as an operator reads it; empty if it is not so."""
+        receiver = self._delivery.receiver
+        if receiver.halted:
+            return f"the receiver refuses every request: {receiver.halted}"
+        return "the receiver refused more than a tenth of the last 1,000 messages" if receiver.refuses else ""
+
+    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
+        """Handle the receiver's answer to one send."""
+        self._delivery.answered(batch_id, answer, now_ms, wall_ms)
+
+    def halved(self, done: Halve, halves: Sequence[ReplayPart]) -> None:
+        """Record that the halves of a part are durable: these."""
+        for intent, half in zip(done.intents, halves, strict=True):
+            self._open[intent].part = half
+            intent.durable = True
+        self._delivery.release_durable()
+
+    def step(self, now_ms: float) -> list[Effect | Halve | End]:
+        """Send what may be sent; return all effects since the last step.
+
+        Letters that were refused again are stored when their part ends.
+        """
+        self._delivery.step(now_ms)
+        effects: list[Effect | Halve | End] = []
+        for effect in self._delivery.output.take_effects():
+            if isinstance(effect, Store):
+                self._refuse(effect.letters)
+                self._delivery.stored(effect.token, ok=True, now_ms=now_ms)
+            else:
+                effects.append(effect)
+        for outcome in self._delivery.output.take_outcomes():
+            match outcome:
+                case Settled(_, name, messages):
+                    self.outcomes[name] += messages
+                case Halved():
+                    effects.append(self._halve(outcome))
+                case _:
+                    pass  # nothing is committed
+        return [*effects, *self._ended()]
+
+    def _refuse(self, refused: Sequence[DeadLetter]) -> None:
+        """Remember the reasons; should the process end before the part does, it is sent again and refused again."""
+        for each in refused:
+            opened = next(
+                one for one in self._open.values()
+                if one.part.tp == each.tp and one.part.group == each.group and each.offset in one.letters
+            )  # fmt: skip
+            opened.refused[each.offset] = _refused(opened.letters[each.offset], each)
+
+    def _halve(self, halved: Halved) -> Halve:
+        parent = next(
+            intent for intent, each in self._open.items()
+            if (each.part.tp, each.part.group, each.part.first, each.part.last) == halved
+        )  # fmt: skip
+        whole = self._open.pop(parent)
+        intents = [
+            intent
+            for intent in self._owned[halved.tp].promises.intents
+            if intent.key == parent.key and halved.first <= intent.first <= intent.last <= halved.last
+        ]
+        for intent in intents:
+            inside = range(intent.first, intent.last + 1)
+            letters = {offset: letter for offset, letter in whole.letters.items() if offset in inside}
+            refused = {offset: letter for offset, letter in whole.refused.items() if offset in inside}
+            ids = tuple(letter.id for letter in letters.values())
+            half = replace(whole.part, first=intent.first, last=intent.last, letters=ids, id=0)
+            self._open[intent] = _Open(half, letters, refused)
+        return Halve(whole.part, tuple(self._open[intent].part for intent in intents), tuple(intents))
+
+    def _ended(self) -> list[End]:
+        ended = [intent for intent in self._open if not intent.live]
+        return [_end(self._open.pop(intent)) for intent in ended]
+
+
+def _end(opened: _Open) -> End:
+    delivered = tuple(letter.id for offset, letter in opened.letters.items() if offset not in opened.refused)
+    return End(opened.part, delivered, tuple(opened.refused.values()))
+
+
+def _refused(letter: StoredLetter, now: DeadLetter) -> StoredLetter:
+    """The letter with the reason for which it was refused again."""
+    attempts = (*letter.attempts, *now.attempts)[-HISTORY_MAX:]
+    status = now.attempts[-1].status if now.attempts else None
+    return replace(letter, reason=now.reason, status=status, attempts=attempts)

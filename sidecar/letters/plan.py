@@ -1,0 +1,182 @@
+"""What a replay takes: parts that an interrupted one left, and the chosen letters, cut into parts. Sends nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from sidecar.core.batching import Limits
+from sidecar.core.partition_state import derived_scope
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.state.beside import Chosen, Lettered, LettersBeside, Outline
+from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import STATE, ReplayPart, Replays, Target
+
+LOCK_FILE = "replay.lock"
+OUTLINES = 5_000
+
+
+class Replayed(NamedTuple):
+    """What became of the letters."""
+
+    delivered: int
+    refused: int
+    """Letters that stay, because they were refused again."""
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """No other replay of this folder runs meanwhile.
+
+    Raises:
+        StateError: One does, or the lock cannot be had.
+    """
+    path = folder / LOCK_FILE
+    try:
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StateError(
+                    f"another replay of the dead letters in {folder} is running", hint="wait for its end, or stop it"
+                ) from error
+            yield
+    except OSError as error:
+        raise StateError(f"cannot lock {path}: {error.strerror}", hint="run this as the daemon's user") from error
+
+
+class LeftOver(NamedTuple):
+    """What an interrupted replay left in parts: it is sent first."""
+
+    ways: frozenset[tuple[str, Target]]
+    """From where the letters go, and to where."""
+    ids: tuple[int, ...]
+    """Ids of the letters."""
+
+
+def left_over(letters: LettersBeside) -> LeftOver:
+    """What an interrupted replay left.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    pending = Replays(letters).pending()
+    ways = frozenset((part.source, part.target) for part in pending)
+    return LeftOver(ways, tuple(id_ for part in pending for id_ in part.letters))
+
+
+class Stream(NamedTuple):
+    """Parts of one partition and scope."""
+
+    tp: TopicPartition
+    scope: str
+    parts: Iterator[ReplayPart]
+    again: bool
+    """Whether they are fixed already, and may have been sent."""
+
+
+class Plan(Protocol):
+    """Letters in parts, and the record of these parts."""
+
+    def streams(self, chosen: Chosen) -> Iterator[Stream]:
+        """What an interrupted replay left, in the order in which it was fixed, and then the chosen letters."""
+        ...
+
+    def load(self, part: ReplayPart) -> list[StoredLetter]:
+        """The letters of a part that are there, by offset."""
+        ...
+
+    def fix(self, part: ReplayPart) -> ReplayPart:
+        """See `Replays.fix`."""
+        ...
+
+    def halve(self, part: ReplayPart, halves: Iterable[ReplayPart]) -> list[ReplayPart]:
+        """See `Replays.halve`."""
+        ...
+
+    def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
+        """End a part, durably: what was delivered does not come again."""
+        ...
+
+
+class Lanes:
+    """Letters of one partition that are being cut into parts, by group.
+
+    Args:
+        source: Where they are.
+        target: Where they go.
+        limits: Bounds of a part.
+    """
+
+    def __init__(self, source: str, target: Target, limits: Limits) -> None:
+        self._source = source
+        self._target = target
+        self._limits = limits
+
+    def cut(self, scope: str, tp: TopicPartition, letters: Iterable[Outline]) -> Iterator[ReplayPart]:
+        """Letters in the order of their offsets as parts."""
+        lanes: dict[str, list[Outline]] = {}
+        sizes: Counter[str] = Counter()
+        for letter in letters:
+            lane, size = lanes.setdefault(letter.group, []), sizes[letter.group] + letter.size_bytes
+            if lane and (len(lane) >= self._limits.max_messages or size > self._limits.max_bytes):
+                yield self._part(scope, tp, lane)
+                lane.clear()
+                sizes[letter.group] = 0
+            lane.append(letter)
+            sizes[letter.group] += letter.size_bytes + 1
+        yield from (self._part(scope, tp, lane) for lane in lanes.values())
+
+    def _part(self, scope: str, tp: TopicPartition, letters: Sequence[Outline]) -> ReplayPart:
+        ids = tuple(letter.id for letter in letters)
+        first, last = letters[0], letters[-1]
+        return ReplayPart(self._target, scope, tp, first.group, first.offset, last.offset, ids, self._source)
+
+
+class StatePlan(Replays):
+    """The letters in the state folder, which are deleted one by one.
+
+    Args:
+        letters: The state file.
+        target: Where they go.
+        limits: Bounds of a part.
+    """
+
+    def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
+        super().__init__(letters)
+        self._file = letters
+        self._lanes = Lanes(STATE, target, limits)
+        self._token = secrets.token_hex(8)
+
+    def load(self, part: ReplayPart) -> list[StoredLetter]:
+        """See `Plan.load`."""
+        return self._file.by_ids(part.letters)
+
+    def streams(self, chosen: Chosen) -> Iterator[Stream]:
+        """See `Plan.streams`."""
+        pending = self.pending()
+        done = {id_ for part in pending for id_ in part.letters}
+        yield from again(pending)
+        for each in self._file.partitions(chosen):
+            scope = derived_scope(each.scope, "replay", self._token)
+            fresh = (letter for letter in self._outlines(chosen, each) if letter.id not in done)
+            yield Stream(each.tp, scope, self._lanes.cut(scope, each.tp, fresh), again=False)
+
+    def _outlines(self, chosen: Chosen, of: Lettered) -> Iterator[Outline]:
+        after = -1
+        while page := self._file.outlines(chosen, of, after, OUTLINES):
+            after = page[-1].offset
+            yield from page
+
+
+def again(pending: Sequence[ReplayPart]) -> Iterator[Stream]:
+    """Parts that an interrupted replay left."""
+    for (scope, tp), parts in groupby(pending, key=lambda part: (part.scope, part.tp)):
+        yield Stream(tp, scope, iter(list(parts)), again=True)

@@ -1,0 +1,154 @@
+"""Produces dead letters of the state folder to their topics again, in transactions of Kafka. Delivers to no receiver.
+
+The transaction of a part commits the part's number, in a group of its own. If the process dies before it deletes the
+letters, that number tells the next one whether the part was produced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import confluent_kafka as ck
+
+from sidecar.config.model import Settings
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.letters.columns import LetterMessage, message_of
+from sidecar.letters.ids import LetterIds
+from sidecar.letters.plan import Plan, Replayed
+from sidecar.runtime.dead_letters import producer_config
+from sidecar.sources.kafka.config import client_config
+from sidecar.state.beside import Chosen
+from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import ReplayPart
+
+TIMEOUT_S = 30.0
+TRANSACTION_MS = 15_000
+"""A reader of committed messages waits so long for a process that died and is not started again."""
+
+
+def check_topic(settings: Settings) -> None:
+    """Refuse a source to which nothing can be produced.
+
+    Raises:
+        ConfigError: The source is not Kafka.
+    """
+    if settings.source.kafka is None:
+        raise ConfigError("--to topic is for source.kafka", hint="leave --to out: letters go to the receiver")
+
+
+class Production:
+    """Produces dead letters again.
+
+    Args:
+        settings: The configuration.
+        plan: The letters.
+        token: Names the state file.
+        rate: The most messages a second.
+        ids: What becomes of message ids.
+        on_ended: Called with the number of letters that have ended.
+        stack: Closes the clients.
+
+    Raises:
+        UnavailableError: The broker does not answer, or refuses.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: Plan,
+        token: str,
+        rate: int,
+        ids: LetterIds,
+        on_ended: Callable[[int], None],
+        stack: ExitStack,
+    ) -> None:
+        self._plan = plan
+        self._rate = rate
+        self._ids = ids
+        self._on_ended = on_ended
+        self._left = 0
+        name = f"{settings.source.group_id}-dead-letters-{token}"
+        config = client_config(settings.source.kafka)
+        self._group = ck.Consumer({**config, "group.id": name, "enable.auto.commit": False})
+        stack.callback(self._group.close)
+        transactional = {"transactional.id": name, "transaction.timeout.ms": TRANSACTION_MS}
+        self._producer = ck.Producer({**producer_config(config), **transactional})
+        try:
+            self._producer.init_transactions(TIMEOUT_S)  # ends the transaction of a process that died
+        except ck.KafkaException as error:
+            raise _unavailable(error) from error
+
+    def run(self, chosen: Chosen) -> Replayed:
+        """Produce what an interrupted replay left, if it did not, and then the chosen letters.
+
+        Raises:
+            UnavailableError: The broker does not take them; nothing of the part is produced.
+            StateError: The state file cannot be used.
+        """
+        produced = 0
+        for stream in self._plan.streams(chosen):
+            for part in stream.parts:
+                letters = self._plan.load(part)
+                if not (stream.again and self._is_produced(part)):
+                    letters = self._produced(part, letters)
+                else:
+                    self._plan.end(part, [letter.id for letter in letters], ())
+                produced += len(letters)
+                self._on_ended(len(letters))
+        return Replayed(produced, self._left)
+
+    def _produced(self, part: ReplayPart, letters: Sequence[StoredLetter]) -> list[StoredLetter]:
+        """Produce the letters that the daemon would not drop, and delete them; return them."""
+        kept = [letter for letter in letters if self._takes(message_of(letter))]
+        self._left += len(letters) - len(kept)
+        if part.id:
+            self._plan.end(part, (), ())  # it was not produced: the part may have other members now
+        if kept:
+            fixed = self._plan.fix(replace(part, letters=tuple(letter.id for letter in kept)))
+            self._produce(fixed, kept)
+            self._plan.end(fixed, fixed.letters, ())
+        return kept
+
+    def _takes(self, message: LetterMessage) -> bool:
+        """Whether a message is produced; else its letter stays."""
+        return message.is_whole and not self._ids.is_duplicate(message)
+
+    def _is_produced(self, part: ReplayPart) -> bool:
+        place = ck.TopicPartition(part.tp.topic, part.tp.partition)
+        try:
+            (committed,) = self._group.committed([place], TIMEOUT_S)
+        except ck.KafkaException as error:
+            raise _unavailable(error) from error
+        return bool(committed.offset >= part.id)
+
+    def _produce(self, part: ReplayPart, letters: Sequence[StoredLetter]) -> None:
+        begun_s = time.monotonic()
+        producer = self._producer
+        progress = ck.TopicPartition(part.tp.topic, part.tp.partition, part.id)
+        try:
+            producer.begin_transaction()
+            for letter in letters:
+                message = message_of(letter)
+                producer.produce(
+                    message.tp.topic, partition=message.tp.partition, key=message.original.key,
+                    value=message.original.value, headers=self._ids.headers(message, letter.id),
+                )  # fmt: skip
+            producer.send_offsets_to_transaction([progress], self._group.consumer_group_metadata(), TIMEOUT_S)
+            producer.commit_transaction(TIMEOUT_S)
+        except BaseException as error:
+            with suppress(ck.KafkaException):
+                producer.abort_transaction(TIMEOUT_S)
+            if isinstance(error, ck.KafkaException):
+                raise _unavailable(error) from error
+            raise
+        time.sleep(max(0.0, len(letters) / self._rate - (time.monotonic() - begun_s)))
+
+
+def _unavailable(error: ck.KafkaException) -> UnavailableError:
+    return UnavailableError(
+        f"dead letters could not be produced: {error.args[0].str()}",
+        hint="check the broker and the rights, and run this command again: it goes on where it stopped",
+    )

@@ -1,0 +1,177 @@
+"""Parts of dead letters that are being delivered again: fixed before they are sent, and ended. Only SQL.
+
+The table is in the state file and not in its schema: the first replay creates it, and the daemon leaves it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.state.beside import LettersBeside, delete_letters
+from sidecar.state.database import checksum
+from sidecar.state.interface import StoredLetter
+from sidecar.state.letters import row_of, storable, unstored
+from sidecar.state.schema import DatabaseRow
+
+STATE = "state"
+TOPIC = "topic:"
+Target: TypeAlias = Literal["receiver", "topic"]
+
+_SCHEMA = """CREATE TABLE IF NOT EXISTS replay_parts (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, source TEXT NOT NULL, target TEXT NOT NULL, scope TEXT NOT NULL,
+  topic TEXT NOT NULL, partition INTEGER NOT NULL, broker TEXT NOT NULL, group_name TEXT NOT NULL,
+  first INTEGER NOT NULL, last INTEGER NOT NULL, letters TEXT NOT NULL, crc INTEGER NOT NULL)"""
+_ORIGINS = """CREATE TABLE IF NOT EXISTS replay_origins (
+  source TEXT NOT NULL, origin BLOB NOT NULL, letter INTEGER NOT NULL, PRIMARY KEY (source, origin)) WITHOUT ROWID"""
+_COLUMNS = "source, target, scope, topic, partition, broker, group_name, first, last, letters, crc"
+_INSERT = f"INSERT INTO replay_parts ({_COLUMNS}) VALUES ({', '.join('?' * 11)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPart:
+    """A part of dead letters: a name and its members.
+
+    Args:
+        target: Where it goes.
+        scope: Names of parts that have it are of one replay.
+        tp: The letters' partition.
+        group: The letters' group.
+        first: Lowest offset.
+        last: Highest offset.
+        letters: Ids of the letters.
+        source: Where the letters are: `STATE`, or the name of a topic with `TOPIC` before it.
+        id: Its place in the table, 0 before it is there.
+    """
+
+    target: Target
+    scope: str
+    tp: TopicPartition
+    group: str
+    first: int
+    last: int
+    letters: tuple[int, ...]
+    source: str = STATE
+    id: int = 0
+
+
+class Replays:
+    """The parts of dead letters that are fixed and not ended.
+
+    Args:
+        letters: The state file.
+    """
+
+    def __init__(self, letters: LettersBeside) -> None:
+        self._letters = letters
+
+    def pending(self) -> list[ReplayPart]:
+        """The parts that an earlier process fixed and did not end, oldest first.
+
+        Raises:
+            StateError: They cannot be read.
+        """
+        if not self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'replay_parts'"):
+            return []
+        return [_part(row) for row in self._letters.rows(f"SELECT id, {_COLUMNS} FROM replay_parts ORDER BY id")]
+
+    def token(self) -> str:
+        """Random digits that name this state file for ever; drawn at the first call."""
+        with self._letters.transaction() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS replay_token (token TEXT NOT NULL)")
+            found = connection.execute("SELECT token FROM replay_token").fetchone()
+            if found is None:
+                found = (secrets.token_hex(8),)
+                connection.execute("INSERT INTO replay_token VALUES (?)", found)
+            return str(found[0])
+
+    def fix(self, part: ReplayPart) -> ReplayPart:
+        """Make a part durable; it may be sent afterwards."""
+        with self._letters.transaction() as connection:
+            connection.execute(_SCHEMA)
+            return _insert(connection, part)
+
+    def halve(self, part: ReplayPart, halves: Iterable[ReplayPart]) -> list[ReplayPart]:
+        """Replace a part by its halves, durably."""
+        with self._letters.transaction() as connection:
+            connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
+            return [_insert(connection, half) for half in halves]
+
+    def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
+        """End a part, durably.
+
+        Args:
+            part: The part.
+            delivered: Ids of the letters that the receiver has; they are deleted.
+            refused: The letters that stay, each with the reason of the last refusal.
+        """
+        with self._letters.transaction() as connection:
+            delete_letters(connection, delivered)
+            for letter in refused:
+                *columns, crc = row_of(letter)
+                reason, status, attempts = columns[6:9]
+                connection.execute(
+                    "UPDATE dead_letters SET reason = ?, status = ?, attempts = ?, crc = ? WHERE id = ?",
+                    (reason, status, attempts, crc, letter.id),
+                )
+            connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
+
+    # Letters in a topic, whose records cannot be deleted
+
+    def origins(self, source: str) -> set[bytes]:
+        """The origins of letters of a topic that were replayed.
+
+        Raises:
+            StateError: They cannot be read.
+        """
+        if not self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'replay_origins'"):
+            return set()
+        return {
+            origin for (origin,) in self._letters.rows("SELECT origin FROM replay_origins WHERE source = ?", [source])
+        }
+
+    def end_origins(self, part: ReplayPart, origins: Iterable[tuple[bytes, int]]) -> None:
+        """End a part of letters in a topic, durably.
+
+        Args:
+            part: The part.
+            origins: What was replayed, each with the id of its letter.
+        """
+        with self._letters.transaction() as connection:
+            connection.execute(_ORIGINS)
+            rows = [(part.source, origin, id_) for origin, id_ in origins]
+            connection.executemany("INSERT OR REPLACE INTO replay_origins VALUES (?, ?, ?)", rows)
+            connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
+
+
+def _insert(connection: sqlite3.Connection, part: ReplayPart) -> ReplayPart:
+    columns = (
+        part.source,
+        part.target,
+        part.scope,
+        *part.tp,
+        storable(part.group),
+        part.first,
+        part.last,
+        json.dumps(part.letters),
+    )
+    added = connection.execute(_INSERT, (*columns, checksum(*columns)))
+    return replace(part, id=added.lastrowid or 0)
+
+
+def _part(row: DatabaseRow) -> ReplayPart:
+    id_, *columns, crc = row
+    if crc != checksum(*columns):
+        raise StateError(
+            f"the replay of dead letters that was interrupted cannot be continued: part {id_} is damaged",
+            hint="its letters may have arrived; look at the receiver, then: sqlite3 state.db 'DROP TABLE replay_parts'",
+        )
+    source, target, scope, topic, partition, broker, group, first, last, letters = columns
+    tp = TopicPartition(topic, partition, broker)
+    return ReplayPart(target, scope, tp, unstored(group), first, last, tuple(json.loads(letters)), source, id_)
