@@ -19,6 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 EXIT_INTERRUPTED = 130
 COMMANDS = {
+    "init": "Write a first configuration file.",
     "run": "Run the daemon: consume messages and deliver them in batches.",
     "validate": "Check a configuration file and summarize what it does.",
     "status": "Show the state of a running daemon.",
