@@ -24,7 +24,7 @@ from sidecar.errors import StateError
 Value = TypeVar("Value", str, list[str])
 HEAD = """\
 # Sidecar takes the messages of some topics and posts them to your service, in batches, each message once.
-# Check this file: sidecar validate -c {file}
+# Check it:        sidecar check -c {file}
 # Run it:          sidecar run -c {file}
 # All keys are in docs/configuration.md; `sidecar schema` prints them for editors.
 
@@ -137,7 +137,7 @@ def init(
         click.echo(text, nl=False)
     else:
         _write(Path(file), text)
-        click.echo(f"wrote {file}; next: sidecar validate -c {file}", err=True)
+        click.echo(f"wrote {file}; next: sidecar check -c {file}", err=True)
 
 
 def _answers(servers: str | None, topics: str | None, group: str | None, url: str | None, *, is_kafka: bool) -> Answers:

@@ -39,7 +39,7 @@ def test_the_file_of_flags_is_what_they_say(tmp_path: Path) -> None:
     """All values are there, everything else is the default, and the next command is told."""
     file = tmp_path / "orders.yaml"
     result = run("-o", str(file))
-    assert (result.exit_code, result.stderr) == (0, f"wrote {file}; next: sidecar validate -c {file}\n")
+    assert (result.exit_code, result.stderr) == (0, f"wrote {file}; next: sidecar check -c {file}\n")
     found = load(file, ENVIRON)
     assert found.sink.http
     assert (found.source.kafka.bootstrap_servers, found.source.kafka.topics) == (
