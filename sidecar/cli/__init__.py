@@ -19,8 +19,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 EXIT_INTERRUPTED = 130
 COMMANDS = {
+    "init": "Write a first configuration file.",
     "run": "Run the daemon: consume messages and deliver them in batches.",
     "validate": "Check a configuration file and summarize what it does.",
+    "check": "Check that broker, receiver, state folder and databases can be used.",
     "status": "Show the state of a running daemon.",
     "reload": "Let a running daemon read its configuration file again.",
     "delay": "Show what is held until it is due; cancel or release it.",

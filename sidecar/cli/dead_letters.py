@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sidecar.cli import config_option
-from sidecar.cli.printing import TimeType, agreed, console, progress
+from sidecar.cli.shared.printing import TimeType, agreed, console, progress
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits

@@ -1,4 +1,4 @@
-"""``sidecar delay``: shows, cancels and releases what is held until it is due. `cli.asking` gets the answers."""
+"""``sidecar delay``: shows, cancels and releases what is held until it is due. `cli.shared.asking` gets the answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 from rich.table import Table
 
 from sidecar.cli import config_option
-from sidecar.cli.asking import answered, held_now, listed, owner_of
-from sidecar.cli.printing import TimeType, console
+from sidecar.cli.shared.asking import answered, held_now, listed, owner_of
+from sidecar.cli.shared.printing import TimeType, console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import END_MS

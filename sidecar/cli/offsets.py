@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sidecar.cli import config_option
-from sidecar.cli.printing import agreed, console
+from sidecar.cli.shared.printing import agreed, console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import parse_instant

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sidecar.cli import config_option
-from sidecar.cli.asking import request
+from sidecar.cli.shared.asking import request
 from sidecar.cli.status import ask
 from sidecar.config.file.loader import load
 from sidecar.errors import EXIT_CONFIG, EXIT_OK

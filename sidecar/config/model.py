@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -17,7 +18,7 @@ from pydantic import (
 )
 
 from sidecar.config.address import Address, address
-from sidecar.config.base import FilePath, Int, Model, problem
+from sidecar.config.base import Int, Model, problem
 from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
 from sidecar.config.ledger import CLAIM_TIMEOUT
@@ -25,6 +26,8 @@ from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.sinks import Sink
 from sidecar.config.source.section import Source
 from sidecar.config.spark import Spark
+from sidecar.config.state.folder import default_dir
+from sidecar.config.state.section import State
 from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size
 
@@ -72,14 +75,6 @@ class BatchSettings(Model):
         le=100_000_000,
         description="Maximum offsets between a partition's oldest unsettled message and its newest; beyond that "
         "the partition pauses.",
-    )
-
-
-class State(Model):
-    """Data that outlives the process."""
-
-    dir: Annotated[FilePath, OnSpark("applies, on the driver, for dead letters only")] = Field(
-        description="State folder, for this process only."
     )
 
 
@@ -156,7 +151,7 @@ class Settings(Model):
         description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}`, `{rocketmq: dlq}` or "
         "`{rocketmq: {delay_level: N}}`.",
     )
-    state: State = Field(description="Data that outlives the process.")
+    state: State = Field(default=State(), validate_default=True, description="Data that outlives the process.")
     admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
     log: Annotated[Log, OnSpark("applies, on driver and executors")] = Field(default=Log(), description="Log output.")
     drain_timeout_ms: Annotated[
@@ -281,6 +276,17 @@ class Settings(Model):
             text = "holds delayed messages (delay.changelog.topic): set another topic"
             raise ValidationError.from_exception_data("dead_letters", [problem(text, topic, "kafka", "topic")])
         return place
+
+    @field_validator("state")
+    @classmethod
+    def _has_folder(cls, state: State, info: ValidationInfo) -> State:
+        if state.dir_ is not None or "source" not in info.data:
+            return state
+        try:
+            folder = default_dir(os.environ if info.context is None else info.context, info.data["source"].group_id)
+        except ValueError as error:
+            raise ValidationError.from_exception_data("state", [problem(str(error), None, "dir")]) from error
+        return state.model_copy(update={"dir_": folder})
 
     @model_validator(mode="after")
     def _claims_outlast_requests(self) -> Self:

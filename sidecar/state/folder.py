@@ -68,7 +68,7 @@ class StateFolder:
             self.close()
             raise StateError(
                 f"state folder: {self.path} is in use by {f'pid {holder}' if holder else 'another process'}",
-                hint="stop that process, or give each sidecar its own state.dir",
+                hint="stop that process, or set state.dir in the configuration: each sidecar needs a folder of its own",
             ) from error
         except OSError as error:
             self.close()

@@ -139,7 +139,7 @@ def test_the_sidecar_on_rocketmq_is_configured_for_its_node(tmp_path: Path) -> N
     assert (host in SERVICES, port) == (True, "9876")
     broker = dict(line.split("=") for line in COMPOSE["configs"]["rocketmq"]["content"].split())
     assert broker["brokerIP1"] in SERVICES
-    assert found.admin.listen != load(ROOT / "config" / "minimal.yaml", {}).admin.listen
+    assert found.admin.listen != load(ROOT / "config" / "full.yaml", {}).admin.listen
     assert set(found.source.rocketmq.topics) <= set(SERVICES["rocketmq-topic"]["command"])
 
 

@@ -93,7 +93,7 @@ def test_a_state_folder_in_use_is_named(scene: Scene) -> None:
         scene.await_all(daemon)
         folder = str(daemon.state_dir)
         said = last_words(scene.daemon("second", state={"dir": folder}), 73)
-        assert missing(said, folder, f"pid {daemon.pid}", "Try: stop") == []
+        assert missing(said, folder, f"pid {daemon.pid}", "Try: stop", "set state.dir") == []
         scene.send([b"still mine"])
         scene.await_all(daemon)
         daemon.stop()

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.checking import Checked, checked
 from tests.support.kafka import PASSWORD, USER, KafkaBroker, Outgoing, produce, unique
 from tests.support.process import last_words, missing, wait_until
 from tests.support.receiver import Receiver
@@ -231,3 +232,76 @@ def test_a_right_to_write_dead_letters_given_later_heals(scene: Scene, secure: K
         while rules:
             lift_rule(secure, rules.pop())
     assert secure.end_offsets(letters) == {0: 1}
+
+
+# `sidecar check`
+
+
+@pytest.mark.parametrize(
+    "method", ["certificate", "SASL_SSL PLAIN", "SASL_SSL SCRAM-SHA-512", "SASL_PLAINTEXT SCRAM-SHA-256"]
+)
+def test_the_check_of_a_demanding_broker_holds(scene: Scene, secure: KafkaBroker, tmp_path: Path, method: str) -> None:
+    """With the right certificates and passwords, connection and rights are there."""
+    source = tls(secure) if method == "certificate" else sasl(secure, *method.split())
+    outcome = checked(tmp_path, scene.config(source=source))
+    assert (outcome.code, outcome.bad) == (0, [])
+
+
+def test_the_check_names_refused_credentials(
+    scene: Scene, secure: KafkaBroker, stranger: Certificates, tmp_path: Path
+) -> None:
+    """Exit 77 with the property to correct, whichever it is; never the password."""
+    sources = {
+        "sasl.password": sasl(secure, "SASL_SSL", "PLAIN", sasl_password="wrong-secret"),
+        "ssl.ca.location": tls(secure, ssl_ca_location=str(stranger.ca)),
+        "ssl.certificate.location": tls(secure, ssl_certificate_location="", ssl_key_location=""),
+    }
+    for word, source in sources.items():
+        outcome = checked(tmp_path, scene.config(source=source))
+        assert outcome.code == 77
+        assert word in outcome.of("Kafka at ")["cure"]
+        assert "wrong-secret" not in outcome.text
+
+
+@pytest.mark.parametrize("kind", [ResourceType.TOPIC, ResourceType.GROUP], ids=["topic", "group"])
+@pytest.mark.parametrize("is_described", [False, True], ids=["nothing", "described only"])
+def test_the_check_names_a_missing_right_to_read(
+    scene: Scene, secure: KafkaBroker, tmp_path: Path, kind: ResourceType, is_described: bool
+) -> None:
+    """Exit 77 with the topic or the group, whether it may be described or not; the other one is fine."""
+    name, word = (scene.topic, "topic") if kind is ResourceType.TOPIC else (scene.group, "group")
+    put_rule(secure, rule(kind, name, AclOperation.READ, AclPermissionType.DENY))
+    if is_described:
+        put_rule(secure, rule(kind, name, AclOperation.DESCRIBE, AclPermissionType.ALLOW))
+    outcome = await_bad(scene, tmp_path, sasl(secure, "SASL_PLAINTEXT", "PLAIN"))
+    assert (outcome.code, [finding["subject"] for finding in outcome.bad]) == (77, [f"{word} {name}"])
+    assert f"operations Describe and Read on the {word} {name}" in outcome.bad[0]["cure"]
+
+
+def await_bad(scene: Scene, folder: Path, source: Mapping[str, Any], **more: Any) -> Checked:
+    """The outcome once the broker applies the rules that were made last."""
+    outcomes: list[Checked] = []
+
+    def is_bad() -> bool:
+        outcomes.append(checked(folder, scene.config(source=source, **more)))
+        return bool(outcomes[-1].bad)
+
+    wait_until(is_bad, 20, "the rule holds")
+    return outcomes[-1]
+
+
+def test_the_check_names_missing_rights_to_write_and_create(scene: Scene, secure: KafkaBroker, tmp_path: Path) -> None:
+    """Exit 77 with the topic of dead letters, and with the changelog that could not be created."""
+    dead, delayed = secure.create_topic(unique("dead")), unique("delayed")
+    put_rule(secure, rule(ResourceType.TOPIC, dead, AclOperation.READ, AclPermissionType.ALLOW))
+    for kind, name in ((ResourceType.TOPIC, delayed), (ResourceType.BROKER, "kafka-cluster")):
+        put_rule(secure, rule(kind, name, AclOperation.CREATE, AclPermissionType.DENY))
+    put_rule(secure, rule(ResourceType.TOPIC, delayed, AclOperation.DESCRIBE, AclPermissionType.ALLOW))
+    more = {"delay": {"changelog": {"topic": delayed}}, "dead_letters": {"kafka": {"topic": dead}}}
+    try:
+        outcome = await_bad(scene, tmp_path, sasl(secure, "SASL_PLAINTEXT", "PLAIN"), **more)
+    finally:
+        lift_rule(secure, rule(ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE, AclPermissionType.DENY))
+    assert outcome.code == 77
+    assert missing(outcome.of("topic of dead letters ")["cure"], "Write", dead) == []
+    assert missing(str(outcome.of("topic of delayed messages ")), "may not be created", "Create") == []

@@ -57,11 +57,12 @@ def load(
         ConfigError: The file cannot be read, or has problems: each with line and column.
     """
     file = Path(path)
-    resolver = _Resolver(os.environ if environ is None else environ, file.parent)
+    environ = os.environ if environ is None else environ
+    resolver = _Resolver(environ, file.parent)
     document = parse(_text(file), resolver.resolve)
     problems = document.problems
     if document.data is not None:
-        outcome = _validate(document)
+        outcome = _validate(document, environ)
         if not isinstance(outcome, Settings):
             problems += [problem for problem in outcome if not _follows(problem, document.problems)]
         elif not problems:
@@ -71,9 +72,9 @@ def load(
     raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
 
 
-def _validate(document: Document) -> Settings | list[Problem]:
+def _validate(document: Document, environ: Mapping[str, str]) -> Settings | list[Problem]:
     try:
-        return Settings.model_validate(document.data)
+        return Settings.model_validate(document.data, context=environ)
     except ValidationError as error:
         return [explain(details, document) for details in error.errors(include_url=False)]
 

@@ -46,14 +46,14 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_validate_says_what_it_would_do() -> None:
     """A good file gives OK and six lines."""
-    result = run("validate", "-c", str(MINIMAL))
+    result = run("validate", "-c", str(MINIMAL), HOME="/home/me", XDG_STATE_HOME="")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"{MINIMAL}: OK",
         "  reads   orders from localhost:9092 as group orders-sidecar",
         "  keeps   created || paid || refunded by header tag, one group per tag; duplicates have the same position",
         "  sends   envelope to http://localhost:8080/ingest, 4 at a time, in batches of 5000 messages or 4MiB or 200ms",
-        "  stores  state in /var/lib/sidecar/orders, dead letters there too; retries: unlimited",
+        "  stores  state in /home/me/.local/state/sidecar/orders-sidecar, dead letters there too; retries: unlimited",
         "  holds   at most 64MiB of messages; status and metrics: 127.0.0.1:9464",
         "  uses    up to 143 MiB of memory; limit its unit or container to 384 MiB",
     ]
@@ -109,7 +109,7 @@ def test_validate_as_json(tmp_path: Path) -> None:
     bad = run("validate", "-c", str(file), "--json")
     assert bad.exit_code == 78
     (problem,) = json.loads(bad.stdout)["problems"]
-    assert (problem["line"], problem["column"], problem["key"], problem["value"]) == (14, 17, "batch.linger", "5")
+    assert (problem["line"], problem["column"], problem["key"], problem["value"]) == (12, 17, "batch.linger", "5")
     gone = run("validate", "-c", str(tmp_path / "gone.yaml"), "--json")
     assert gone.exit_code == 78
     assert "no such file" in json.loads(gone.stdout)["problems"][0]["text"]

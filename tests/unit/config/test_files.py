@@ -51,7 +51,7 @@ def credentials(tmp_path: Path) -> dict[str, str]:
     """The environment that the example files need, with a secret in each credential."""
     for name in ("kafka-password", "receiver-token"):
         (tmp_path / name).write_text(f"secret-{name}\n")
-    return {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    return {"CREDENTIALS_DIRECTORY": str(tmp_path), "HOME": "/home/me"}
 
 
 def test_every_example_is_known() -> None:
@@ -89,11 +89,11 @@ def test_the_example_for_spark_is_whole() -> None:
     assert settings.sink.spark and settings.spark and settings.spark.table
 
 
-def test_full_equals_minimal_but_for_the_subscription() -> None:
+def test_full_equals_minimal_but_for_subscription_and_folder() -> None:
     """All that the full file sets is what a file without it gets."""
     full = load(ROOT / "config" / "full.yaml", {}).public()
-    minimal = load(ROOT / "config" / "minimal.yaml", {}).public()
-    minimal["tags"]["subscribe"] = "*"
+    minimal = load(ROOT / "config" / "minimal.yaml", {"HOME": "/home/me"}).public()
+    minimal["tags"]["subscribe"], minimal["state"] = "*", {"dir": "/var/lib/sidecar/orders"}
     assert full == minimal
 
 

@@ -21,7 +21,8 @@ from sidecar.core.messages.fields import Field
 from sidecar.errors import ConfigError
 from tests.support.json_schema import violations
 
-MINIMAL = (Path(__file__).parents[3] / "config" / "minimal.yaml").read_text()
+FOLDER = "/var/lib/sidecar/orders"
+MINIMAL = (Path(__file__).parents[3] / "config" / "minimal.yaml").read_text() + f"state:\n  dir: {FOLDER}\n"
 BASE: dict[str, Any] = YAML(typ="safe", pure=True).load(MINIMAL)
 
 
@@ -53,7 +54,7 @@ def test_defaults() -> None:
     assert (found.retry.give_up_after_attempts, found.retry.give_up_after_ms) == (None, None)
     assert (found.dead_letters, found.admin.listen, found.drain_timeout_ms) == ("state", ("127.0.0.1", 9464), 20_000)
     assert (found.source.kafka.start, found.source.kafka.start_timeout_ms) == ("earliest", 30_000)
-    assert (found.log.format, found.log.level, found.state.dir) == ("auto", "info", Path("/var/lib/sidecar/orders"))
+    assert (found.log.format, found.log.level, found.state.dir) == ("auto", "info", Path(FOLDER))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +336,7 @@ def test_public_is_a_configuration(tmp_path: Path) -> None:
         {"batch": None},
         {"sink": {}},
         {"sink": {"console": {}, "file": {"path": "x"}}},
-        {"state": {}},
+        {"state": {"folder": "x"}},
         {"dedup": {"capacity": 1}},
         {"memory": {"budget": "5"}},
         {"retry": {"give_up_after": 0}},

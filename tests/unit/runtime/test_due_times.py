@@ -13,7 +13,7 @@ from sidecar.runtime.build import due_reader_of, rules_hash
 from tests.support.messages import ListColumns, Msg
 
 ROOT = Path(__file__).parents[3]
-MINIMAL = load(ROOT / "config" / "minimal.yaml", {}).public()
+MINIMAL = load(ROOT / "config" / "minimal.yaml", {"HOME": "/home/me"}).public()
 
 
 def settings(**delay: Any) -> Settings:
@@ -64,4 +64,4 @@ def test_due_times_are_read_as_configured() -> None:
     run = [Msg(timestamp=1_000), Msg(timestamp=1_000, headers=[("sidecar-deliver-at", b"1m")])]
     assert read(TopicPartition("orders", 0), run) == [None, 61_000]
     assert read(TopicPartition("orders-retry", 0), run) == [901_000, 61_000]
-    assert due_reader_of(load(ROOT / "config" / "minimal.yaml", {}), ListColumns()) is None
+    assert due_reader_of(load(ROOT / "config" / "minimal.yaml", {"HOME": "/home/me"}), ListColumns()) is None

@@ -1,0 +1,70 @@
+"""Which checks a configuration needs. A module of a client is imported only if its section is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from sidecar.check.findings import Check
+from sidecar.check.folder import Running, check_folder, check_state
+from sidecar.config.model import Settings
+from sidecar.errors import extra
+
+
+def checks_of(settings: Settings, running: Running) -> Iterator[Check]:
+    """The checks for these settings.
+
+    Args:
+        settings: A configuration that `validate` accepts.
+        running: Names the daemon that runs with it; empty if none does.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    if settings.source.kafka_:
+        from sidecar.check.kafka import check_kafka
+
+        yield Check(f"Kafka at {settings.source.kafka.bootstrap_servers}", partial(check_kafka, settings))
+    elif settings.source.rocketmq:
+        from sidecar.check.rocketmq import check_rocketmq
+
+        yield Check("RocketMQ", partial(check_rocketmq, settings.source.rocketmq))
+    yield from _sinks(settings)
+    yield Check(f"state folder {settings.state.dir}", partial(check_state, settings, running))
+    yield from _databases(settings)
+
+
+def _sinks(settings: Settings) -> Iterator[Check]:
+    sink = settings.sink
+    if sink.http:
+        from sidecar.check.receiver import check_receiver
+
+        yield Check(f"receiver {sink.http.url}", partial(check_receiver, sink.http))
+    for key, path in (
+        ("sink.spark.landing", sink.spark and sink.spark.landing),
+        ("sink.delta.path", sink.delta and sink.delta.path),
+        ("sink.file.path", sink.file and sink.file.path.parent),
+    ):
+        if path and "://" not in str(path):
+            subject = f"{key.rpartition('.')[0]} in {path}"
+            yield Check(subject, partial(check_folder, subject, Path(path), key))
+
+
+def _databases(settings: Settings) -> Iterator[Check]:
+    ledger = settings.dedup.ledger and settings.dedup.ledger.postgresql
+    held = settings.delay.postgresql if settings.delay and settings.delay.store == "postgresql" else None
+    if not ledger and not held:
+        return
+    with extra("postgresql", "PostgreSQL", "psycopg"):
+        from sidecar.check.database import check_database
+    if ledger:
+        from sidecar.ledger.postgresql import table_of
+
+        tables, key = [table_of(settings.source.group_id), "sidecar_missed"], "dedup.ledger.postgresql"
+        yield Check("ledger", partial(check_database, "ledger in PostgreSQL", ledger, key, tables))
+    if held:
+        from sidecar.delay.changelog.postgresql.tables import TABLES
+
+        subject = "delayed messages in PostgreSQL"
+        yield Check("delayed messages", partial(check_database, subject, held, "delay.postgresql", list(TABLES)))

@@ -1,0 +1,105 @@
+"""What a check finds, and running all checks side by side. Knows no subject of a check."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from sidecar.errors import (
+    EXIT_CANNOT_CREATE,
+    EXIT_CONFIG,
+    EXIT_NO_PERMISSION,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    SidecarError,
+)
+
+TOTAL_S = 12.0
+"""Limit of all checks together, also if nothing answers."""
+WORST_FIRST = (EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE)
+
+
+class Finding(NamedTuple):
+    """One thing that holds or does not."""
+
+    subject: str
+    text: str
+    """What was found."""
+    cure: str = ""
+    """What to do; empty if it holds."""
+    exit_code: int = EXIT_OK
+
+    @property
+    def ok(self) -> bool:
+        """Whether it holds."""
+        return self.exit_code == EXIT_OK
+
+
+Look: TypeAlias = Callable[[], Iterable[Finding]]
+
+
+class Check(NamedTuple):
+    """A function that looks at one subject, on a thread of its own."""
+
+    subject: str
+    look: Look
+
+
+def failed(subject: str, error: SidecarError) -> Finding:
+    """The finding for an error that the daemon would end with."""
+    return Finding(subject, str(error), error.hint, error.exit_code)
+
+
+def gather(checks: Sequence[Check], total_s: float = TOTAL_S) -> list[Finding]:
+    """Run all checks at once; what they found when they are done or the time is over, in their order."""
+    runs = [_Run(check) for check in checks]
+    for run in runs:
+        run.start()
+    deadline_s = time.monotonic() + total_s
+    return [finding for run in runs for finding in run.found(deadline_s, total_s)]
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """The code of the process: 0, or that of what a person must change first."""
+    codes = {finding.exit_code for finding in findings} - {EXIT_OK}
+    return next((code for code in WORST_FIRST if code in codes), max(codes, default=EXIT_OK))
+
+
+class _Run:
+    """A check on its thread, which the process does not wait for at its end."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._found: list[Finding] = []
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"check {check.subject}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for finding in self._check.look():
+                self._found.append(finding)
+        except SidecarError as error:
+            self._found.append(failed(self._check.subject, error))
+        except Exception as error:  # noqa: BLE001
+            self._error = error
+
+    def found(self, deadline_s: float, total_s: float) -> Iterator[Finding]:
+        """What was found until then.
+
+        Raises:
+            Exception: A bug in the check.
+        """
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        is_late = self._thread.is_alive()
+        yield from tuple(self._found)
+        if is_late:
+            text = f"no answer within {total_s:g} s"
+            yield Finding(self._check.subject, text, "check the network and the name server", EXIT_UNAVAILABLE)
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,107 @@
+"""Checks of this host: the state folder, other folders, and the admin address. Creates nothing that stays."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sidecar.check.findings import Finding
+from sidecar.config.address import Address
+from sidecar.config.model import Settings
+from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE
+from sidecar.state.folder import LOCK_FILE
+
+FREE_MIN_BYTES = 100_000_000
+
+Running = Callable[[], str]
+"""Names the daemon that runs with these settings; empty if none does."""
+
+
+def check_state(settings: Settings, running: Running) -> Iterator[Finding]:
+    """Look at the state folder, and at the address for health and metrics."""
+    folder = settings.state.dir
+    holder = _holder(folder)
+    daemon = running() if holder else ""
+    yield _state(folder, holder, daemon)
+    if settings.admin.listen is not None and not daemon:
+        yield _listen(settings.admin.listen)
+
+
+def check_folder(subject: str, folder: Path, key: str) -> Iterator[Finding]:
+    """Look at a folder that is created at the start if it is missing."""
+    yield _written(subject, folder, key)
+
+
+def _state(folder: Path, holder: str, daemon: str) -> Finding:
+    subject = f"state folder {folder}"
+    finding = _written(subject, folder, "state.dir")
+    if not finding.ok:
+        return finding
+    if daemon:
+        return finding._replace(text=f"{finding.text}; in use by {daemon}")
+    if holder:
+        cure = "stop that process, or set state.dir: each sidecar needs a folder of its own"
+        return Finding(subject, f"in use by {holder}", cure, EXIT_CANNOT_CREATE)
+    return finding
+
+
+def _written(subject: str, folder: Path, key: str) -> Finding:
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    cure = f"let user id {os.geteuid()} write there, or set {key} to another folder"
+    if not nearest.is_dir():
+        return Finding(subject, f"{nearest} is not a folder", f"set {key} to a folder", EXIT_CANNOT_CREATE)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return Finding(subject, f"{nearest} cannot be written", cure, EXIT_CANNOT_CREATE)
+    free_bytes = _free_bytes(nearest)
+    if free_bytes < FREE_MIN_BYTES:
+        text = f"only {free_bytes / 1e6:.0f} MB are free in {nearest}"
+        return Finding(subject, text, f"free space there, or set {key} to another disk", EXIT_CANNOT_CREATE)
+    if nearest == folder:
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            return Finding(subject, f"it cannot be written: {error.strerror}", cure, EXIT_CANNOT_CREATE)
+    when = "writable" if nearest == folder else "will be created"
+    return Finding(subject, f"{when}, {free_bytes / 1e9:,.1f} GB free")
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _holder(folder: Path) -> str:
+    """The process that has the lock of the folder; empty if none has it."""
+    try:
+        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        # Given back at once; shared, so that two checks do not see each other.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        return f"pid {pid}" if pid else "another process"
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _listen(listen: Address) -> Finding:
+    subject = f"admin.listen {listen}"
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((listen.host, listen.port))
+        except OSError as error:
+            cure = "set admin.listen to another port, or to off"
+            return Finding(subject, f"cannot be listened on: {error.strerror}", cure, EXIT_UNAVAILABLE)
+    return Finding(subject, "free")

@@ -1,0 +1,65 @@
+"""``sidecar check``: whether broker, receiver, state folder and databases are there and may be used."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+import click
+import orjson
+
+from sidecar.check.checks import checks_of
+from sidecar.check.findings import Finding, exit_code, gather
+from sidecar.cli import config_option
+from sidecar.cli.status import ask
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.errors import UnavailableError
+
+
+@click.command(epilog="Example: sidecar check -c /etc/sidecar/orders.yaml")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(path: str, as_json: bool) -> int:
+    """Check that everything a configuration names is there and may be used.
+
+    Broker, topics, group and their rights, receiver, state folder, databases. Joins no group, commits no offset and
+    posts no row; takes at most 12 s. Exit code 0 if all is well, otherwise that of the worst finding.
+    """
+    from sidecar.runtime.usable import unusable
+
+    settings = load(path, refusals=unusable)
+    findings = gather(tuple(checks_of(settings, lambda: running(settings))))
+    code = exit_code(findings)
+    if as_json:
+        found = [{**finding._asdict(), "ok": finding.ok} for finding in findings]
+        click.echo(orjson.dumps({"ok": code == 0, "file": path, "checks": found}, option=orjson.OPT_INDENT_2).decode())
+    else:
+        for finding in findings:
+            _show(finding)
+    return code
+
+
+def running(settings: Settings) -> str:
+    """The daemon of this group that has the state folder, in words; empty if there is none."""
+    with suppress(UnavailableError):
+        status = ask(settings)
+        if status["group_id"] == settings.source.group_id:
+            return f"the running daemon, pid {status['pid']}, {status['health']['state']}"
+    return ""
+
+
+def _show(finding: Finding) -> None:
+    good, bad = ("✓", "✗") if _can_print("✓✗") else ("ok  ", "FAIL")
+    mark = click.style(good, fg="green") if finding.ok else click.style(bad, fg="red")
+    click.echo(f"{mark} {finding.subject}: {finding.text}")
+    if finding.cure:
+        click.echo(f"  Try: {finding.cure}")
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeError:
+        return False
+    return True

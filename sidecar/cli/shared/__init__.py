@@ -1,0 +1,1 @@
+"""What several commands share: requests to the daemon, and how they print and ask."""

@@ -1,0 +1,1 @@
+"""Settings of the state folder, and its default."""
