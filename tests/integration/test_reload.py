@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def test_groups_and_format_change_when_all_is_quiet(scene: Scene) -> None:
         wait_until(lambda: len(scene.receiver.rows()) == 10, 30, "all arrive", detail=daemon.log_tail)
         assert [part["group"] for part in scene.receiver.parts()] == ["a", "both"]
         assert scene.receiver.headers[-1]["content-type"] == "application/json"
+        committed = partial(scene.broker.committed, scene.group)
+        wait_until(lambda: committed()[scene.topic, 0][0] == 10, 30, "it is committed", detail=daemon.log_tail)
         daemon.kill9()
         daemon.start()
         scene.send([b"[%d]" % number for number in range(5, 10)], tag="a")
