@@ -19,7 +19,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@pytest.mark.parametrize("store", ["changelog", "local"])
+@pytest.mark.parametrize("store", ["changelog", pytest.param("local", marks=pytest.mark.proof)])
 def test_what_is_cancelled_never_comes_though_the_daemon_is_killed(kafka: Broker, tmp_path: Path, store: str) -> None:
     """Of thousands that fall due soon, each is delivered once, unless its name was cancelled in time."""
     (topic,) = new_topics(kafka, 1, 2)

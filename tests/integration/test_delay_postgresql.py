@@ -41,11 +41,13 @@ def test_an_outage_of_one_group_holds_nothing_up(kafka: Broker, postgresql: Data
     assert parked_outage(kafka, tmp_path, 12_000, 2, store="postgresql", forgets=True, delay=delay).exact
 
 
+@pytest.mark.proof
 def test_members_take_over_what_others_held(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """Of two members with folders of their own, one is killed while messages fall due: each arrives once."""
     assert takeovers(kafka, tmp_path, 12_000, 2, delay=postgresql.delay_section()).exact
 
 
+@pytest.mark.proof
 def test_who_stands_still_appends_nothing_afterwards(kafka: Broker, postgresql: Database, tmp_path: Path) -> None:
     """A member that stood still for longer than its session, under requests of an operator, harms nothing."""
     assert zombies(kafka, tmp_path, 6_000, 1, delay=postgresql.delay_section()).exact
