@@ -77,9 +77,13 @@ class Replays:
         Raises:
             StateError: They cannot be read.
         """
-        if not self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'replay_parts'"):
+        if not self._has("replay_parts"):
             return []
         return [_part(row) for row in self._letters.rows(f"SELECT id, {_COLUMNS} FROM replay_parts ORDER BY id")]
+
+    def _has(self, table: str) -> bool:
+        """Whether a replay has created this table."""
+        return bool(self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", [table]))
 
     def token(self) -> str:
         """Random digits that name this state file for ever; drawn at the first call."""
@@ -130,7 +134,7 @@ class Replays:
         Raises:
             StateError: They cannot be read.
         """
-        if not self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'replay_origins'"):
+        if not self._has("replay_origins"):
             return set()
         return {
             origin for (origin,) in self._letters.rows("SELECT origin FROM replay_origins WHERE source = ?", [source])
