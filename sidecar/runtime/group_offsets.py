@@ -14,7 +14,7 @@ from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.errors import forbidden, is_credentials, is_forbidden, text_of
+from sidecar.sources.kafka.errors import ClientErrors, forbidden, is_forbidden, text_of
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
@@ -67,17 +67,16 @@ class GroupOffsets:
     def __init__(self, settings: KafkaSettings, rules: bytes) -> None:
         self._settings = settings.model_copy(update={"start_timeout_ms": min(settings.start_timeout_ms, START_MS)})
         self._rules = rules
-        self._refusal = ""
-        self._problems: dict[str, str] = {}
+        self._errors = ClientErrors()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         config = client_config(self._settings)
-        own = {"group.id": self._settings.group_id, "enable.auto.commit": False, "error_cb": self._on_error}
+        own = {"group.id": self._settings.group_id, "enable.auto.commit": False, "error_cb": self._errors}
         consumer = self._stack.enter_context(closing(ck.Consumer(config | own)))
         try:
             self._cluster_id = await_topics(
-                consumer, self._settings, lambda: self._refusal, self._problems, lambda _: None
+                consumer, self._settings, lambda: self._errors.refusal, self._errors.problems, lambda _: None
             )
         except SidecarError:
             self._stack.close()
@@ -163,9 +162,3 @@ class GroupOffsets:
             f"Kafka at {self._settings.bootstrap_servers}: {text_of(error)}",
             hint="check that the brokers run and are reachable from here, and run the command again",
         )
-
-    def _on_error(self, error: KafkaError) -> None:
-        if is_credentials(error):
-            self._refusal = text_of(error)
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._problems["client"] = text_of(error)

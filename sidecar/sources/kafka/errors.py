@@ -58,3 +58,23 @@ def forbidden(error: KafkaError, topic: str, group_id: str) -> CredentialsError:
     what = {"topic": f"the topic {topic}", "group": f"the group {group_id}"}.get(kind, "the cluster")
     hint = f"allow our user the operations Describe and Read on {what}"
     return CredentialsError(f"Kafka refuses access to {what}: {text_of(error)}", hint=hint)
+
+
+class ClientErrors:
+    """What a client that only asks reports of the broker: its callback for errors.
+
+    Attributes:
+        refusal: The reason for which the broker refused the credentials; empty if it did not.
+        problems: The last error, under `client`.
+    """
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        self.problems: dict[str, str] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        """Note an error."""
+        if is_credentials(error):
+            self.refusal = text_of(error)
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.problems["client"] = text_of(error)

@@ -21,7 +21,7 @@ from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.sources.kafka.errors import forbidden, is_credentials, is_forbidden, text_of
+from sidecar.sources.kafka.errors import ClientErrors, forbidden, is_forbidden, text_of
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Offsets
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
@@ -97,8 +97,7 @@ class Look:
     now: int
     missing: list[str] = field(default_factory=list)
     """The changelogs that do not exist."""
-    _refusal: str = ""
-    _problems: dict[str, str] = field(default_factory=dict)
+    _errors: ClientErrors = field(default_factory=ClientErrors)
 
     def run(self, is_wanted: Callable[[TopicPartition], bool]) -> dict[TopicPartition, Unclaimed]:
         """The changelogs of the wanted partitions that have any.
@@ -110,9 +109,11 @@ class Look:
         settings = self.settings
         least_ms = min(settings.start_timeout_ms, int(START_S * 1000))
         patient = settings.model_copy(update={"start_timeout_ms": least_ms})
-        config = reader_config(settings) | {"group.id": settings.group_id, "error_cb": self._on_error}
+        config = reader_config(settings) | {"group.id": settings.group_id, "error_cb": self._errors}
         with closing(ck.Consumer(config)) as consumer:
-            cluster_id = await_topics(consumer, patient, lambda: self._refusal, self._problems, lambda _: None)
+            cluster_id = await_topics(
+                consumer, patient, lambda: self._errors.refusal, self._errors.problems, lambda _: None
+            )
             try:
                 return self._look(consumer, cluster_id, is_wanted)
             except KafkaException as error:
@@ -193,9 +194,3 @@ class Look:
             f"Kafka at {servers} does not tell what is held{topic and f' in {topic}'}: {text_of(error)}",
             hint="check that the brokers run and are reachable from here, and run the command again",
         )
-
-    def _on_error(self, error: KafkaError) -> None:
-        if is_credentials(error):
-            self._refusal = text_of(error)
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._problems["client"] = text_of(error)
