@@ -18,48 +18,74 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """Sidecar multiplies no matrices; each thread costs address space, and if that is short, numpy ends the process."""
 
 EXIT_INTERRUPTED = 130
-COMMANDS = {
-    "init": "Write a first configuration file.",
-    "run": "Run the daemon: consume messages and deliver them in batches.",
-    "validate": "Check a configuration file and summarize what it does.",
-    "check": "Check that broker, receiver, state folder and databases can be used.",
-    "status": "Show the state of a running daemon.",
-    "reload": "Let a running daemon read its configuration file again.",
-    "delay": "Show what is held until it is due; cancel or release it.",
-    "offsets": "Show and reset the offsets of the consumer group in Kafka.",
-    "dead-letters": "Show messages that were given up; deliver them again, or delete them.",
-    "msgid": "Decode a RocketMQ message id.",
-    "native": "Install librocketmq into a folder.",
-    "schema": "Print the JSON Schema of the configuration file.",
-    "spark": "Run the pipeline on Spark, or fill a table with Spark.",
-    "demo": "Show the daemon at work on generated messages; no broker is needed.",
+SECTIONS = {
+    "file": (
+        "Configuration",
+        {
+            "init": "Write a first configuration file.",
+            "validate": "Check a configuration file and summarize what it does.",
+            "check": "Check that broker, receiver, state folder and databases can be used.",
+            "schema": "Print the JSON Schema of the configuration file.",
+        },
+    ),
+    "daemon": (
+        "Daemon",
+        {
+            "run": "Run the daemon: consume messages and deliver them in batches.",
+            "status": "Show the state of a running daemon.",
+            "reload": "Let a running daemon read its configuration file again.",
+        },
+    ),
+    "stored": (
+        "Stored messages and progress",
+        {
+            "dead-letters": "Show messages that were given up; deliver them again, or delete them.",
+            "delay": "Show what is held until it is due; cancel or release it.",
+            "offsets": "Show and reset the offsets of the consumer group in Kafka.",
+        },
+    ),
+    "": (
+        "Other",
+        {
+            "demo": "Show the daemon at work on generated messages; no broker is needed.",
+            "spark": "Run the pipeline on Spark, or fill a table with Spark.",
+            "msgid": "Decode a RocketMQ message id.",
+            "native": "Install librocketmq into a folder.",
+        },
+    ),
+}
+"""By folder in this package: a title, and the commands in their order in the help."""
+MODULES = {
+    name: ".".join(filter(None, (__name__, folder, name.replace("-", "_"))))
+    for folder, (_, commands) in SECTIONS.items()
+    for name in commands
 }
 
 config_option = click.option("-c", "--config", "path", required=True, metavar="FILE", help="Configuration file.")
 
 
 class Commands(click.Group):
-    """A group whose commands are in `sidecar.cli.<name>`, each under its own name, with `_` for `-`.
+    """A group whose commands are in `MODULES`, each under its own name, with `_` for `-`.
 
     A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The names, in the order of the help."""
-        return list(COMMANDS)
+        return list(MODULES)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
         """The command of this name; only its module is imported."""
-        if name not in COMMANDS:
+        if name not in MODULES:
             return None
-        module = name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), module)
+        command: click.Command = getattr(importlib.import_module(MODULES[name]), name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in SECTIONS.values():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; every error becomes a message and an exit code."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner
 
-from sidecar.cli.status import status
+from sidecar.cli.daemon.status import status
 from sidecar.core.books import Books
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, Ask, read_address

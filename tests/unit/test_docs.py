@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 import sidecar
 from sidecar import errors
-from sidecar.cli import COMMANDS, EXIT_INTERRUPTED, main
+from sidecar.cli import EXIT_INTERRUPTED, MODULES, main
 from sidecar.cli.demo import EXIT_UNBALANCED
 from sidecar.config.file.loader import load
 from sidecar.core.records import Attempt, TopicPartition
@@ -92,7 +92,7 @@ def name_of(function: ast.expr) -> str:
 def commands() -> Iterator[click.Command]:
     """The commands of the program, and those of its groups."""
     with click.Context(main) as context:
-        for name in COMMANDS:
+        for name in MODULES:
             command = main.get_command(context, name)
             assert command is not None
             yield command
@@ -116,7 +116,7 @@ def test_every_command_and_option_is_told() -> None:
     """The table of commands names each command and option, and no other."""
     wanted = set()
     for command in commands():
-        wanted |= {f"sidecar {command.name}"} if command.name in COMMANDS else set()
+        wanted |= {f"sidecar {command.name}"} if command.name in MODULES else set()
         options = (parameter for parameter in command.params if isinstance(parameter, click.Option))
         wanted |= {option for parameter in options for option in parameter.opts}
     wanted |= {option for parameter in main.params for option in parameter.opts}
@@ -326,7 +326,7 @@ def test_every_command_that_is_told_exists(path: Path) -> None:
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert targets is not None
     assert set(re.findall(r"(?:`|^    )make ([a-z]+)", text, flags=re.MULTILINE)) <= set(targets[1].split())
-    assert set(re.findall(r"(?:`|^    )sidecar ([a-z-]+)", text, flags=re.MULTILINE)) <= set(COMMANDS)
+    assert set(re.findall(r"(?:`|^    )sidecar ([a-z-]+)", text, flags=re.MULTILINE)) <= set(MODULES)
 
 
 def test_every_document_is_found_from_the_readme() -> None:

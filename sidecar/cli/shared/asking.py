@@ -11,7 +11,7 @@ from typing import Any
 import click
 import urllib3
 
-from sidecar.cli.status import ANSWER_BYTES_MAX, ask
+from sidecar.cli.daemon.status import ANSWER_BYTES_MAX, ask
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError

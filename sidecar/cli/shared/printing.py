@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from sidecar.cli.status import PIPE_COLUMNS
+from sidecar.cli.daemon.status import PIPE_COLUMNS
 from sidecar.core.messages.instants import parse_instant
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from sidecar.cli import COMMANDS, main
+from sidecar.cli import MODULES, main
 from sidecar.config import schema
 from sidecar.errors import StateError
 from tests.support.process import wait_until
@@ -135,7 +135,7 @@ def test_help_and_version() -> None:
     """Help lists every command without loading one; the version is one line."""
     shown = run("--help")
     assert shown.exit_code == 0
-    assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+    assert all(f"  {name} " in shown.stdout for name in MODULES)
     assert run("--version").stdout.startswith("sidecar ")
     assert run("validate", "-h").exit_code == 0
 

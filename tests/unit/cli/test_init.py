@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.cli import main
-from sidecar.cli.init import Answers, rendered
+from sidecar.cli.file.init import Answers, rendered
 from sidecar.config.file.loader import load
 
 FLAGS = {"--topics": "orders, returns", "--group": "g", "--url": "http://h:8080/in"}

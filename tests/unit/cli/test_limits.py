@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli.validate import limit_mib, memory_mib
+from sidecar.cli.file.validate import limit_mib, memory_mib
 from sidecar.config.model import Settings
 
 ROOT = Path(__file__).parents[3]

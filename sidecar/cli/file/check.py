@@ -11,7 +11,7 @@ import orjson
 from sidecar.check.checks import checks_of
 from sidecar.check.findings import Finding, exit_code, gather
 from sidecar.cli import config_option
-from sidecar.cli.status import ask
+from sidecar.cli.daemon.status import ask
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError

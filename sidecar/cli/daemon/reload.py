@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from sidecar.cli import config_option
+from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import request
-from sidecar.cli.status import ask
 from sidecar.config.file.loader import load
 from sidecar.errors import EXIT_CONFIG, EXIT_OK
 from sidecar.runtime.usable import unusable

@@ -1,0 +1,1 @@
+"""Commands that run a daemon, or ask one that runs."""

@@ -1,0 +1,1 @@
+"""Commands about what a broker, the state folder and a changelog have stored."""
