@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 EXIT_OK = 0
 EXIT_USAGE = 64
+EXIT_DATA = 65
 EXIT_NO_INPUT = 66
 EXIT_UNAVAILABLE = 69
 EXIT_INTERNAL = 70

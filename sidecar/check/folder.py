@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import tempfile
@@ -13,7 +12,7 @@ from sidecar.check.findings import Finding
 from sidecar.config.address import Address
 from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE
-from sidecar.state.folder import LOCK_FILE
+from sidecar.state.folder import holder_of
 
 FREE_MIN_BYTES = 100_000_000
 
@@ -24,7 +23,7 @@ Running = Callable[[], str]
 def check_state(settings: Settings, running: Running) -> Iterator[Finding]:
     """Look at the state folder, and at the address for health and metrics."""
     folder = settings.state.dir
-    holder = _holder(folder)
+    holder = holder_of(folder)
     daemon = running() if holder else ""
     yield _state(folder, holder, daemon)
     if settings.admin.listen is not None and not daemon:
@@ -73,25 +72,6 @@ def _written(subject: str, folder: Path, key: str) -> Finding:
 def _free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def _holder(folder: Path) -> str:
-    """The process that has the lock of the folder; empty if none has it."""
-    try:
-        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        # Given back at once; shared, so that two checks do not see each other.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        return f"pid {pid}" if pid else "another process"
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-    return ""
 
 
 def _listen(listen: Address) -> Finding:

@@ -42,6 +42,7 @@ SECTIONS = {
             "dead-letters": "Show messages that were given up; deliver them again, or delete them.",
             "delay": "Show what is held until it is due; cancel or release it.",
             "offsets": "Show and reset the offsets of the consumer group in Kafka.",
+            "state": "Show what the state folder holds, and check it.",
         },
     ),
     "": (
@@ -64,10 +65,16 @@ MODULES = {
 config_option = click.option("-c", "--config", "path", required=True, metavar="FILE", help="Configuration file.")
 
 
+def example(*lines: str) -> str:
+    """The end of a command's help, whose lines are not wrapped: a user copies them."""
+    return "\b\n" + "\n".join(["Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)])
+
+
 class Commands(click.Group):
     """A group whose commands are in `MODULES`, each under its own name, with `_` for `-`.
 
     A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
+
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from sidecar.cli import example
 from sidecar.errors import StateError, UnavailableError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ Sink = Literal["http", "spark"]
 Source = Literal["kafka", "rocketmq"]
 
 
-@click.command()
+@click.command(epilog=example("sidecar demo --sink http"))
 @click.option(
     "--messages", type=click.IntRange(1_000, 200_000), default=100_000, show_default=True, help="Messages to produce."
 )

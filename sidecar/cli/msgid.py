@@ -10,6 +10,7 @@ from typing import Any
 import click
 import orjson
 
+from sidecar.cli import example
 from sidecar.config.address import address
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.wire.codes import Request
@@ -30,7 +31,7 @@ class _Id(click.ParamType[MessageId]):
             self.fail(f"{value!r} {error}", param, ctx)
 
 
-@click.command()
+@click.command(epilog=example("sidecar msgid C0A8016400002A9F0000000000000B5C"))
 @click.argument("message_id", type=_Id(), metavar="ID")
 @click.option("--broker", metavar="HOST:PORT", help="Fetch the message from this broker; for a broker's id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 
+from sidecar.cli import example
 from sidecar.errors import ConfigError, UnavailableError
 
 PACKAGES = {"client": "rocketmq-client-python==2.0.0", "library": "rocketmq==0.4.4"}
 """Packages by folder. Both, and the gRPC client, are imported as `rocketmq`: one folder cannot have them all."""
 
 
-@click.command()
+@click.command(epilog=example("sidecar native /opt/librocketmq"))
 @click.argument("folder", type=click.Path(path_type=Path))
 def native(folder: Path) -> None:
     """Install librocketmq into FOLDER, for `source.rocketmq.native_path`."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.errors import extra
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def spark() -> None:
     """Run the pipeline on Spark, or fill a table from a landing zone."""
 
 
-@spark.command()
+@spark.command(epilog=example("sidecar spark run -c sidecar.yaml --once"))
 @config_option
 @once_option
 def run(path: str, once: bool) -> None:
@@ -35,7 +35,7 @@ def run(path: str, once: bool) -> None:
     _run(SparkRun, load_for_run(path), signals, once=once)
 
 
-@spark.command()
+@spark.command(epilog=example("sidecar spark ingest -c sidecar.yaml --once"))
 @config_option
 @once_option
 def ingest(path: str, once: bool) -> None:

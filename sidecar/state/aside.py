@@ -39,11 +39,20 @@ def set_aside(folder: StateFolder, path: Path, reason: str) -> Damage:
     return Damage("database", str(path), reason, outcome)
 
 
-def _remove_oldest(path: Path) -> str:
-    kept = sorted(
+def files_set_aside(path: Path) -> list[Path]:
+    """The databases that were set aside in the place of this one, the oldest first.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    return sorted(
         (file for file in path.parent.glob(f"{path.name}.damaged-*") if not file.name.endswith(_SIDE_FILES)),
         key=lambda file: (file.stat().st_mtime_ns, file.name),
     )
+
+
+def _remove_oldest(path: Path) -> str:
+    kept = files_set_aside(path)
     for file in kept[:-DAMAGED_KEPT_MAX]:
         for suffix in (*_SIDE_FILES, ""):
             Path(f"{file}{suffix}").unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from sidecar.errors import NoStateError, StateError
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, FREE_PAGES_RETURNED_MAX, text_of
 from sidecar.state.interface import Damage, StoredLetter
 from sidecar.state.letters import SELECT, is_sound, letter_of, storable, unstored
-from sidecar.state.schema import DamagedError, DatabaseRow, version_of
+from sidecar.state.schema import DamagedError, DatabaseRow, written_version
 
 DELETED_AT_ONCE = 1_000
 """Letters deleted in one transaction, for which the daemon waits."""
@@ -122,8 +122,7 @@ class LettersBeside:
             self._connection.text_factory = text_of
             self._connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
             self._connection.execute("PRAGMA synchronous=FULL")
-            if not version_of(self._connection):
-                raise DamagedError("it is empty")
+            written_version(self._connection)
         except sqlite3.Error as error:
             raise self._error("open", error) from error
         except DamagedError as error:

@@ -32,6 +32,25 @@ def state_error(action: str, path: Path, error: OSError) -> StateError:
     return StateError(f"state folder: cannot {action} {path}: {error.strerror or error}", hint=cure)
 
 
+def holder_of(folder: Path) -> str:
+    """The process that has the lock of a folder; empty if none has it, or if that cannot be asked."""
+    try:
+        fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        # Given back at once; shared, so that two who ask do not see each other.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        return f"pid {pid}" if pid else "another process"
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return ""
+
+
 class StateFolder:
     """A folder that no other process can open while this object is open; the lock dies with the process.
 

@@ -156,21 +156,10 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     """
     if not text:
         return Decoded(Origin.NONE)
-    try:
-        raw = base64.b64decode(text, validate=True)
-        magic, version, crc = _HEAD.unpack_from(raw)
-        body = raw[_HEAD.size :]
-        if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != crc:
-            return Decoded(Origin.FOREIGN)
-        incarnation, group, topic, their_rules = _IDENTITY.unpack_from(body)
-        reader = _Reader(body[_IDENTITY.size :])
-        state = _read(reader)
-        stamp, parent = reader.stamp(), reader.stamp()
-        state.tries.update(reader.tries(list(_places(state.lanes))))
-        stores, parked = reader.stores()
-        state = replace(state, stores=stores, parked=parked)
-    except (binascii.Error, ValueError, struct.error, IndexError):
+    content = _content(text)
+    if content is None:
         return Decoded(Origin.FOREIGN)
+    (incarnation, group, topic, their_rules), state, stamp, parent = content
     if group != _hash(known.cluster_id, known.group_id) or state.watermark != offset:
         return Decoded(Origin.FOREIGN)
     if topic != _hash(known.topic_id):
@@ -178,6 +167,40 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     if their_rules != rules:
         return Decoded(Origin.OTHER_RULES)
     return Decoded(Origin.OURS, incarnation, state, stamp, parent)
+
+
+def state_of(text: str) -> PartitionState | None:
+    """The state in metadata of any group and any rules, for people to look at; None if it is not Sidecar's."""
+    content = _content(text)
+    return None if content is None else content.state
+
+
+class _Content(NamedTuple):
+    """What metadata has, whoever wrote it."""
+
+    identity: tuple[int, bytes, bytes, bytes]
+    """Incarnation, and the hashes of group, topic and rules."""
+    state: PartitionState
+    stamp: Stamp | None
+    parent: Stamp | None
+
+
+def _content(text: str) -> _Content | None:
+    try:
+        raw = base64.b64decode(text, validate=True)
+        magic, version, crc = _HEAD.unpack_from(raw)
+        body = raw[_HEAD.size :]
+        if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != crc:
+            return None
+        identity = _IDENTITY.unpack_from(body)
+        reader = _Reader(body[_IDENTITY.size :])
+        state = _read(reader)
+        stamp, parent = reader.stamp(), reader.stamp()
+        state.tries.update(reader.tries(list(_places(state.lanes))))
+        stores, parked = reader.stores()
+        return _Content(identity, replace(state, stores=stores, parked=parked), stamp, parent)
+    except (binascii.Error, ValueError, struct.error, IndexError):
+        return None
 
 
 def _places(lanes: Mapping[int, LaneState]) -> Iterator[IntentKey]:

@@ -58,8 +58,32 @@ def check(connection: sqlite3.Connection) -> int:
     """
     version = version_of(connection)
     if version:
-        _check_pages(connection)
+        _check_pages(connection, "quick_check")
     return version
+
+
+def check_fully(connection: sqlite3.Connection) -> None:
+    """Check a file with its indexes and its tables, which takes longer than `check`; writes nothing.
+
+    Raises:
+        DamagedError: It is no state file, its pages are damaged, or a table of Sidecar is missing or changed.
+        StateError: A newer version of this program wrote it.
+    """
+    written_version(connection)
+    _check_pages(connection, "integrity_check")
+    _missing(connection)
+
+
+def written_version(connection: sqlite3.Connection) -> int:
+    """The version of a file that must have one.
+
+    Raises:
+        DamagedError: It is empty, or no state file.
+        StateError: A newer version of this program wrote it.
+    """
+    if version := version_of(connection):
+        return version
+    raise DamagedError("it is empty")
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -103,17 +127,17 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
     connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
-def _check_pages(connection: sqlite3.Connection) -> None:
-    """Check the pages; complaints about other programs' tables are ignored."""
+def _check_pages(connection: sqlite3.Connection, how: str) -> None:
+    """Check the pages by a pragma; complaints about other programs' tables are ignored."""
     try:
-        faults = [text for (text,) in connection.execute(f"PRAGMA quick_check({MESSAGES_MAX})")]
+        faults = [text for (text,) in connection.execute(f"PRAGMA {how}({MESSAGES_MAX})")]
     except sqlite3.OperationalError as error:  # a function or collation that only the other program has
         faults = [str(error)]
     if faults == ["ok"]:
         return
     ours = {name for kind, name, *_ in _expected_objects() if kind == "table"}
     theirs = {table for _, _, table, _ in _objects(connection)} - ours
-    checks = [connection.execute(f"PRAGMA quick_check('{name}')").fetchone()[0] for name in sorted(ours)]
+    checks = [connection.execute(f"PRAGMA {how}('{name}')").fetchone()[0] for name in sorted(ours)]
     if not theirs or len(faults) == MESSAGES_MAX or any(text != "ok" for text in checks) or _is_structural(faults):
         raise DamagedError(faults[0])
 
@@ -124,6 +148,18 @@ def _is_structural(complaints: Sequence[str]) -> bool:
 
 
 def _mend(connection: sqlite3.Connection) -> None:
+    missing = _missing(connection)
+    for sql in missing:
+        connection.execute(sql)
+    if missing:
+        connection.execute(
+            "UPDATE dead_letter_totals SET letters = (SELECT count(*) FROM dead_letters), "
+            "size_bytes = (SELECT coalesce(sum(size_bytes), 0) FROM dead_letters)"
+        )
+
+
+def _missing(connection: sqlite3.Connection) -> list[str]:
+    """Statements that create the indexes and triggers of Sidecar which are missing."""
     there = {(kind, name): (table, sql) for kind, name, table, sql in _objects(connection)}
     missing = []
     for kind, name, table, sql in _expected_objects():
@@ -136,13 +172,7 @@ def _mend(connection: sqlite3.Connection) -> None:
         "dead_letter_totals" in str(sql) for key, (_, sql) in there.items() if key[0] == "trigger" and key not in ours
     ):
         raise DamagedError("a trigger of its tables has another name")
-    for sql in missing:
-        connection.execute(sql)
-    if missing:
-        connection.execute(
-            "UPDATE dead_letter_totals SET letters = (SELECT count(*) FROM dead_letters), "
-            "size_bytes = (SELECT coalesce(sum(size_bytes), 0) FROM dead_letters)"
-        )
+    return missing
 
 
 def _objects(connection: sqlite3.Connection) -> list[DatabaseRow]:

@@ -112,6 +112,20 @@ def test_the_search_for_events_finds_them() -> None:
     assert len(events()) > 20
 
 
+def test_every_help_has_an_example() -> None:
+    """The help of each command shows a command line of it, whose options there are."""
+    for command in commands():
+        if isinstance(command, click.Group):
+            continue
+        examples = re.findall(r"^  sidecar (.*)", command.epilog or "", flags=re.MULTILINE)
+        assert examples, f"no example in the help of {command.name}"
+        known = {option for one in command.params if isinstance(one, click.Option) for option in one.opts}
+        for example in examples:
+            words = example.split("|")[0].split("&&")[0].split()
+            assert command.name in words, example
+            assert {word for word in words if word.startswith("-")} <= known, example
+
+
 def test_every_command_and_option_is_told() -> None:
     """The table of commands names each command and option, and no other."""
     wanted = set()
@@ -132,14 +146,6 @@ def test_every_command_of_a_group_is_told() -> None:
     names = [f"`sidecar {group.name} {name}" for group in groups for name in group.commands]
     assert len(names) > 8
     assert [name for name in names if not re.search(rf"{name}[ `]", text)] == []
-
-
-def test_every_command_for_dead_letters_has_an_example() -> None:
-    """The help of each shows how it is called."""
-    (group,) = [command for command in commands() if command.name == "dead-letters"]
-    assert isinstance(group, click.Group)
-    for name, command in group.commands.items():
-        assert f"For example: sidecar dead-letters {name} -c " in (command.help or "")
 
 
 def test_every_exit_code_is_told() -> None:

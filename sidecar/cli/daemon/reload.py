@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import request
 from sidecar.config.file.loader import load
@@ -20,12 +20,13 @@ WHEN = {
 }
 
 
-@click.command(epilog="Example: sidecar reload -c /etc/sidecar/orders.yaml")
+@click.command(epilog=example("sidecar reload -c sidecar.yaml"))
 @config_option
 def reload(path: str) -> int:
     """Let the running daemon read its file again, and tell what applies when.
 
     A file with a mistake changes nothing.
+
     """
     settings = load(path, refusals=unusable)
     ask(settings)

@@ -7,10 +7,10 @@ from functools import partial
 
 import click
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 
 
-@click.command()
+@click.command(epilog=example("sidecar run -c sidecar.yaml"))
 @config_option
 def run(path: str) -> None:
     """Run the daemon in the foreground until SIGTERM; SIGHUP makes it read the file again."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
@@ -28,7 +28,7 @@ PIPE_COLUMNS = 200
 _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", "problems", "retrying", "blocking"}
 
 
-@click.command()
+@click.command(epilog=example("sidecar status -c sidecar.yaml --json | jq .lag"))
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--check", is_flag=True, help="Print only its health; exit with 69 unless it is healthy or degraded.")
@@ -52,6 +52,7 @@ def ask(settings: Settings) -> dict[str, Any]:
 
     Raises:
         UnavailableError: No daemon runs, or something else answers at its address.
+
     """
     folder = Path(settings.state.dir)
     written = read_address(folder)

@@ -10,14 +10,14 @@ import orjson
 
 from sidecar.check.checks import checks_of
 from sidecar.check.findings import Finding, exit_code, gather
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
 
 
-@click.command(epilog="Example: sidecar check -c /etc/sidecar/orders.yaml")
+@click.command(epilog=example("sidecar check -c sidecar.yaml"))
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(path: str, as_json: bool) -> int:
@@ -25,6 +25,7 @@ def check(path: str, as_json: bool) -> int:
 
     Broker, topics, group and their rights, receiver, state folder, databases. Joins no group, commits no offset and
     posts no row; takes at most 12 s. Exit code 0 if all is well, otherwise that of the worst finding.
+
     """
     from sidecar.runtime.usable import unusable
 

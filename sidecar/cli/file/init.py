@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from pydantic import BaseModel, ValidationError
 
+from sidecar.cli import example
 from sidecar.config.file.loader import InvalidConfigError, load
 from sidecar.config.sinks import HttpSink
 from sidecar.config.source.kafka import KafkaSource
@@ -100,8 +101,10 @@ class Answers(NamedTuple):
 
 
 @click.command(
-    epilog="Example: sidecar init --kafka localhost:9092 --topics orders --group orders-sidecar "
-    "--url http://localhost:8080/ingest -o orders.yaml"
+    epilog=example(
+        "sidecar init",
+        "sidecar init --kafka localhost:9092 --topics orders --group orders-sidecar --url http://localhost:8080/ingest",
+    )
 )
 @click.option("--kafka", metavar="HOST:PORT", help="A Kafka broker; several are separated by commas.")
 @click.option("--rocketmq", metavar="HOST:PORT", help="A RocketMQ name server, instead of Kafka.")
@@ -198,6 +201,7 @@ def rendered(answers: Answers, file: str, environ: Mapping[str, str]) -> str:
         answers: Values that were checked.
         file: Its name, for the commands in it.
         environ: The variables, from which the default of the state folder follows.
+
     """
     template = HEAD + (KAFKA if answers.is_kafka else ROCKETMQ) + TAIL
     return template.format(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 import orjson
 
+from sidecar.cli import example
 
-@click.command()
+
+@click.command(epilog=example("sidecar schema > sidecar.schema.json"))
 @click.option("-c", "--config", metavar="FILE", help="Accepted as by other commands, and ignored.")
 def schema(config: str | None) -> None:  # noqa: ARG001
     """Print the JSON Schema of the configuration file."""

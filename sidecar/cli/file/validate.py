@@ -7,7 +7,7 @@ from typing import Any
 import click
 import orjson
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.config import InvalidConfigError, Settings, load
 from sidecar.config.file.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
@@ -17,7 +17,7 @@ STORED_BYTES = 11
 """Maximum bytes of a message id in a file."""
 
 
-@click.command()
+@click.command(epilog=example("sidecar validate -c sidecar.yaml && systemctl reload sidecar@orders"))
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(

@@ -48,6 +48,7 @@ def agreed(question: str, *, yes: bool) -> bool:
 
     Raises:
         UsageError: Nobody can answer.
+
     """
     if yes:
         return True

@@ -13,7 +13,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.cli.shared.printing import TimeType, agreed, console, progress
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
@@ -72,7 +72,9 @@ def dead_letters() -> None:
     """Show messages that were given up, deliver them again, or delete them; the daemon may be running."""
 
 
-@dead_letters.command("list")
+@dead_letters.command(
+    "list", epilog=example("sidecar dead-letters list -c sidecar.yaml --reason 'HTTP 400' --limit 20")
+)
 @config_option
 @place_option
 @filters
@@ -82,7 +84,8 @@ def dead_letters() -> None:
 def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
     """List the dead letters, in the order in which they were stored.
 
-    For example: sidecar dead-letters list -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --limit 20
+    For example: sidecar dead-letters list -c sidecar.yaml --reason 'HTTP 400' --limit 20
+
     """
     picked = Chosen(**chosen)
     with opened(load(path), place) as letters:
@@ -108,15 +111,12 @@ def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: b
             out.print("records of other programs are left out")
 
 
-@dead_letters.command()
+@dead_letters.command(epilog=example("sidecar dead-letters show -c sidecar.yaml 17"))
 @config_option
 @place_option
 @click.argument("id_", type=click.IntRange(0), metavar="ID")
 def show(path: str, place: PlaceName | None, id_: int) -> None:
-    """Print one dead letter as a JSON object: its attempts, the whole message, and the row that was sent.
-
-    For example: sidecar dead-letters show -c /etc/sidecar/orders.yaml 17
-    """
+    """Print one dead letter as a JSON object: its attempts, the whole message, and the row that was sent."""
     with opened(load(path), place) as letters:
         found = letters.one(id_)
     if found is None:
@@ -124,7 +124,9 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
     click.echo(json.dumps(whole(found)))
 
 
-@dead_letters.command()
+@dead_letters.command(
+    epilog=example("sidecar dead-letters purge -c sidecar.yaml --group paid --until 2027-01-31T12:00:00Z")
+)
 @config_option
 @place_option
 @filters
@@ -132,10 +134,7 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
 @dry_run_option
 @yes_option
 def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
-    """Delete dead letters in the state folder for good: all, or those that the options choose.
-
-    For example: sidecar dead-letters purge -c /etc/sidecar/orders.yaml --group paid --until 2027-01-31T12:00:00Z
-    """
+    """Delete dead letters in the state folder for good: all, or those that the options choose."""
     with opened(load(path), place) as letters:
         if not letters.can_delete:
             raise click.UsageError(
@@ -159,7 +158,7 @@ def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes:
         click.echo(f"{deleted:,} dead letters were deleted")
 
 
-@dead_letters.command()
+@dead_letters.command(epilog=example("sidecar dead-letters replay -c sidecar.yaml --reason 'HTTP 400' --rate 500"))
 @config_option
 @place_option
 @filters
@@ -188,8 +187,6 @@ def replay(
 
     A letter is deleted once the receiver or the topic has it; if it is refused again, it stays. If the command ends
     early, the next one begins with the same batches under the same names.
-
-    For example: sidecar dead-letters replay -c /etc/sidecar/orders.yaml --reason 'HTTP 400' --rate 500
     """
     settings = load(path)
     _check(settings, to, as_new=as_new)
@@ -242,6 +239,7 @@ def opened(settings: Settings, place: PlaceName | None) -> Iterator[Place]:
 
     Raises:
         SidecarError: They cannot be read.
+
     """
     with ExitStack() as stack:
         yield Place(settings, place, partial(click.echo, err=True), stack)

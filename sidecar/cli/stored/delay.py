@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import click
 from rich.table import Table
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import answered, held_now, listed, owner_of
 from sidecar.cli.shared.printing import TimeType, console
 from sidecar.config.file.loader import load
@@ -62,17 +62,15 @@ def delay() -> None:
     """Show what is held until it is due, cancel it, or release it now.
 
     If no daemon runs on this host, count, list and show read the store themselves.
+
     """
 
 
-@delay.command()
+@delay.command(epilog=example("sidecar delay count -c sidecar.yaml"))
 @config_option
 @json_option
 def count(path: str, as_json: bool) -> None:
-    """Count the delayed messages, by the time when they are due.
-
-    For example: sidecar delay count -c /etc/sidecar/orders.yaml
-    """
+    """Count the delayed messages, by the time when they are due."""
     held = held_now(load(path))
     if as_json:
         click.echo(json.dumps(held))
@@ -87,7 +85,7 @@ def count(path: str, as_json: bool) -> None:
     out.print(f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk")
 
 
-@delay.command("list")
+@delay.command("list", epilog=example("sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10"))
 @config_option
 @click.option("--topic", help="Only messages of this topic.")
 @click.option("--partition", type=int, help="Only messages of this partition or queue.")
@@ -110,7 +108,8 @@ def list_(
 ) -> None:
     """List the delayed messages, in the order in which they are due.
 
-    For example: sidecar delay list -c /etc/sidecar/orders.yaml --from 2027-01-31T12:00:00Z --limit 10
+    For example: sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10
+
     """
     fields = {
         "topic": topic,
@@ -144,40 +143,31 @@ def _refuse_unknown(settings: Settings, group: str | None) -> None:
         raise click.UsageError(f"there is no group {group!r}: tags has the groups {', '.join(known)}")
 
 
-@delay.command()
+@delay.command(epilog=example("sidecar delay show -c sidecar.yaml orders:3:1207 --due 2027-01-31T12:00:00Z"))
 @config_option
 @place_argument
 @due_option
 def show(path: str, place: Place, due_ms: int) -> None:
-    """Print a message that is held, as one JSON object.
-
-    For example: sidecar delay show -c /etc/sidecar/orders.yaml orders:3:1207 --due 2027-01-31T12:00:00Z
-    """
+    """Print a message that is held, as one JSON object."""
     answer = _ask_one(path, "show", place, due_ms)
     click.echo(json.dumps({"due": answer["due"], **answer["message"]}))
 
 
-@delay.command()
+@delay.command(epilog=example("sidecar delay cancel -c sidecar.yaml orders:3:1207 --due 2027-01-31T12:00:00Z"))
 @config_option
 @place_argument
 @due_option
 def cancel(path: str, place: Place, due_ms: int) -> None:
-    """Cancel a message that is held: it is never delivered. Once this succeeds, no crash undoes it.
-
-    For example: sidecar delay cancel -c /etc/sidecar/orders.yaml orders:3:1207 --due 2027-01-31T12:00:00Z
-    """
+    """Cancel a message that is held: it is never delivered. Once this succeeds, no crash undoes it."""
     _change(path, "cancel", place, due_ms)
 
 
-@delay.command()
+@delay.command(epilog=example("sidecar delay release -c sidecar.yaml orders:3:1207 --due 2027-01-31T12:00:00Z"))
 @config_option
 @place_argument
 @due_option
 def release(path: str, place: Place, due_ms: int) -> None:
-    """Deliver a message now that is held. Once this succeeds, no crash undoes it.
-
-    For example: sidecar delay release -c /etc/sidecar/orders.yaml orders:3:1207 --due 2027-01-31T12:00:00Z
-    """
+    """Deliver a message now that is held. Once this succeeds, no crash undoes it."""
     _change(path, "release", place, due_ms)
 
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from sidecar.cli import config_option
+from sidecar.cli import config_option, example
 from sidecar.cli.shared.printing import agreed, console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
@@ -72,14 +72,11 @@ def offsets() -> None:
     """Show and reset the offsets of the consumer group in Kafka."""
 
 
-@offsets.command()
+@offsets.command(epilog=example("sidecar offsets show -c sidecar.yaml"))
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(path: str, as_json: bool) -> None:
-    """Show what the group has committed, and the bounds of the logs.
-
-    For example: sidecar offsets show -c /etc/sidecar/orders.yaml
-    """
+    """Show what the group has committed, and the bounds of the logs."""
     settings = load(path)
     with _opened(settings) as group:
         members, rows = group.members(), group.partitions()
@@ -94,7 +91,7 @@ def show(path: str, as_json: bool) -> None:
     ])  # fmt: skip
 
 
-@offsets.command()
+@offsets.command(epilog=example("sidecar offsets reset -c sidecar.yaml --to 2027-01-31T12:00:00Z --dry-run"))
 @config_option
 @click.option(
     "--to", "target", type=_TargetType(), required=True, metavar="TARGET",
@@ -108,8 +105,6 @@ def reset(path: str, target: Target, topic: str | None, partition: int | None, d
     """Set the offsets from which the group goes on; no member may be alive.
 
     Messages from there on are delivered, and delivered again if they were before.
-
-    For example: sidecar offsets reset -c /etc/sidecar/orders.yaml --to 2027-01-31T12:00:00Z --dry-run
     """
     settings = load(path)
     with _opened(settings) as group:

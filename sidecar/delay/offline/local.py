@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +19,7 @@ from sidecar.delay.partitions import is_unused, lane_of, read_snapshot
 from sidecar.delay.readers import Lane
 from sidecar.delay.replay import Replay
 from sidecar.errors import NoStateError, StateError, UnavailableError
-from sidecar.state.folder import LOCK_FILE
+from sidecar.state.folder import holder_of
 
 
 class _Version(NamedTuple):
@@ -104,20 +102,11 @@ class OfflineStore:
                 raise _changed(self._path)
 
     def _refuse_in_use(self) -> None:
-        try:
-            fd = os.open(self._path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        if holder := holder_of(self._path):
             raise UnavailableError(
-                f"{self._path} is in use by {f'pid {holder}' if holder else 'another process'}, which does not answer",
+                f"{self._path} is in use by {holder}, which does not answer",
                 hint="look at `sidecar status`; a daemon with admin.listen: off answers no questions",
-            ) from error
-        finally:
-            os.close(fd)
+            )
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

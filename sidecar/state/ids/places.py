@@ -6,10 +6,10 @@ import contextlib
 import errno
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sidecar import files
 from sidecar.core.records import TopicPartition
@@ -92,9 +92,7 @@ class Places:
 
     def of(self, tp: TopicPartition) -> Path:
         """The folder of a partition."""
-        topic, partition, broker = tp
-        names = [quote(topic, safe=""), str(partition), *([quote(broker, safe="")] if broker else [])]
-        return self.folder / ",".join(names)
+        return self.folder / folder_name(tp)
 
     def made(self, tp: TopicPartition) -> Path:
         """The folder of a partition, created if it is missing; it has a file that names its owner.
@@ -166,6 +164,24 @@ class Places:
     def tell(self, tp: TopicPartition, path: Path, reason: str, outcome: str) -> None:
         """Report damage to a file of the partition."""
         self._on_damage(Damage("message ids", f"{tp.topic}:{tp.queue} {path.name}", reason, outcome))
+
+
+def folder_name(tp: TopicPartition) -> str:
+    """The name of a partition's folder."""
+    topic, partition, broker = tp
+    return ",".join([quote(topic, safe=""), str(partition), *([quote(broker, safe="")] if broker else [])])
+
+
+def found(folder: Path) -> Iterator[tuple[TopicPartition, Path]]:
+    """The files of ids below the parent of all partitions' folders, in no order; nothing is opened or removed.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    for path in folder.glob("*/*.ids"):
+        topic, partition, *broker = map(unquote, path.parent.name.split(","))
+        if _parts(path.name) and partition.isdecimal():
+            yield TopicPartition(topic, int(partition), *broker), path
 
 
 def generation_of(name: str) -> int:

@@ -74,10 +74,10 @@ class IdStore:
             connection.execute(
                 "DELETE FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation < ?", (*tp, generation)
             )
-            for old in [old for old in _begun(connection, tp) if old < generation]:
+            for old in [old for old in begun_of(connection, tp) if old < generation]:
                 connection.execute("DELETE FROM meta WHERE name = ?", (_begun_name(tp, old),))
                 self._begun.discard((tp, old))
-            listed = _listed(connection, tp)
+            listed = listed_of(connection, tp)
             kept = {name: total for name, total in listed.items() if generation_of(name) >= generation}
             if kept != listed:
                 _put_listed(connection, tp, kept)
@@ -113,7 +113,7 @@ class IdStore:
             problem = str(error)
         runs: dict[int, list[SortedRun]] = self.files.runs(tp)
         with self._database.transaction() as connection:
-            begun = _begun(connection, tp)
+            begun = begun_of(connection, tp)
             rows = id_segments.load(connection, tp, self._on_damage)
         for generation in {generation for generation, _ in rows}:
             keys = _keys_of([ids for number, ids in rows if number == generation])
@@ -135,7 +135,7 @@ class IdStore:
             self.files.mend(tp)
             return
         with self._database.transaction() as connection:
-            listed = _listed(connection, tp)
+            listed = listed_of(connection, tp)
         self.files.expect(tp, listed)
         self._listed[tp] = listed
 
@@ -171,7 +171,7 @@ class IdStore:
         with self._database.transaction() as connection:
             for generation, ids in id_segments.load(connection, source, self._on_damage):
                 id_segments.append(connection, IdSegment(target, generation, ids), self._on_damage)
-            for generation, at_ms in _begun(connection, source).items():
+            for generation, at_ms in begun_of(connection, source).items():
                 _put_begun(connection, target, generation, at_ms)
         self.files.copy(source, target)
         self._listed.pop(target, None)
@@ -191,14 +191,14 @@ def _put_begun(connection: sqlite3.Connection, tp: TopicPartition, generation: i
     connection.execute("INSERT OR IGNORE INTO meta VALUES (?, ?, ?)", (name, text, checksum(name, text)))
 
 
-def _begun(connection: sqlite3.Connection, tp: TopicPartition) -> dict[int, int]:
+def begun_of(connection: sqlite3.Connection, tp: TopicPartition) -> dict[int, int]:
     """Begin of each generation; unknown if its row is damaged."""
     start = f"{_begun_name(tp)} "
     rows = connection.execute("SELECT name, value, crc FROM meta WHERE substr(name, 1, ?) = ?", (len(start), start))
     return {int(name[len(start) :]): int(text) for name, text, crc in rows if crc == checksum(name, text)}
 
 
-def _listed(connection: sqlite3.Connection, tp: TopicPartition) -> dict[str, int]:
+def listed_of(connection: sqlite3.Connection, tp: TopicPartition) -> dict[str, int]:
     """The files that the partition had; empty if that is unknown."""
     name = json.dumps(["id files", *tp])
     row = connection.execute("SELECT value, crc FROM meta WHERE name = ?", (name,)).fetchone()
