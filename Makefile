@@ -19,7 +19,7 @@ help:
 	@echo "make test-all   make test, then the slow tests: 26 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
-	@echo "make docs    generate the tables of keys in docs/ from sidecar/config"
+	@echo "make docs    generate the tables of keys in docs/ from sidecar/config, and the manual page from sidecar/cli"
 	@echo "make bench   measure the cost of a message against a bare consumer loop, of the ledger, and of delayed messages"
 	@echo "make bench-spark   measure a row of the zone and a message of the pipeline on Spark, against Spark's own sources"
 	@echo "make bench-rocketmq   measure a message of RocketMQ against a bare pull loop and other consumers, and idle queues"
@@ -46,6 +46,7 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m sidecar.config.reference
+	@$(BIN)/python -m sidecar.cli.shared.manual
 
 demo: $(INSTALLED)
 	@$(BIN)/sidecar demo $(addprefix --sink ,$(SINK)) $(addprefix --source ,$(SOURCE))
@@ -55,6 +56,7 @@ bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.delay
 	@$(BIN)/python -m benchmarks.delay_restart
+	@$(BIN)/python -m benchmarks.delay_restore
 	@$(BIN)/python -m benchmarks.delay_cancels
 	@$(BIN)/python -m benchmarks.delay_postgresql
 	@$(BIN)/python -m benchmarks.delay_lateness

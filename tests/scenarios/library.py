@@ -60,17 +60,18 @@ class Endpoint:
 
             def do_POST(self) -> None:
                 endpoint.requests += 1
+                down = endpoint.down
                 try:
-                    self.answer(self.rfile.read(int(self.headers["Content-Length"])))
+                    self.answer(self.rfile.read(int(self.headers["Content-Length"])), down=down)
                 finally:
                     endpoint.requests -= 1
 
-            def answer(self, body: bytes) -> None:
+            def answer(self, body: bytes, *, down: bool) -> None:
                 endpoint._closing.wait(0.02)
                 found = [json.loads(line) for line in body.splitlines()]
                 rows = [(row["partition"], row["offset"], base64.b64decode(row["value_base64"])) for row in found]
                 refused = any(endpoint.poison and endpoint.poison in value for _, _, value in rows)
-                status = 503 if endpoint.down else 422 if refused else 204
+                status = 503 if down else 422 if refused else 204
                 if status == 204:
                     with lock:
                         endpoint.rows += rows

@@ -94,8 +94,8 @@ def held_of(entry: Entry | Record) -> Held | None:
     if entry.key[:1] != MESSAGE or entry.value is None:
         return None
     position, epoch, origin = read_message_key(entry.key)
-    content = read_message_value(entry.value)
-    return Held(position, origin, epoch, 0, None, content.key, content.headers, content.value)
+    _, _, key, headers, value = read_message_value(entry.value)
+    return Held(position, origin, epoch, 0, None, key, headers, value)
 
 
 class ModelChangelog:

@@ -8,7 +8,9 @@ import contextlib
 import doctest
 import json
 import re
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import sidecar
 from sidecar import errors
 from sidecar.cli import EXIT_INTERRUPTED, MODULES, main
 from sidecar.cli.demo import EXIT_UNBALANCED
+from sidecar.cli.shared import manual
 from sidecar.config.file.loader import load
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.ops.health import KINDS
@@ -124,6 +127,21 @@ def test_every_help_has_an_example() -> None:
             words = example.split("|")[0].split("&&")[0].split()
             assert command.name in words, example
             assert {word for word in words if word.startswith("-")} <= known, example
+
+
+def test_the_manual_page_is_that_of_the_commands() -> None:
+    """The page is as `make docs` would write it."""
+    assert manual.PAGE.read_text() == manual.page()
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="needs groff")
+def test_the_manual_page_is_sound() -> None:
+    """Groff has no warning of the page, and shows what it escapes as it is."""
+    shown = subprocess.run(
+        ["groff", "-man", "-ww", "-Tascii", "-P-cbou", manual.PAGE], capture_output=True, text=True, check=True
+    )
+    assert shown.stderr == ""
+    assert "sidecar offsets reset -c sidecar.yaml --to 2027-01-31T12:00:00Z --dry-run" in shown.stdout
 
 
 def test_every_command_and_option_is_told() -> None:

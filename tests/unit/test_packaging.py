@@ -81,7 +81,7 @@ def test_the_distribution_and_the_import_have_their_names(wheel: zipfile.ZipFile
     assert (found["Name"], found["Version"]) == ("consumer-sidecar", PROJECT["version"])
     assert found["Requires-Python"] == ">=3.11"
     assert found["License-Expression"] == "Apache-2.0"
-    assert {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name} == {
+    assert {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name} == {
         "sidecar",
         "pyspark_sidecar",
     }
@@ -109,6 +109,11 @@ def test_what_only_a_clone_has_is_said(wheel: zipfile.ZipFile, tmp_path: Path) -
 def test_the_command_is_installed(wheel: zipfile.ZipFile) -> None:
     """The wheel brings the command `sidecar`."""
     assert "sidecar = sidecar.cli:main" in read(wheel, "entry_points.txt")
+
+
+def test_the_manual_page_is_installed(wheel: zipfile.ZipFile) -> None:
+    """`man sidecar` finds the page that the wheel brings."""
+    assert any(name.endswith("share/man/man1/sidecar.1") for name in wheel.namelist())
 
 
 def test_the_module_runs_as_the_command() -> None:

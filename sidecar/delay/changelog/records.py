@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.disk.blocks import NO_KEY
@@ -52,14 +52,8 @@ class MessageKey(NamedTuple):
     origin: int
 
 
-class Content(NamedTuple):
-    """What a message brought."""
-
-    lineage: Lineage
-    stamp: int
-    key: bytes | None
-    headers: bytes
-    value: bytes | None
+Content: TypeAlias = tuple[tuple[int, int], int, bytes | None, bytes, bytes | None]
+"""What a message brought: lineage, timestamp, key, headers and value; tuples without names, for speed."""
 
 
 class Kept(NamedTuple):
@@ -142,7 +136,7 @@ def read_message_value(raw: bytes) -> Content:
     if key_bytes != NO_KEY:
         key, at = raw[at : at + key_bytes], at + key_bytes
     value_at = at + header_bytes
-    return Content(Lineage(incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None)
+    return (incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None
 
 
 def change_entry(message: bytes, epoch: int, position: int) -> Entry:

@@ -315,7 +315,7 @@ class Reading:
             elif origin >= self._void_from:
                 self.void[record.key] = None  # that owner has it, too
                 return None
-        elif lineage.topic == start.lineage.topic and origin >= start.watermark:
+        elif lineage[1] == start.lineage.topic and origin >= start.watermark:
             self.void[record.key] = None  # an operator's reset, or other rules: it is read and put again
             return None
         if position < start.now:

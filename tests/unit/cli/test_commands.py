@@ -211,3 +211,21 @@ def test_a_stop_while_it_starts_is_a_stop(command: list[str], tmp_path: Path) ->
         wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 60, "it reads")
         process.terminate()
         assert process.wait(60) == 0
+
+
+def test_commands_and_options_are_completed() -> None:
+    """What a shell asks at the tab key is answered: commands, those of a group, and options."""
+
+    def completed(words: str) -> list[str]:
+        env = {
+            **os.environ,
+            "_SIDECAR_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        ran = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+        return [line.removeprefix("plain,") for line in ran.stdout.splitlines()]
+
+    assert completed("sidecar rel") == ["reload"]
+    assert completed("sidecar offsets r") == ["reset"]
+    assert completed("sidecar offsets reset --dry") == ["--dry-run"]

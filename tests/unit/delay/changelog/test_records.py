@@ -48,7 +48,7 @@ def test_a_message_is_read_as_it_was_made(key: bytes | None, headers: bytes, val
 
 def test_a_missing_timestamp_is_kept() -> None:
     """It is a number of its own."""
-    assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, None, b"", None)).stamp == NO_TIMESTAMP
+    assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, None, b"", None))[1] == NO_TIMESTAMP
 
 
 @pytest.mark.parametrize("is_proved", [False, True])
