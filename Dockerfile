@@ -8,7 +8,8 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY sidecar ./sidecar
 COPY pyspark_sidecar ./pyspark_sidecar
 COPY examples ./examples
-# For sink.spark and sink.delta: --build-arg EXTRAS=[delta]
+COPY docs/man ./docs/man
+# For RocketMQ: --build-arg EXTRAS=[rocketmq]; for sink.spark and sink.delta: [delta]
 ARG EXTRAS=
 RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet ".$EXTRAS"
 

@@ -173,7 +173,9 @@ class HttpSink(SinkSettings):
         description="URL of the receiver; `http` or `https`, without credentials."
     )
     format: Annotated[Format, OnSpark("applies; pinned")] = Field(default="envelope", description=FORMAT)
-    compression: Literal["none", "gzip", "zstd"] = Field(default="none", description="Compression of the request body.")
+    compression: Literal["none", "gzip", "zstd"] = Field(
+        default="none", description="Compression of the request body; `zstd` needs the extra of that name."
+    )
     concurrency: Annotated[Int, OnSpark("applies for each task")] = Field(
         default=4, ge=1, le=64, description="Maximum concurrent requests."
     )

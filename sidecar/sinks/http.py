@@ -8,9 +8,8 @@ import ssl
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import zstandard
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import (
     ConnectTimeoutError,
@@ -26,6 +25,7 @@ from sidecar.config.sinks import Auth
 from sidecar.config.sinks import HttpSink as HttpSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Framer, Verdict, group_label
+from sidecar.errors import extra
 from sidecar.sinks.answers import Reply, body_limit, judge
 from sidecar.sinks.base import Context
 from sidecar.sinks.deadlines import Deadlines, Exchange
@@ -108,6 +108,9 @@ class HttpSink:
         self._headers = {**endpoint.headers, "Content-Type": FORMATS[format].media_type}
         if compression != "none":
             self._headers["Content-Encoding"] = compression
+        if compression == "zstd":
+            with extra("zstd", "sink.http.compression: zstd", "zstandard"):
+                import zstandard  # noqa: F401
         self._idle: list[HTTPConnection] = []
         self._idle_max = concurrency
         self._closed = False
@@ -257,10 +260,15 @@ def _read(response: HTTPResponse, limit: int) -> bytes:
 
 def compress(compression: Compression, chunks: Iterable[bytes], size: int) -> list[bytes]:
     """Compress a body of `size` bytes piece by piece; only single pieces are in memory twice."""
-    # Every decoder can read a zstd frame with its size in one call.
-    level = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WBITS) if compression == "gzip" else None
-    packer = level or zstandard.ZstdCompressor().compressobj(size=size)
-    packed = [packer.compress(chunk) for chunk in chunks]
+    packer: Any
+    if compression == "gzip":
+        packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WBITS)
+    else:
+        import zstandard
+
+        # Every decoder can read a frame with its size in one call.
+        packer = zstandard.ZstdCompressor().compressobj(size=size)
+    packed: list[bytes] = [packer.compress(chunk) for chunk in chunks]
     packed.append(packer.flush())
     return [piece for piece in packed if piece]
 

@@ -6,6 +6,7 @@ A client is imported only if it is chosen: the gRPC client takes 15 ms, and need
 from __future__ import annotations
 
 from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.errors import extra
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import LeasedClient
@@ -20,6 +21,9 @@ def build(settings: Settings, context: SourceContext) -> Source:
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.
     """
+    with extra("rocketmq", "source.rocketmq", "lz4", "zstandard"):  # producers choose how they compress
+        import zstandard  # noqa: F401
+        from lz4 import frame  # noqa: F401
     if settings.client == "remoting":
         return RocketMqSource(
             settings, context.state, context.rules.digest, context.queue_bytes, context.place, context.expression

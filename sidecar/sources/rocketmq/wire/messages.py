@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import lz4.frame
-import zstandard
-
+from sidecar.errors import extra
 from sidecar.sources.rocketmq.wire.codes import SysFlag
 from sidecar.sources.rocketmq.wire.frames import ProtocolError
 
@@ -214,7 +212,7 @@ def unpack(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
         size_bytes = unpacked.seek(0, io.SEEK_END)
         while size_bytes <= bytes_max and (piece := next(pieces, b"")):
             size_bytes += unpacked.write(piece)
-    except (RuntimeError, zstandard.ZstdError, zlib.error) as error:
+    except (RuntimeError, zlib.error) as error:
         raise ValueError(f"a damaged body: {error}") from error
     if size_bytes > bytes_max:
         raise TooLargeError(f"a body of more than {bytes_max} bytes")
@@ -233,7 +231,9 @@ def _zlib_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _lz4_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
-    stream = lz4.frame.LZ4FrameDecompressor()
+    with extra("rocketmq", "a body that lz4 compressed", "lz4"):
+        from lz4 import frame
+    stream = frame.LZ4FrameDecompressor()
     piece = stream.decompress(body, piece_bytes)
     while piece:
         yield piece
@@ -244,9 +244,15 @@ def _lz4_pieces(body: bytes, piece_bytes: int) -> Iterator[bytes]:
 
 def _zstd_pieces(body: bytes, _: int) -> Iterator[bytes]:
     """Decompress in small steps: no call of the library has a bound, and 256 bytes can become 8 MiB."""
+    with extra("rocketmq", "a body that zstd compressed", "zstandard"):
+        import zstandard
     stream = zstandard.ZstdDecompressor().decompressobj()
     for start in range(0, len(body), _ZSTD_STEP_BYTES):
-        if piece := stream.decompress(body[start : start + _ZSTD_STEP_BYTES]):
+        try:
+            piece = stream.decompress(body[start : start + _ZSTD_STEP_BYTES])
+        except zstandard.ZstdError as error:
+            raise ValueError(f"a damaged body: {error}") from error
+        if piece:
             yield piece
         if stream.eof:
             return
