@@ -9,6 +9,7 @@ from pathlib import Path
 from sidecar.check.findings import Check
 from sidecar.check.folder import Running, check_folder, check_state
 from sidecar.config.model import Settings
+from sidecar.config.sinks import hide_query
 from sidecar.errors import extra
 
 
@@ -40,7 +41,7 @@ def _sinks(settings: Settings) -> Iterator[Check]:
     if sink.http:
         from sidecar.check.receiver import check_receiver
 
-        yield Check(f"receiver {sink.http.url}", partial(check_receiver, sink.http))
+        yield Check(f"receiver {hide_query(sink.http.url)}", partial(check_receiver, sink.http))
     for key, path in (
         ("sink.spark.landing", sink.spark and sink.spark.landing),
         ("sink.delta.path", sink.delta and sink.delta.path),

@@ -69,6 +69,11 @@ class Held(NamedTuple):
     committed: int | None = None
     batches: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, with those of the place in front."""
+        fields = self._asdict()
+        return {**fields.pop("tp").fields(), **fields}
+
 
 class Content(NamedTuple):
     """What the folder holds."""
@@ -85,6 +90,14 @@ class Content(NamedTuple):
     dead_letter_bytes: int
     set_aside: list[str]
     """Damaged files that were set aside."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, with the place of each partition among its own."""
+        return {
+            **self._asdict(),
+            "folder": str(self.folder),
+            "partitions": [held.to_json() for held in self.partitions],
+        }
 
 
 class Fault(NamedTuple):

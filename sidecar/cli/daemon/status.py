@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 import urllib3
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sidecar.cli import config_option, example
+from sidecar.cli.shared.printing import console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
@@ -24,7 +24,6 @@ from sidecar.ops.health import HEALTHY, Health
 
 TIMEOUT_SECONDS = 5.0
 ANSWER_BYTES_MAX = 64 << 20
-PIPE_COLUMNS = 200
 _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", "problems", "retrying", "blocking"}
 
 
@@ -42,9 +41,9 @@ def status(path: str, as_json: bool, check: bool) -> None:
     if as_json:
         click.echo(json.dumps(snapshot))
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
-    for line in _lines(snapshot):
-        console.print(line)
+    out = console()
+    for line in lines(snapshot):
+        out.print(line)
 
 
 def ask(settings: Settings) -> dict[str, Any]:
@@ -88,7 +87,8 @@ def _get(url: str) -> dict[str, Any] | None:
     return body if isinstance(body, dict) and body.keys() >= _EXPECTED else None
 
 
-def _lines(snapshot: dict[str, Any]) -> list[str | Table]:
+def lines(snapshot: dict[str, Any]) -> list[str | Table]:
+    """What people are shown of a status object, top down."""
     stopped = f"intake stopped: {', '.join(snapshot['intake_stopped'])}; " if snapshot["intake_stopped"] else ""
     health = Health(**snapshot["health"])
     color = "green" if health.state == HEALTHY else "red"

@@ -10,8 +10,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from sidecar.cli.daemon.status import PIPE_COLUMNS
 from sidecar.core.messages.instants import parse_instant
+
+PIPE_COLUMNS = 200
 
 
 class TimeType(click.ParamType[int]):

@@ -13,7 +13,7 @@ from sidecar.cli.shared.printing import console
 from sidecar.config.file.loader import load
 from sidecar.core.messages.instants import instant_text
 from sidecar.errors import EXIT_DATA, EXIT_OK
-from sidecar.state.inspection import Content, Fault, Held, Inspection
+from sidecar.state.inspection import Content, Fault, Inspection
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -30,7 +30,7 @@ def inspect(path: str, as_json: bool) -> None:
     """Show what the folder holds of each partition, and its dead letters."""
     content = Inspection(load(path).state.dir).content()
     if as_json:
-        click.echo(json.dumps(_fields(content)))
+        click.echo(json.dumps(content.to_json()))
     else:
         _print(content)
 
@@ -54,17 +54,6 @@ def verify(path: str, as_json: bool) -> int:
     else:
         out.print(f"✓ state folder {folder}: sound", markup=False)
     return EXIT_DATA if faults else EXIT_OK
-
-
-def _fields(content: Content) -> dict[str, object]:
-    partitions = [{**held.tp.fields(), **_held_fields(held)} for held in content.partitions]
-    return {**content._asdict(), "folder": str(content.folder), "partitions": partitions}
-
-
-def _held_fields(held: Held) -> dict[str, object]:
-    fields = held._asdict()
-    del fields["tp"]
-    return fields
 
 
 def _print(content: Content) -> None:

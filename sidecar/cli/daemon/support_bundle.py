@@ -1,0 +1,149 @@
+"""``sidecar support-bundle``: packs what helps to find a fault; no secret, no message, and no text of a receiver."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import re
+import resource
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import urllib3
+
+from sidecar.check.checks import checks_of
+from sidecar.check.findings import gather
+from sidecar.cli import config_option, example
+from sidecar.cli.daemon.status import TIMEOUT_SECONDS, ask
+from sidecar.cli.file.check import running
+from sidecar.cli.file.validate import summary
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.errors import SidecarError, StateError, UnavailableError
+from sidecar.ops.admin import read_address
+from sidecar.state.beside import Chosen, LettersBeside
+from sidecar.state.inspection import Inspection
+from sidecar.version import version
+
+LETTERS_MAX = 10_000
+"""Dead letters that are counted by reason."""
+_ABOUT = """A support bundle of sidecar {version}, made at {at}.
+
+settings.json      the configuration in force; secrets are hidden
+summary.txt        what `sidecar validate` tells
+check.json         what `sidecar check` finds
+status.json        the status of the running daemon; reasons without the receiver's text
+metrics.txt        its metrics
+state.json         what the state folder holds of each partition
+dead-letters.json  dead letters by group and status: numbers, and the offset of the newest
+system.json        versions, limits, memory and disk of this host
+
+A file *.error tells why one of them is missing. No file has a message, a secret, or what a receiver answered. The log
+of the daemon is not in it: add what `journalctl -u` or your log system has of the time in question.
+"""
+
+
+@click.command("support-bundle", epilog=example("sidecar support-bundle -c sidecar.yaml -o bundle.tar.gz"))
+@config_option
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; else in this folder.")
+def support_bundle(path: str, output: Path | None) -> None:
+    """Pack what helps to find a fault, for whoever helps you: look into it before you give it away.
+
+    A daemon may run or not. Takes at most 20 s.
+
+    """
+    settings = load(path)
+    target = output or Path(f"sidecar-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
+    try:
+        with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as bundle:
+            for name, content in _files(settings):
+                entry = tarfile.TarInfo(f"sidecar/{name}")
+                entry.size, entry.mtime = len(content), int(time.time())
+                bundle.addfile(entry, io.BytesIO(content))
+    except OSError as error:
+        raise StateError(f"cannot write {target}: {error.strerror}", hint="choose another file with -o") from error
+    click.echo(f"{target}: {target.stat().st_size:,} bytes; look into it before you give it away: tar -tzf {target}")
+
+
+def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
+    """Names and contents; where one cannot be made, why."""
+    yield "README.txt", _ABOUT.format(version=version(), at=datetime.now(UTC).isoformat(timespec="seconds")).encode()
+    makers: dict[str, Callable[[Settings], object]] = {
+        "settings.json": lambda settings: settings.public(),
+        "summary.txt": lambda settings: "\n".join(summary(settings)) + "\n",
+        "status.json": lambda settings: without_texts(ask(settings)),
+        "metrics.txt": _metrics,
+        "state.json": lambda settings: Inspection(settings.state.dir).content().to_json(),
+        "dead-letters.json": _letters,
+        "check.json": _check,
+        "system.json": _system,
+    }
+    for name, make in makers.items():
+        try:
+            made = make(settings)
+        except (SidecarError, OSError, urllib3.exceptions.HTTPError) as error:
+            yield f"{name}.error", without_text(f"{error}\n").encode()
+        else:
+            yield name, made.encode() if isinstance(made, str) else json.dumps(made, indent=2).encode()
+
+
+def without_texts(value: Any) -> Any:
+    """The same, with what a receiver answered cut from each text."""
+    if isinstance(value, dict):
+        return {key: without_texts(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_texts(each) for each in value]
+    return without_text(value) if isinstance(value, str) else value
+
+
+def without_text(text: str) -> str:
+    """The text up to the answer of a receiver, which may quote a message."""
+    return re.sub(r"(HTTP \d{3}): .*", r"\1: …", text, flags=re.DOTALL)
+
+
+def _metrics(settings: Settings) -> str:
+    address = read_address(Path(settings.state.dir))
+    if address is None:
+        raise UnavailableError("no running daemon")
+    with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
+        return pool.request("GET", f"{address.url}/metrics").data.decode()
+
+
+def _letters(settings: Settings) -> list[dict[str, Any]]:
+    counted: dict[tuple[str, int | None], dict[str, Any]] = {}
+    with closing(LettersBeside(settings.state.dir, lambda _: None)) as letters:
+        for letter in letters.each(Chosen(), limit=LETTERS_MAX):
+            key = letter.group_name, letter.status
+            place = {**letter.tp.fields(), "offset": letter.offset}
+            counted[key] = {"letters": counted.get(key, {"letters": 0})["letters"] + 1, "newest": place}
+    return [{"group": group, "status": status, **fields} for (group, status), fields in counted.items()]
+
+
+def _check(settings: Settings) -> list[dict[str, Any]]:
+    findings = gather(tuple(checks_of(settings, lambda: running(settings))))
+    return [without_texts({**finding._asdict(), "ok": finding.ok}) for finding in findings]
+
+
+def _system(settings: Settings) -> dict[str, Any]:
+    files = os.statvfs(next(each for each in (settings.state.dir, *settings.state.dir.parents) if each.exists()))
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg(),
+        "memory": Path("/proc/meminfo").read_text().splitlines()[:3],
+        "limits": {
+            name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_NPROC")
+        },
+        "state_free_bytes": files.f_bavail * files.f_frsize,
+        "packages": {each.name: each.version for each in importlib.metadata.distributions()},
+    }

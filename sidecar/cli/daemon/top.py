@@ -1,0 +1,69 @@
+"""``sidecar top``: the status of the running daemon in a terminal, again and again, with rates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from sidecar.cli import config_option, example
+from sidecar.cli.daemon.status import ask, lines
+from sidecar.cli.shared.printing import console
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.errors import UnavailableError
+
+RATES = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered")
+
+
+@click.command(epilog=example("sidecar top -c sidecar.yaml", "sidecar top -c sidecar.yaml --interval 10 --count 6"))
+@config_option
+@click.option("--interval", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Seconds between.")
+@click.option("--count", type=click.IntRange(1), help="End after so many; else at Ctrl-C.")
+def top(path: str, interval: float, count: int | None) -> None:
+    """Show the status of the running daemon again and again, with messages a second.
+
+    A daemon that stops meanwhile is waited for.
+    """
+    out, shown = console(), islice(_frames(load(path), interval), count)
+    with suppress(KeyboardInterrupt):
+        if not out.is_terminal:
+            for frame in shown:
+                out.print(frame)
+            return
+        with Live(console=out, screen=True, auto_refresh=False) as live:
+            for frame in shown:
+                live.update(frame, refresh=True)
+
+
+def _frames(settings: Settings, interval_s: float) -> Iterator[RenderableType]:
+    """What is shown, without an end.
+
+    Raises:
+        UnavailableError: No daemon runs at the beginning.
+    """
+    now, at_s = ask(settings), time.monotonic()
+    yield Group(*lines(now))
+    while True:
+        time.sleep(interval_s)
+        before, before_s = now, at_s
+        try:
+            now, at_s = ask(settings), time.monotonic()
+        except UnavailableError as error:
+            yield Text(str(error))
+            continue
+        yield Group(*lines(now), _rates(before, now, at_s - before_s))
+
+
+def _rates(before: dict[str, Any], now: dict[str, Any], seconds: float) -> Text:
+    if before["started_at"] != now["started_at"]:
+        return Text("the daemon was started again")
+    rates = (f"{(now[name] - before[name]) / seconds:,.0f} {name}" for name in RATES)
+    return Text(f"a second: {', '.join(rates)}")
