@@ -13,37 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
-from sidecar.core.records import Answer, Fragment, TopicPartition, Verdict
-from sidecar.sinks.endpoint import Endpoint
-from sidecar.sinks.formats import FormatName, make_framer
-from sidecar.sinks.http import HttpSink
+from sidecar.core.records import Verdict
+from sidecar.sinks.formats import FormatName
 from tests.support.jars import ROOT
-from tests.support.messages import ListColumns, Msg, tags_of
+from tests.support.posting import Client
 from tests.support.process import free_ports, spawn, wait_until
 from tests.support.receiver import Receiver, parts_in, rows_in, value_hash
-
-TP = TopicPartition("orders", 3)
-
-
-class Client:
-    """Frames messages and posts them."""
-
-    def __init__(self, url: str, name: FormatName) -> None:
-        self.framer = make_framer(name, ListColumns(), tags_of)
-        self.sink = HttpSink(Endpoint(url), self.framer, format=name, compression="gzip")
-
-    def part(self, first: int, values: list[bytes | None]) -> Part:
-        """Messages of consecutive offsets as a part."""
-        data, _ = self.framer.frame(TP, [Msg(first + i, value) for i, value in enumerate(values)])
-        offsets = range(first, first + len(values))
-        intent = Intent(1, first, offsets[-1])
-        return Part(TP, "s", "g", first, offsets[-1], [Fragment(offsets, data)], len(values), len(data) + 1, intent)
-
-    def post(self, *parts: Part) -> Answer:
-        """Deliver parts as one batch."""
-        return self.sink.deliver(Batch(1, "g", list(parts)))
 
 
 @contextlib.contextmanager
