@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/installed
 PURE := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint format docs demo examples bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help test test-all lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
@@ -19,8 +19,9 @@ help:
 	@echo "make test-all   make test, then the slow tests: 26 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
-	@echo "make docs    generate the tables of keys in docs/ from sidecar/config, and the manual page from sidecar/cli"
+	@echo "make docs    generate the tables of keys in docs/ from sidecar/config, and the manual page from sidecar/cli; build the site in build/site"
 	@echo "make examples   run the receivers in examples/ that are built with npm, go and Maven, and kill them"
+	@echo "make first-hour   do the tutorial from an empty environment, and tell what each step takes"
 	@echo "make bench   measure the cost of a message against a bare consumer loop, of the ledger, and of delayed messages"
 	@echo "make bench-spark   measure a row of the zone and a message of the pipeline on Spark, against Spark's own sources"
 	@echo "make bench-rocketmq   measure a message of RocketMQ against a bare pull loop and other consumers, and idle queues"
@@ -48,12 +49,16 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	@$(BIN)/python -m sidecar.config.reference
 	@$(BIN)/python -m sidecar.cli.shared.manual
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 demo: $(INSTALLED)
 	@$(BIN)/sidecar demo $(addprefix --sink ,$(SINK)) $(addprefix --source ,$(SOURCE))
 
 examples: $(INSTALLED) jars
 	@$(BIN)/python -m pytest tests/integration/test_receivers.py
+
+first-hour: $(INSTALLED) jars
+	@$(BIN)/python -m tests.scenarios.tutorial
 
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput

@@ -7,10 +7,12 @@ import base64
 import contextlib
 import doctest
 import json
+import os
 import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,7 @@ def test_the_readme_shows_the_minimal_configuration() -> None:
 
 
 RUN = {
+    "docs/tutorial.md": ["tests/integration/test_tutorial.py: walked(tmp_path, kafka)"] * 2,
     "docs/zone.md": ["test_the_reader_of_a_zone_works"],
     "docs/spark.md": [
         'tests/spark/test_source.py: example("## Feeding Spark")',
@@ -217,13 +220,15 @@ RUN = {
 """What runs each Python block of a document, in their order: a test here, or what another file has of it."""
 LANGUAGES = {"text", "yaml", "json", "http", "python", "pycon", "sql"}
 """Text shows layouts and output; each block of the others is run, loaded or compared by a test of this file."""
+TUTORIAL_LANGUAGES = {"sh"}
+"""Only the tutorial has it: tests/integration/test_tutorial.py does what its shell blocks say."""
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_sample_is_of_a_kind_that_is_tested(path: Path) -> None:
     """Each fenced block has a language, and a test here looks at all blocks of that language."""
     marks = re.findall(r"^```(.*)$", path.read_text(), flags=re.MULTILINE)
-    assert set(marks[::2]) <= LANGUAGES
+    assert set(marks[::2]) <= LANGUAGES | (TUTORIAL_LANGUAGES if path.name == "tutorial.md" else set())
     assert set(marks[1::2]) <= {""}
 
 
@@ -351,6 +356,18 @@ def test_every_command_that_is_told_exists(path: Path) -> None:
     assert targets is not None
     assert set(re.findall(r"(?:`|^    )make ([a-z]+)", text, flags=re.MULTILINE)) <= set(targets[1].split())
     assert set(re.findall(r"(?:`|^    )sidecar ([a-z-]+)", text, flags=re.MULTILINE)) <= set(MODULES)
+
+
+def test_the_site_is_built(tmp_path: Path) -> None:
+    """Every page is in its navigation, and no link or anchor leads nowhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(tmp_path)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = [page.read_text() for page in tmp_path.glob("*.html")]
+    assert len(pages) >= len(DOCUMENTS)
+    asked = {address for page in pages for address in re.findall(r'(?:src|<link [^>]*href)="(https?://[^"]*)', page)}
+    assert asked == set(), "the site asks other hosts"
 
 
 def test_every_document_is_found_from_the_readme() -> None:
