@@ -14,6 +14,9 @@ ARG EXTRAS=
 RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet ".$EXTRAS"
 
 FROM python:3.12-slim
+# For the jobs on Spark: --build-arg EXTRAS=[spark] --build-arg PACKAGES=openjdk-21-jre-headless
+ARG PACKAGES=
+RUN [ -z "$PACKAGES" ] || { apt-get update && apt-get install -y --no-install-recommends $PACKAGES && rm -r /var/lib/apt/lists/*; }
 COPY --from=build /opt/consumer-sidecar /opt/consumer-sidecar
 # A named volume inherits the owner of the folder that it covers.
 RUN install --directory --mode=0700 --owner=65532 --group=65532 /var/lib/sidecar

@@ -26,8 +26,9 @@ def check_state(settings: Settings, running: Running) -> Iterator[Finding]:
     holder = holder_of(folder)
     daemon = running() if holder else ""
     yield _state(folder, holder, daemon)
-    if settings.admin.listen is not None and not daemon:
-        yield _listen(settings.admin.listen)
+    for key, address in (("admin.listen", settings.admin.listen), ("admin.probes", settings.admin.probes)):
+        if address is not None and not daemon:
+            yield _listen(key, address)
 
 
 def check_folder(subject: str, folder: Path, key: str) -> Iterator[Finding]:
@@ -74,14 +75,14 @@ def _free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _listen(listen: Address) -> Finding:
-    subject = f"admin.listen {listen}"
+def _listen(key: str, listen: Address) -> Finding:
+    subject = f"{key} {listen}"
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind((listen.host, listen.port))
         except OSError as error:
-            cure = "set admin.listen to another port, or to off"
+            cure = f"set {key} to another port, or to off"
             return Finding(subject, f"cannot be listened on: {error.strerror}", cure, EXIT_UNAVAILABLE)
     return Finding(subject, "free")

@@ -103,6 +103,18 @@ class Admin(Model):
         default=_LISTEN,
         description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
     )
+    probes: Annotated[
+        Address | None,
+        Kind("address"),
+        BeforeValidator(_listen),
+        PlainSerializer(_listen_text),
+        WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
+        OnSpark("applies, on the driver"),
+    ] = Field(
+        default=None,
+        description="A second address, `HOST:PORT`, which others may reach: it has `/livez` and `/readyz`, and answers "
+        "one word. `off` by default.",
+    )
 
 
 class Log(Model):

@@ -28,7 +28,7 @@ from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status.keeper import StatusKeeper, status_line
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
-from sidecar.ops.admin import AdminServer, Ask
+from sidecar.ops.admin import AdminServer, Ask, open_probes
 from sidecar.ops.metrics import Metrics
 from sidecar.runtime.build import (
     HELD_SHARE,
@@ -142,6 +142,7 @@ class Daemon:
             admin.open()
             stack.callback(admin.close)
             url = admin.url
+        open_probes(stack, settings.admin.probes, keeper.latest)
         log.info("daemon.starting", group_id=group, admin=url, version=version())
         with _tells_when_slow(supervisor.record):
             source.open(supervisor.listener)

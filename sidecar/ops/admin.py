@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -60,19 +60,22 @@ class AdminServer:
     Args:
         listen: Host and port; port 0 takes a free one.
         snapshot: Called at each request, from the server's threads.
-        metrics: Answers ``/metrics``.
+        metrics: Answers ``/metrics``; None for a server of probes, which answers `/livez` and `/readyz` with a word.
         state_dir: The folder where address and token are written for ``sidecar status`` and others.
         asks: Answer requests, whose path is that of their key and their name: `/delay/list`.
+        key: The key of the address in the configuration, for messages.
     """
 
     def __init__(
         self,
         listen: tuple[str, int],
         snapshot: Callable[[], StatusSnapshot],
-        metrics: Metrics,
+        metrics: Metrics | None,
         state_dir: Path | None = None,
         asks: Mapping[str, Ask] | None = None,
+        key: str = "admin.listen",
     ) -> None:
+        self._key = key
         self._asks = asks or {}
         self._token = secrets.token_urlsafe(32)
         self._snapshot = snapshot
@@ -91,7 +94,7 @@ class AdminServer:
         Raises:
             UnavailableError: The address cannot be listened on.
         """
-        listener = _listen(self.host, self.port)
+        listener = _listen(self.host, self.port, self._key)
         self.host, self.port = listener.getsockname()[:2]
         self.url = reachable_url(self.host, self.port)
         self._server = create_server(
@@ -177,6 +180,8 @@ class AdminServer:
         return _Reply("200 OK", "application/json", json.dumps(answer).encode())
 
     def _reply(self, path: str) -> _Reply:
+        if self._metrics is None:
+            return _probe(path, self._snapshot())
         match path:
             case "/livez":
                 return _livez(self._snapshot())
@@ -207,6 +212,29 @@ def read_address(state_dir: Path) -> Address | None:
         return None
 
 
+def open_probes(
+    stack: ExitStack, listen: tuple[str, int] | None, snapshot: Callable[[], StatusSnapshot]
+) -> AdminServer | None:
+    """Serve `admin.probes` until the stack ends: whoever reaches it learns nothing but the word for the health.
+
+    Raises:
+        UnavailableError: The address cannot be listened on.
+    """
+    if listen is None:
+        return None
+    server = AdminServer(listen, snapshot, None, key="admin.probes")
+    server.open()
+    stack.callback(server.close)
+    return server
+
+
+def _probe(path: str, now: StatusSnapshot) -> _Reply:
+    good = {"/livez": now.live, "/readyz": now.ready}.get(path)
+    if good is None:
+        return _Reply("404 Not Found", _TEXT, b"here are /livez and /readyz\n")
+    return _Reply("200 OK" if good else "503 Service Unavailable", _TEXT, f"{now.health.state}\n".encode())
+
+
 def _livez(now: StatusSnapshot) -> _Reply:
     if now.live:
         return _Reply("200 OK", _TEXT, b"live\n")
@@ -222,7 +250,7 @@ def _lines(texts: Iterable[object]) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode("utf-8", "backslashreplace")
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, key: str) -> socket.socket:
     listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -237,6 +265,6 @@ def _listen(host: str, port: int) -> socket.socket:
             listener.close()
         raise UnavailableError(
             f"admin endpoint: cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="set admin.listen to another address of this host, such as 127.0.0.1:9465, or to off",
+            hint=f"set {key} to another address of this host, such as 127.0.0.1:9466, or to off",
         ) from error
     return listener

@@ -26,6 +26,7 @@ from tests.support.kafka import Broker
 from tests.support.process import Daemon, wait_until
 
 UNIT = ROOT / "systemd" / "consumer-sidecar@.service"
+SPARK_UNIT = ROOT / "systemd" / "consumer-sidecar-spark@.service"
 DROP_IN = ROOT / "systemd" / "override.conf.example"
 EXPOSURE_MAX = 1.5
 DRAIN_TIMEOUT_S = 20
@@ -53,11 +54,11 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, "--no-pager", *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("with_drop_in", [False, True])
-def test_systemd_understands_every_line(tmp_path: Path, with_drop_in: bool) -> None:
-    """`systemd-analyze verify` has nothing to say about the unit, with the example drop-in or without."""
-    unit = tmp_path / "consumer-sidecar@orders.service"
-    unit.write_text(UNIT.read_text().replace("/opt/consumer-sidecar/bin/sidecar", "/bin/true"))
+@pytest.mark.parametrize(("path", "with_drop_in"), [(UNIT, False), (UNIT, True), (SPARK_UNIT, False)])
+def test_systemd_understands_every_line(tmp_path: Path, path: Path, with_drop_in: bool) -> None:
+    """`systemd-analyze verify` has nothing to say about a unit, with the example drop-in or without."""
+    unit = tmp_path / path.name.replace("@", "@orders")
+    unit.write_text(path.read_text().replace("/opt/consumer-sidecar/bin/sidecar", "/bin/true"))
     if with_drop_in:
         (tmp_path / f"{unit.name}.d").mkdir()
         shutil.copy(DROP_IN, tmp_path / f"{unit.name}.d" / "override.conf")

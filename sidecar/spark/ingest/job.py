@@ -13,7 +13,7 @@ import structlog
 from sidecar.config.address import Address
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError, ZoneError
-from sidecar.ops.admin import AdminServer
+from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of, quietly
 from sidecar.spark.ingest.lag import Lag
@@ -68,6 +68,7 @@ class SparkIngest:
             progress = IngestProgress(self._settings.source.group_id, Lag(self._zone, wanted[0].consumer))
             if self._settings.admin.listen:
                 stack.callback(_serve_metrics(self._settings.admin.listen, progress).close)
+            open_probes(stack, self._settings.admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)
             queries = self._start(stack, session, wanted, schema)
             log.info("ingest.started", table=self._table.path, zone=str(self._zone), format=self._table.format)

@@ -14,7 +14,7 @@ import structlog
 
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError
-from sidecar.ops.admin import AdminServer
+from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.metrics import Metrics
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of
@@ -79,6 +79,7 @@ class SparkRun:
                 admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
                 admin.open()
                 stack.callback(admin.close)
+            open_probes(stack, settings.admin.probes, progress.latest)
             session = self._session(stack)
             query = self._start(session, checkpoint)
             stack.callback(driver.quietly, query.stop)
