@@ -130,7 +130,9 @@ class Daemon:
         supervisor.record.damaged(damages, time.monotonic())
         stack.callback(supervisor.ids.sorter.close)
         reload = Reload(settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading)
-        keeper = StatusKeeper(supervisor, ledger, state, group, settings.memory.budget_bytes, reload)
+        keeper = StatusKeeper(
+            supervisor, ledger, state, group, plan_memory(settings.memory.budget_bytes).held_max_bytes, reload
+        )
         # Open the endpoint before the source: health can be queried while the broker is awaited.
         url = "off"
         if settings.admin.listen:

@@ -54,7 +54,7 @@ class StatusKeeper:
         ledger: The ledger, if there is one.
         state: Counts the dead letters.
         group_id: The consumer group.
-        budget_bytes: `memory.budget`.
+        budget_bytes: What held messages may take of `memory.budget`.
         reload: Has the settings in force.
     """
 
