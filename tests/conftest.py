@@ -34,7 +34,7 @@ SLOW = (
     "test_rocketmq_4", "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
     "test_run_crashes", "test_run_broker", "test_log_lines", "test_topics", "test_alerts", "test_security",
     "test_library", "test_health", "test_ids", "test_delayed_kills", "test_delay_cancels_killed",
-    "test_delay_postgresql", "test_dead_letters_topic", "test_receivers", "test_tutorial",
+    "test_delay_postgresql", "test_dead_letters_topic", "test_receivers", "test_tutorial", "test_page",
 )  # fmt: skip
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
 OUTSIDE = {"integration", "spark"}

@@ -18,8 +18,9 @@ from waitress.channel import HTTPChannel
 from waitress.server import create_server
 
 from sidecar.errors import SidecarError, UnavailableError
+from sidecar.ops.history import History
 from sidecar.ops.metrics import CONTENT_TYPE, Metrics
-from sidecar.ops.page import page
+from sidecar.ops.page import POLICY, page
 from sidecar.ops.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class AdminServer:
         self._token = secrets.token_urlsafe(32)
         self._snapshot = snapshot
         self._metrics = metrics
+        self._history = History(snapshot)
         self._file = state_dir / ADDRESS_FILE if state_dir else None
         self.host, self.port = listen
         self.url = ""
@@ -113,12 +115,15 @@ class AdminServer:
         self._server.channel_class = self._accept
         self._thread = threading.Thread(target=self._server.run, name="admin", daemon=True)
         self._thread.start()
+        if self._metrics is not None:
+            self._history.open()
         self._write_address()
 
     def close(self) -> None:
         """Close all connections and end the threads; a second call does nothing."""
         if self._thread is None or not self._thread.is_alive():
             return
+        self._history.close()
         if self._file:
             with suppress(OSError):
                 self._file.unlink()
@@ -154,7 +159,7 @@ class AdminServer:
             ("Content-Type", reply.content_type),
             ("Content-Length", str(len(reply.body))),
             ("Cache-Control", "no-store"),
-            ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+            ("Content-Security-Policy", POLICY),
             ("X-Content-Type-Options", "nosniff"),
         ]
         if method not in ("GET", "HEAD") and not is_request:
@@ -193,7 +198,7 @@ class AdminServer:
                 status = self._snapshot().to_json() | {"pid": os.getpid()}
                 return _Reply("200 OK", "application/json", json.dumps(status).encode())
             case "/":
-                return _Reply("200 OK", "text/html; charset=utf-8", page(self._snapshot()))
+                return _Reply("200 OK", "text/html; charset=utf-8", page(self._snapshot(), self._history.points()))
         return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
 
 

@@ -1,0 +1,70 @@
+"""The last half hour of a daemon in memory: rates, lag and memory, some bytes for each instant."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sidecar.ops.snapshot import StatusSnapshot
+
+EVERY_S = 10.0
+KEPT_S = 1_800.0
+
+
+class Point(NamedTuple):
+    """One instant."""
+
+    consumed: float
+    """Messages a second since the point before."""
+    delivered: float
+    """Likewise."""
+    lag: int | None
+    held_bytes: int
+
+
+class History:
+    """Looks at the daemon every 10 s in a thread of its own, between `open` and `close`.
+
+    Args:
+        snapshot: Called in that thread.
+        every_s: From one look to the next.
+    """
+
+    def __init__(self, snapshot: Callable[[], StatusSnapshot], every_s: float = EVERY_S) -> None:
+        self._snapshot = snapshot
+        self._every_s = every_s
+        self._points: deque[Point] = deque(maxlen=int(KEPT_S / EVERY_S))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def open(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; a second call does nothing."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def points(self) -> Sequence[Point]:
+        """The last half hour, oldest first; from any thread."""
+        return tuple(self._points)
+
+    def _run(self) -> None:
+        before, before_s = self._snapshot(), time.monotonic()
+        while not self._closed.wait(self._every_s):
+            now, now_s = self._snapshot(), time.monotonic()
+            self._points.append(_point(before, now, now_s - before_s))
+            before, before_s = now, now_s
+
+
+def _point(before: StatusSnapshot, now: StatusSnapshot, seconds: float) -> Point:
+    # A partition that leaves takes its counts along in the status of Spark: less than before is no rate.
+    consumed, delivered = (
+        max(0, getattr(now.totals, name) - getattr(before.totals, name)) / seconds for name in ("consumed", "delivered")
+    )
+    return Point(consumed, delivered, now.lag, now.held_bytes)
