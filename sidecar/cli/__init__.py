@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 import traceback
@@ -18,12 +19,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """Sidecar multiplies no matrices; each thread costs address space, and if that is short, numpy ends the process."""
 
 EXIT_INTERRUPTED = 130
+
+
+def function_of(name: str) -> str:
+    """The name of a command's function, and of its module."""
+    return name + "_" if keyword.iskeyword(name) else name.replace("-", "_")
+
+
 SECTIONS = {
     "file": (
         "Configuration",
         {
             "init": "Write a first configuration file.",
             "validate": "Check a configuration file and summarize what it does.",
+            "try": "Show what would become of sample messages, and the requests.",
             "check": "Check that broker, receiver, state folder and databases can be used.",
             "schema": "Print the JSON Schema of the configuration file.",
         },
@@ -59,7 +68,7 @@ SECTIONS = {
 }
 """By folder in this package: a title, and the commands in their order in the help."""
 MODULES = {
-    name: ".".join(filter(None, (__name__, folder, name.replace("-", "_"))))
+    name: ".".join(filter(None, (__name__, folder, function_of(name))))
     for folder, (_, commands) in SECTIONS.items()
     for name in commands
 }
@@ -73,7 +82,7 @@ def example(*lines: str) -> str:
 
 
 class Commands(click.Group):
-    """A group whose commands are in `MODULES`, each under its own name, with `_` for `-`.
+    """A group whose commands are in `MODULES`, each under the name of `function_of`.
 
     A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
 
@@ -87,7 +96,7 @@ class Commands(click.Group):
         """The command of this name; only its module is imported."""
         if name not in MODULES:
             return None
-        command: click.Command = getattr(importlib.import_module(MODULES[name]), name.replace("-", "_"))
+        command: click.Command = getattr(importlib.import_module(MODULES[name]), function_of(name))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

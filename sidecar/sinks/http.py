@@ -119,7 +119,7 @@ class HttpSink:
 
     def deliver(self, batch: Batch) -> Answer:
         """Send a batch once and wait at most `timeout_ms` for the answer; many threads may call it at once."""
-        headers, chunks = self._request(batch)
+        headers, chunks = self.request(batch)
         with self._deadlines.exchange() as exchange:
             try:
                 return self._exchange(exchange, headers, chunks, int(headers["Sidecar-Count"]))
@@ -133,7 +133,8 @@ class HttpSink:
         while self._idle:
             self._idle.pop().close()
 
-    def _request(self, batch: Batch) -> tuple[dict[str, str], Iterable[bytes]]:
+    def request(self, batch: Batch) -> tuple[dict[str, str], Iterable[bytes]]:
+        """Headers and body of the request for a batch."""
         length = body_length(self._format, batch.fragments())
         chunks: Iterable[bytes] = body_chunks(self._format, batch.fragments())
         if self._compression != "none":

@@ -1,0 +1,96 @@
+"""``sidecar try``: what would become of sample messages, and the requests as they would be sent; nothing is sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import closing
+from typing import IO, Any
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from sidecar.cli import config_option, example
+from sidecar.cli.shared.printing import console
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.config.sinks import hide_query
+from sidecar.runtime.trial import Decision, Request, Trial, read_sample
+
+HIDDEN = "***"
+BODY_LINES_MAX = 20
+
+
+@click.command("try", epilog=example("sidecar try -c sidecar.yaml --sample messages.ndjson"))
+@config_option
+@click.option(
+    "--sample", type=click.File("rb"), required=True, help="One message a line, as in `envelope`; - is stdin."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with whole bodies.")
+def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
+    """Show what would become of messages: tag, group, duplicate, held; and the requests, byte for byte.
+
+    No broker and no receiver is needed. Nothing is sent, and nothing is remembered.
+
+    """
+    settings = load(path)
+    with closing(Trial(settings)) as trial:
+        decisions = list(trial.decide(list(read_sample(sample, trial.topic))))
+        requests = list(trial.requests(decisions))
+    secret = _secret_headers(settings)
+    if as_json:
+        told = {
+            "messages": [_decision(each) for each in decisions],
+            "requests": [_fields(each, secret) for each in requests],
+        }
+        click.echo(json.dumps(told))
+        return
+    _print(settings, decisions, requests, secret)
+
+
+def _secret_headers(settings: Settings) -> set[str]:
+    """Names of headers that the configuration gives: their values may be secrets."""
+    http = settings.sink.http
+    if http is None:
+        return set()
+    own = {http.auth.header.name} if http.auth and http.auth.header else set()
+    return {"authorization", *(name.lower() for name in (*http.headers, *own))}
+
+
+def _headers(request: Request, secret: set[str]) -> dict[str, str]:
+    return {name: HIDDEN if name.lower() in secret else value for name, value in request.headers.items()}
+
+
+def _decision(each: Decision) -> dict[str, Any]:
+    place = {**each.message.tp.fields(), "offset": each.message.offset}
+    return {**place, "tags": each.tags, "outcome": each.outcome, "group": each.group, "why": each.why}
+
+
+def _fields(request: Request, secret: set[str]) -> dict[str, Any]:
+    try:
+        body: dict[str, str] = {"body": request.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(request.body).decode()}
+    return {"group": request.group, "headers": _headers(request, secret), **body}
+
+
+def _print(settings: Settings, decisions: list[Decision], requests: list[Request], secret: set[str]) -> None:
+    out = console()
+    table = Table("message", "tags", "outcome", "group", "why", box=None)
+    for each in decisions:
+        place = f"{each.message.tp.topic}:{each.message.tp.partition}:{each.message.offset}"
+        cells = (place, ", ".join(each.tags), each.outcome, each.group or "", each.why)
+        table.add_row(*map(escape, cells))
+    out.print(table)
+    http = settings.sink.http
+    for request in requests:
+        out.print()
+        if http is not None:
+            out.print(f"POST {hide_query(http.url)}", markup=False)
+        for name, value in _headers(request, secret).items():
+            out.print(f"{name}: {value}", markup=False)
+        lines = request.body.decode("utf-8", "backslashreplace").splitlines()
+        out.print("\n".join(["", *lines[:BODY_LINES_MAX]]), markup=False)
+        if len(lines) > BODY_LINES_MAX:
+            out.print(f"… {len(lines) - BODY_LINES_MAX:,} more rows")

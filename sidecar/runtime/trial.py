@@ -1,0 +1,238 @@
+"""What would become of messages, and the requests as they would be sent: no broker, no state, nothing is sent.
+
+Tags, groups, ids, due times and rows are read by what the daemon reads them with; only positions are not remembered.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sidecar.config.model import Settings
+from sidecar.config.sinks import Sink
+from sidecar.core.intake.framing import fragment_of
+from sidecar.core.intents import Intent
+from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.instants import instant_text
+from sidecar.core.parts import Batch, Part
+from sidecar.core.records import Columns, Details, Header, TopicPartition
+from sidecar.errors import ConfigError
+from sidecar.runtime.build import build_reading, due_reader_of
+from sidecar.sinks.http import HttpSink
+
+ANY_SINK = Sink.model_validate({"http": {"url": "http://localhost/"}})
+SCOPE = "00000000"
+"""In the place of the scope of names, which depends on the broker."""
+_TEXTS = ("key", "value")
+
+
+class SampleError(ConfigError):
+    """A line of the sample is no message."""
+
+
+class Message(NamedTuple):
+    """A message of the sample."""
+
+    tp: TopicPartition
+    offset: int
+    timestamp: int | None
+    key: bytes | None
+    headers: Sequence[Header]
+    value: bytes | None
+
+
+class Decision(NamedTuple):
+    """What becomes of a message."""
+
+    message: Message
+    tags: list[str]
+    outcome: str
+    """`delivered`, `filtered`, `duplicate`, `held` or `dead letter`."""
+    group: str | None = None
+    why: str = ""
+
+
+class Request(NamedTuple):
+    """A request as it would be sent."""
+
+    group: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Trial:
+    """The rules of a configuration.
+
+    Raises:
+        ConfigError: They cannot be used here.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.source.rocketmq is not None:
+            raise ConfigError(
+                "a sample is of messages of Kafka: those of RocketMQ have more than it can have",
+                hint="try the tags with `sidecar tap` on a running daemon, or with source.kafka in a copy of this file",
+            )
+        self._subscribe = settings.tags.subscribe
+        self.topic = next((name for name in settings.source.kafka.topics if not name.startswith("^")), "sample")
+        """That of messages which name none."""
+        self._sends = settings.sink.http is not None
+        if not self._sends:  # any other sink would open its file, table or zone
+            settings = settings.model_copy(update={"sink": ANY_SINK})
+        columns: Columns = SampleColumns()
+        self._reading, self._sink = build_reading(settings, columns)
+        self._due = due_reader_of(settings, columns)
+        self._seen: dict[tuple[TopicPartition, int], int] = {}
+
+    def decide(self, messages: Sequence[Message]) -> Iterator[Decision]:
+        """What becomes of each message, in their order."""
+        reading = self._reading
+        for message in messages:
+            tp, one = message.tp, [message]
+            (raw,) = reading.tags(tp, one)
+            tags, group = _texts(raw), reading.groups[raw]
+            if group is None:
+                yield Decision(message, tags, "filtered", why=f"tags.subscribe is {self._subscribe}")
+                continue
+            (number,) = reading.ids(tp, one) if reading.ids is not None else (None,)
+            first = None if number is None else self._seen.setdefault((tp, number), message.offset)
+            (due,) = self._due(tp, one) if self._due is not None else (None,)
+            if first is not None and first != message.offset:
+                yield Decision(message, tags, "duplicate", group, f"its id came at offset {first}")
+            elif isinstance(due, int):
+                yield Decision(message, tags, "held", group, f"until {instant_text(due)}")
+            elif isinstance(due, str):
+                yield Decision(message, tags, "dead letter", group, due)
+            else:
+                fragment = fragment_of(reading, tp, one, 0.0, {})
+                reason = "" if fragment.offsets else "unframeable: the sink's format cannot represent its value"
+                yield Decision(message, tags, "dead letter" if reason else "delivered", group, reason)
+
+    def requests(self, decisions: Iterable[Decision]) -> Iterator[Request]:
+        """One request for each group and partition, as if all were read at once; none without `sink.http`."""
+        if not self._sends:
+            return
+        together: dict[tuple[str, TopicPartition], list[Message]] = {}
+        for decision in decisions:
+            if decision.outcome == "delivered":
+                together.setdefault((str(decision.group), decision.message.tp), []).append(decision.message)
+        for (group, tp), messages in together.items():
+            fragment = fragment_of(self._reading, tp, list(messages), 0.0, {})
+            first, last = messages[0].offset, messages[-1].offset
+            nbytes = len(fragment.data) + len(self._reading.framer.separator)
+            part = Part(tp, SCOPE, group, first, last, [fragment], len(messages), nbytes, Intent(1, first, last))
+            assert isinstance(self._sink, HttpSink)
+            headers, chunks = self._sink.request(Batch(1, group, [part]))
+            yield Request(group, headers, b"".join(chunks))
+
+    def close(self) -> None:
+        """Close the sink, which was connected to nothing."""
+        self._sink.close()
+
+
+def _texts(raw: Raw) -> list[str]:
+    values = raw if isinstance(raw, tuple) else (raw,)
+    return [value.decode("utf-8", "backslashreplace") for value in values if value is not None]
+
+
+def read_sample(lines: Iterable[bytes], topic: str) -> Iterator[Message]:
+    """Messages, one JSON object a line as in the format `envelope`; only what a message has must be there.
+
+    Args:
+        lines: The lines.
+        topic: The topic of messages that name none; their partition is 0, and their offset the number of the line.
+
+    Raises:
+        SampleError: A line is no message.
+    """
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            yield _message(json.loads(line), number, topic)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise SampleError(
+                f"line {number + 1} of the sample is no message: {error}",
+                hint='each line is like {"headers": [["tag", "paid"]], "value": "{}"}; bytes are in value_base64',
+            ) from error
+
+
+def _message(row: dict[str, Any], number: int, topic: str) -> Message:
+    known = {
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "headers",
+        "tag",
+        "tags",
+        *_TEXTS,
+        *(f"{t}_base64" for t in _TEXTS),
+    }
+    if unknown := sorted(row.keys() - known):
+        raise ValueError(f"it has the unknown key {unknown[0]}")
+    texts = {
+        name: _bytes(row[f"{name}_base64"], row.get(name)) if f"{name}_base64" in row else _encoded(row.get(name))
+        for name in _TEXTS
+    }
+    headers = [(str(name), value if value is None else _header(value)) for name, value in row.get("headers") or ()]
+    tp = TopicPartition(str(row.get("topic", topic)), int(row.get("partition", 0)))
+    timestamp = row.get("timestamp")
+    return Message(
+        tp,
+        int(row.get("offset", number)),
+        None if timestamp is None else int(timestamp),
+        texts["key"],
+        headers,
+        texts["value"],
+    )
+
+
+def _bytes(text: str, beside: object) -> bytes:
+    if beside is not None:
+        raise ValueError("it has a text and a base64 for the same")
+    return base64.b64decode(text, validate=True)
+
+
+def _encoded(text: object) -> bytes | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError("key and value are texts; JSON is a text too: quote it")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _header(value: Any) -> bytes:
+    encoded = base64.b64decode(value["base64"], validate=True) if isinstance(value, dict) else _encoded(value)
+    assert encoded is not None
+    return encoded
+
+
+class SampleColumns:
+    """Reads columns of the sample's messages."""
+
+    def offsets(self, messages: Sequence[Any]) -> Iterable[int]:
+        """See `Columns`."""
+        return [message.offset for message in messages]
+
+    def timestamps(self, messages: Sequence[Any]) -> Iterable[int | None]:
+        """See `Columns`."""
+        return [message.timestamp for message in messages]
+
+    def keys(self, messages: Sequence[Any]) -> Iterable[bytes | None]:
+        """See `Columns`."""
+        return [message.key for message in messages]
+
+    def headers(self, messages: Sequence[Any]) -> Iterable[Sequence[Header] | None]:
+        """See `Columns`."""
+        return [message.headers for message in messages]
+
+    def values(self, messages: Sequence[Any]) -> Iterable[bytes | None]:
+        """See `Columns`."""
+        return [message.value for message in messages]
+
+    def details(self, messages: Sequence[Any]) -> Iterable[Details | None]:
+        """See `Columns`."""
+        return [None] * len(messages)
