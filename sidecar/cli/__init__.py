@@ -54,6 +54,7 @@ SECTIONS = {
             "delay": "Show what is held until it is due; cancel or release it.",
             "offsets": "Show and reset the offsets of the consumer group in Kafka.",
             "state": "Show what the state folder holds, and check it.",
+            "explain": "Tell what became of a single message.",
         },
     ),
     "": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 import confluent_kafka as ck
@@ -11,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
@@ -45,6 +47,10 @@ class PartitionOffsets(NamedTuple):
     """First offset of the log, and offset of its next message."""
     writer: str
     """Who committed; empty if nobody did."""
+    state: PartitionState | None = None
+    """What Sidecar committed; None if it did not, or under other rules."""
+    scope: str = ""
+    """Within it an offset is one message; empty if the commit does not tell."""
 
     @property
     def lag(self) -> int:
@@ -142,7 +148,8 @@ class GroupOffsets:
         decoded = decode(commit.metadata, commit.offset, known, self._rules)
         seen = decoded.state.seen if decoded.state is not None else None
         writer = WRITERS.get(decoded.origin, "another program")
-        return PartitionOffsets(tp, commit.offset, seen, bounds.low, bounds.high, writer)
+        scope = replace(known, incarnation=decoded.incarnation).scope if decoded.state is not None else ""
+        return PartitionOffsets(tp, commit.offset, seen, bounds.low, bounds.high, writer, decoded.state, scope)
 
     def _answer(self, future: Any) -> Any:
         try:

@@ -14,6 +14,7 @@ from sidecar.config.model import Settings
 from sidecar.config.sinks import Sink
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intents import Intent
+from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.parts import Batch, Part
@@ -73,7 +74,7 @@ class Trial:
         if settings.source.rocketmq is not None:
             raise ConfigError(
                 "a sample is of messages of Kafka: those of RocketMQ have more than it can have",
-                hint="try the tags with `sidecar tap` on a running daemon, or with source.kafka in a copy of this file",
+                hint="try the rules with source.kafka in a copy of this file",
             )
         self._subscribe = settings.tags.subscribe
         self.topic = next((name for name in settings.source.kafka.topics if not name.startswith("^")), "sample")
@@ -84,6 +85,7 @@ class Trial:
         columns: Columns = SampleColumns()
         self._reading, self._sink = build_reading(settings, columns)
         self._due = due_reader_of(settings, columns)
+        self._cancels = cancel_reader(columns) if settings.delay else None
         self._seen: dict[tuple[TopicPartition, int], int] = {}
 
     def decide(self, messages: Sequence[Message]) -> Iterator[Decision]:
@@ -93,6 +95,11 @@ class Trial:
             tp, one = message.tp, [message]
             (raw,) = reading.tags(tp, one)
             tags, group = _texts(raw), reading.groups[raw]
+            if self._cancels is not None and (cancelled := self._cancels(one)):
+                yield Decision(
+                    message, tags, "filtered", why=f"it cancels held messages: {', '.join(_texts(tuple(cancelled[0])))}"
+                )
+                continue
             if group is None:
                 yield Decision(message, tags, "filtered", why=f"tags.subscribe is {self._subscribe}")
                 continue
@@ -111,7 +118,7 @@ class Trial:
                 yield Decision(message, tags, "dead letter" if reason else "delivered", group, reason)
 
     def requests(self, decisions: Iterable[Decision]) -> Iterator[Request]:
-        """One request for each group and partition, as if all were read at once; none without `sink.http`."""
+        """One request for each group and partition, as if no limit cut them; none without `sink.http`."""
         if not self._sends:
             return
         together: dict[tuple[str, TopicPartition], list[Message]] = {}
@@ -147,11 +154,16 @@ def read_sample(lines: Iterable[bytes], topic: str) -> Iterator[Message]:
     Raises:
         SampleError: A line is no message.
     """
+    ends: dict[TopicPartition, int] = {}
     for number, line in enumerate(lines):
         if not line.strip():
             continue
         try:
-            yield _message(json.loads(line), number, topic)
+            message = _message(json.loads(line), number, topic)
+            if message.offset < ends.get(message.tp, 0):
+                raise ValueError(f"the offset {message.offset} is not above those before it in {message.tp}")
+            ends[message.tp] = message.offset + 1
+            yield message
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise SampleError(
                 f"line {number + 1} of the sample is no message: {error}",

@@ -191,6 +191,11 @@ class LettersBeside:
             yield from page
             after, limit = page[-1].id, limit - len(page)
 
+    def at(self, scope: str, tp: TopicPartition, offset: int) -> StoredLetter | None:
+        """The letter of a message; None if there is none."""
+        sql = f'{SELECT} WHERE scope = ? AND topic = ? AND partition = ? AND broker = ? AND "offset" = ?'
+        return next(iter(self._sound(self.rows(sql, [scope, *tp, offset]))), None)
+
     def by_ids(self, ids: Sequence[int]) -> list[StoredLetter]:
         """Those of these letters that are there, by their offset."""
         sql = f'{SELECT} WHERE id IN (SELECT value FROM json_each(?)) ORDER BY "offset"'

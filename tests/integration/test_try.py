@@ -91,6 +91,25 @@ def test_delayed_messages_are_told(tmp_path: Path) -> None:
     assert "soon" in found[1]["why"]
 
 
+def test_a_message_that_cancels_is_in_no_request(tmp_path: Path) -> None:
+    """It is filtered, whatever else it has."""
+    cancels = {"headers": [["tag", "paid"], ["sidecar-cancel", "order-7"]], "value": "{}"}
+    found = told(tmp_path, config(delay={"store": "local"}), cancels)
+    assert (found["messages"][0]["outcome"], found["requests"]) == ("filtered", [])
+    assert "order-7" in found["messages"][0]["why"]
+
+
+def test_a_terminal_obeys_nothing(tmp_path: Path) -> None:
+    """Control characters of tags and values are shown, and a compressed body is told by its size."""
+    settings = config(tags={"from": {"header": "tag"}})
+    settings["sink"]["http"]["format"] = "ndjson"
+    shown = tried(tmp_path, settings, row("\x1b[31m", value="\x1b]0;x\x07"), json_=False).stdout
+    assert "\x1b" not in shown
+    assert "\\x1b[31m" in shown
+    settings["sink"]["http"]["compression"] = "gzip"
+    assert "compressed bytes" in tried(tmp_path, settings, row(), json_=False).stdout
+
+
 def test_what_cannot_be_framed_is_a_dead_letter(tmp_path: Path) -> None:
     """A value that the format cannot represent is told with the reason, and is in no request."""
     settings = config()
@@ -119,6 +138,7 @@ def test_no_secret_is_shown(tmp_path: Path, as_json: bool) -> None:
         ('{"value_base64": "?"}', "line 2"),
         ('{"value": "x", "value_base64": "eA=="}', "base64 for the same"),
         ('{"value": "x", "partition": "one"}', "line 2"),
+        ('{"value": "x", "offset": 0}', "is not above"),
     ],
 )
 def test_a_line_that_is_no_message_is_named(tmp_path: Path, line: str, why: str) -> None:
@@ -197,7 +217,8 @@ def test_the_daemon_sends_the_same(
     for request in requests:
         headers, body = sent[request["group"]]
         assert request["body"].encode() == body
-        assert set(request["headers"]) | {"Host", "Accept-Encoding"} >= set(headers)
+        assert set(request["headers"]) == set(headers) - {"Host", "Accept-Encoding"}
+        assert (request["method"], request["url"]) == ("POST", url)
         for name in ("Content-Type", "Content-Length", "Sidecar-Count", "Sidecar-Attempt", "User-Agent"):
             assert request["headers"][name] == headers[name]
         assert request["headers"]["Sidecar-Parts"].split(":")[1:] == headers["Sidecar-Parts"].split(":")[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from sidecar.core.delivery.stages import Stage
+from sidecar.core.partition.standing import Phase, standing
 from sidecar.core.records import Answer
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker
@@ -244,6 +245,19 @@ class World:
 
     # The end
 
+    def explained(self) -> None:
+        """What commits tell of single messages is so: what they call settled has its end, and the rest is below `seen`.
+
+        A message that has a twin is settled once the twin is read.
+        """
+        for number, life in enumerate(self.broker.lives):
+            state, groups = life.committed, self.plan.reading.groups
+            for offset in sorted(life.log.wanted):
+                group = str(groups[life.log.messages[offset][1]])  # type: ignore[index]  # tags are numbers here
+                is_settled = standing(state, group, offset).phase is Phase.SETTLED
+                if is_settled and len(life.log.twins_of(offset)) < 2 and not life.settled(offset):
+                    raise BrokenPromiseError("explained", f"{number}: {offset} of {group} is not settled, {state}")
+
     def settle(self) -> None:
         """No more faults: everything comes to its end."""
         self.outage, self.faulty = None, False
@@ -332,5 +346,7 @@ def run_schedule(
     world = World(make_plan(seed, newer=newer, ledger=ledger, reloads=reloads))
     for _ in range(steps):
         world.event()
+    if not reloads:  # else a message may have been of another group
+        world.explained()
     world.settle()
     return steps + world.steps

@@ -29,7 +29,10 @@ BODY_LINES_MAX = 20
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with whole bodies.")
 def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
-    """Show what would become of messages: tag, group, duplicate, held; and the requests, byte for byte.
+    """Show what would become of messages: tag, group, duplicate, held; and the requests.
+
+    A request has all rows of one group and partition, as if they were read at once and no limit of `batch` cut them;
+    names of parts have another scope. All else is byte for byte as the daemon sends it.
 
     No broker and no receiver is needed. Nothing is sent, and nothing is remembered.
 
@@ -42,7 +45,7 @@ def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
     if as_json:
         told = {
             "messages": [_decision(each) for each in decisions],
-            "requests": [_fields(each, secret) for each in requests],
+            "requests": [_fields(settings, each, secret) for each in requests],
         }
         click.echo(json.dumps(told))
         return
@@ -67,12 +70,14 @@ def _decision(each: Decision) -> dict[str, Any]:
     return {**place, "tags": each.tags, "outcome": each.outcome, "group": each.group, "why": each.why}
 
 
-def _fields(request: Request, secret: set[str]) -> dict[str, Any]:
+def _fields(settings: Settings, request: Request, secret: set[str]) -> dict[str, Any]:
+    assert settings.sink.http is not None
     try:
         body: dict[str, str] = {"body": request.body.decode()}
     except UnicodeDecodeError:
         body = {"body_base64": base64.b64encode(request.body).decode()}
-    return {"group": request.group, "headers": _headers(request, secret), **body}
+    url = hide_query(settings.sink.http.url)
+    return {"group": request.group, "method": "POST", "url": url, "headers": _headers(request, secret), **body}
 
 
 def _print(settings: Settings, decisions: list[Decision], requests: list[Request], secret: set[str]) -> None:
@@ -81,7 +86,7 @@ def _print(settings: Settings, decisions: list[Decision], requests: list[Request
     for each in decisions:
         place = f"{each.message.tp.topic}:{each.message.tp.partition}:{each.message.offset}"
         cells = (place, ", ".join(each.tags), each.outcome, each.group or "", each.why)
-        table.add_row(*map(escape, cells))
+        table.add_row(*(escape(_shown(cell)) for cell in cells))
     out.print(table)
     http = settings.sink.http
     for request in requests:
@@ -90,7 +95,15 @@ def _print(settings: Settings, decisions: list[Decision], requests: list[Request
             out.print(f"POST {hide_query(http.url)}", markup=False)
         for name, value in _headers(request, secret).items():
             out.print(f"{name}: {value}", markup=False)
-        lines = request.body.decode("utf-8", "backslashreplace").splitlines()
-        out.print("\n".join(["", *lines[:BODY_LINES_MAX]]), markup=False)
+        lines = request.body.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
+        if "Content-Encoding" in request.headers:
+            out.print(f"\n({len(request.body):,} compressed bytes)")
+            continue
+        out.print("\n".join(["", *map(_shown, lines[:BODY_LINES_MAX])]), markup=False)
         if len(lines) > BODY_LINES_MAX:
             out.print(f"… {len(lines) - BODY_LINES_MAX:,} more rows")
+
+
+def _shown(text: str) -> str:
+    """The text without what a terminal would obey."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Any, NamedTuple
-from urllib.parse import unquote
+from typing import Any
 
 import click
 from rich.table import Table
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import answered, held_now, listed, owner_of
+from sidecar.cli.shared.places import Place, place_argument
 from sidecar.cli.shared.printing import TimeType, console
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
@@ -20,8 +19,6 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_NO_INPUT, SidecarError, UnavailableError
 from sidecar.ops.snapshot import DUE_WITHIN
 
-_PLACE = re.compile(r"([^:]+):(?:([^:]+):)?(\d+):(\d+)")
-
 
 class NotHeldError(SidecarError):
     """The message is not held, or several are held at this place, and the due time does not tell which is meant."""
@@ -29,28 +26,6 @@ class NotHeldError(SidecarError):
     exit_code = EXIT_NO_INPUT
 
 
-class Place(NamedTuple):
-    """A message at the source."""
-
-    tp: TopicPartition
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.tp.topic}:{self.tp.queue}:{self.offset}"
-
-
-class _PlaceType(click.ParamType[Place]):
-    name = "PLACE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        match = _PLACE.fullmatch(value)
-        if not match:
-            self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET, as `sidecar delay list` shows it", param, ctx)
-        topic, broker, partition, offset = match.groups(default="")
-        return Place(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
-
-
-place_argument = click.argument("place", type=_PlaceType(), metavar="TOPIC:PARTITION:OFFSET")
 due_option = click.option(
     "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="When it is due; a time in the same hour."
 )

@@ -1,0 +1,37 @@
+"""A message at the source, as an argument of several commands."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import click
+
+from sidecar.core.records import TopicPartition
+
+_PLACE = re.compile(r"([^:]+):(?:([^:]+):)?(\d+):(\d+)")
+
+
+class Place(NamedTuple):
+    """A message at the source."""
+
+    tp: TopicPartition
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.tp.topic}:{self.tp.queue}:{self.offset}"
+
+
+class _PlaceType(click.ParamType[Place]):
+    name = "PLACE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        match = _PLACE.fullmatch(value)
+        if not match:
+            self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET, as in `sidecar delay list` and in rows", param, ctx)
+        topic, broker, partition, offset = match.groups(default="")
+        return Place(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
+
+
+place_argument = click.argument("place", type=_PlaceType(), metavar="TOPIC:PARTITION:OFFSET")

@@ -1,0 +1,75 @@
+"""`sidecar explain` against a real Kafka, beside a real daemon: each answer for a message that has that fate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient
+from ruamel.yaml import YAML
+
+from sidecar.cli import main
+from tests.support.process import Daemon, wait_until
+from tests.support.scene import Scene
+
+
+def explained(daemon: Daemon, folder: Path, topic: str, offset: int) -> dict[str, Any]:
+    """The answer."""
+    path = folder / "explain.yaml"
+    with path.open("w") as file:
+        YAML(typ="safe").dump(daemon.config, file)
+    place = f"{topic}:0:{offset}"
+    result = CliRunner().invoke(main, ["explain", "-c", str(path), place, "--json"], prog_name="sidecar")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_each_fate_is_told(scene: Scene, tmp_path: Path) -> None:
+    """Settled, filtered, a dead letter, being sent with its attempts, open, and not produced."""
+    with scene.daemon(tags={"from": {"header": "tag"}, "exclude": "lost"}, batch={"linger": "100ms"}) as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("refuse", status=400, marker="poison")
+        scene.send([b"fine"])  # 0
+        scene.send([b"unwanted"], tag="lost")  # 1
+        scene.send([b"poison"])  # 2
+        wait_until(lambda: daemon.status()["dead_lettered"] == 1, 20, "a dead letter", detail=daemon.log_tail)
+        scene.receiver.fail("status", status=503, group="stuck")
+        scene.send([b"stuck"], tag="stuck")  # 3
+        wait_until(lambda: daemon.status()["retrying"], 20, "the group fails", detail=daemon.log_tail)
+
+        def told(offset: int) -> dict[str, Any]:
+            return explained(daemon, tmp_path, scene.topic, offset)
+
+        wait_until(lambda: told(3)["outcome"] == "fixed", 20, "the part is committed", detail=daemon.log_tail)
+        assert (told(0)["outcome"], told(0)["group"]) == ("settled", "a")
+        assert (told(1)["outcome"], told(1)["tags"]) == ("filtered", ["lost"])
+        letter = told(2)
+        assert (letter["outcome"], letter["group"]) == ("dead letter", "a")
+        assert letter["why"].startswith("HTTP 400")
+        assert letter["letter"] == 1
+        stuck = told(3)
+        assert (stuck["group"], stuck["part"]) == ("stuck", [3, 3])
+        assert stuck["failing"]["reason"].startswith("HTTP 503")
+        assert told(4)["outcome"] == "not produced"
+
+
+def test_what_is_open_unread_or_gone_is_told(scene: Scene, tmp_path: Path) -> None:
+    """A batch that waits for more, a message that came after the daemon stopped, and one that retention took."""
+    with scene.daemon(batch={"linger": "10m"}) as daemon:
+        daemon.wait_ready()
+        scene.send([b"one"])
+        wait_until(
+            lambda: explained(daemon, tmp_path, scene.topic, 0)["outcome"] == "open", 20, "it is open",
+            detail=daemon.log_tail,
+        )  # fmt: skip
+        daemon.kill9()
+        scene.send([b"two"])
+        assert explained(daemon, tmp_path, scene.topic, 1)["outcome"] == "unread"
+        admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap})
+        (asked,) = admin.delete_records([ck.TopicPartition(scene.topic, 0, 1)]).values()
+        asked.result(10)
+        assert explained(daemon, tmp_path, scene.topic, 0)["outcome"] == "gone"
