@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BeforeValidator,
@@ -89,28 +89,24 @@ def _listen_text(listen: Address | None) -> str:
     return "off" if listen is None else str(listen)
 
 
+_Listen: TypeAlias = Annotated[
+    Address | None,
+    Kind("address"),
+    BeforeValidator(_listen),
+    PlainSerializer(_listen_text),
+    WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
+    OnSpark("applies, on the driver"),
+]
+
+
 class Admin(Model):
     """Health, status and metrics."""
 
-    listen: Annotated[
-        Address | None,
-        Kind("address"),
-        BeforeValidator(_listen),
-        PlainSerializer(_listen_text),
-        WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
-        OnSpark("applies, on the driver"),
-    ] = Field(
+    listen: _Listen = Field(
         default=_LISTEN,
         description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
     )
-    probes: Annotated[
-        Address | None,
-        Kind("address"),
-        BeforeValidator(_listen),
-        PlainSerializer(_listen_text),
-        WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
-        OnSpark("applies, on the driver"),
-    ] = Field(
+    probes: _Listen = Field(
         default=None,
         description="A second address, `HOST:PORT`, which others may reach: it has `/livez` and `/readyz`, and answers "
         "one word. `off` by default.",
