@@ -28,7 +28,7 @@ class Explained(NamedTuple):
     """What is known."""
 
     outcome: str
-    """`not produced`, `gone`, `filtered`, `dead letter`, `held`, `unread`, `open`, `fixed` or `settled`."""
+    """`not produced`, `gone`, `filtered`, `dead letter`, `delayed`, `unread`, `open`, `fixed` or `settled`."""
     why: str
     tags: tuple[str, ...] = ()
     group: str | None = None
@@ -38,6 +38,8 @@ class Explained(NamedTuple):
     """Failed sends of the part, as far as the commit has them."""
     letter: int | None = None
     """The id of its dead letter in the state folder."""
+    due_ms: int | None = None
+    """Of `delayed`: when it is due. Whether it is still held, only the store knows."""
 
 
 def explain(settings: Settings, tp: TopicPartition, offset: int) -> Explained:
@@ -119,7 +121,7 @@ def _of_commit(row: PartitionOffsets, offset: int, decision: Decision | None) ->
     if where.phase is Phase.UNREAD:
         return Explained("unread", f"the last commit had read up to {row.state.seen}", tags, group)
     if decision.outcome == "held":
-        return Explained("held", f"{decision.why}; if that is past, it was sent or is being sent", tags, group)
+        return Explained("delayed", decision.why, tags, group, due_ms=decision.due_ms)
     return _of_standing(where, tags, group)
 
 

@@ -53,6 +53,8 @@ class Decision(NamedTuple):
     """`delivered`, `filtered`, `duplicate`, `held` or `dead letter`."""
     group: str | None = None
     why: str = ""
+    due_ms: int | None = None
+    """When it is due, if it is held; epoch milliseconds."""
 
 
 class Request(NamedTuple):
@@ -109,7 +111,7 @@ class Trial:
             if first is not None and first != message.offset:
                 yield Decision(message, tags, "duplicate", group, f"its id came at offset {first}")
             elif isinstance(due, int):
-                yield Decision(message, tags, "held", group, f"until {instant_text(due)}")
+                yield Decision(message, tags, "held", group, f"until {instant_text(due)}", due)
             elif isinstance(due, str):
                 yield Decision(message, tags, "dead letter", group, due)
             else:

@@ -30,13 +30,13 @@ from sidecar.state.offset_map import state_of
 from sidecar.state.schema import DamagedError
 
 _TP = "topic, partition, broker"
+_PLACE = "topic || ':' || CASE broker WHEN '' THEN '' ELSE broker || ':' END || partition"
 ROWS = {
     "meta": "SELECT name, name, value, crc FROM meta",
-    "partition": f"SELECT topic || ':' || partition, {_TP}, topic_id, incarnation, watermark, floor, younger, older, "
+    "partition": f"SELECT {_PLACE}, {_TP}, topic_id, incarnation, watermark, floor, younger, older, "
     "crc FROM partitions",
-    "progress": f"SELECT topic || ':' || partition, {_TP}, text, crc FROM progress",
-    "message ids": f"SELECT topic || ':' || partition || ' generation ' || generation, {_TP}, generation, level, data,"
-    " crc FROM ids",
+    "progress": f"SELECT {_PLACE}, {_TP}, text, crc FROM progress",
+    "message ids": f"SELECT {_PLACE} || ' generation ' || generation, {_TP}, generation, level, data, crc FROM ids",
     "dead letter": SELECT.replace("SELECT id", "SELECT 'id ' || id"),
 }
 """By kind: where a row is, the columns under its checksum, and the checksum."""
@@ -251,7 +251,7 @@ class Inspection:
 
 
 def _bitmaps(connection: sqlite3.Connection) -> Iterator[Fault]:
-    for where, *bitmaps in connection.execute("SELECT topic || ':' || partition, younger, older FROM partitions"):
+    for where, *bitmaps in connection.execute(f"SELECT {_PLACE}, younger, older FROM partitions"):
         try:
             for bitmap in bitmaps:
                 BitMap64.deserialize(bitmap)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from ruamel.yaml import YAML
 
 from sidecar.cli import main
+from tests.support.kafka import Outgoing, produce
 from tests.support.process import Daemon, wait_until
 from tests.support.scene import Scene
 
@@ -73,3 +76,21 @@ def test_what_is_open_unread_or_gone_is_told(scene: Scene, tmp_path: Path) -> No
         (asked,) = admin.delete_records([ck.TopicPartition(scene.topic, 0, 1)]).values()
         asked.result(10)
         assert explained(daemon, tmp_path, scene.topic, 0)["outcome"] == "gone"
+
+
+def test_a_delayed_message_is_asked_for(scene: Scene, tmp_path: Path) -> None:
+    """Held until it is due; and once it is released, it is not said to be held."""
+    due = int(time.time() * 1_000) + 3_600_000
+    with scene.daemon(delay={"store": "local"}) as daemon:
+        daemon.wait_ready()
+        header = [("tag", b"a"), ("sidecar-deliver-at", b"%d" % due)]
+        produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"later", None, header)])
+        wait_until(lambda: daemon.status()["delayed"] == 1, 20, "it is held", detail=daemon.log_tail)
+        told = partial(explained, daemon, tmp_path, scene.topic, 0)
+        wait_until(lambda: told()["outcome"] == "held", 20, "that is committed", detail=daemon.log_tail)
+        assert told()["due_ms"] == due
+        path = tmp_path / "explain.yaml"
+        released = ["delay", "release", "-c", str(path), f"{scene.topic}:0:0", "--due", str(due)]
+        assert CliRunner().invoke(main, released, prog_name="sidecar").exit_code == 0
+        wait_until(lambda: daemon.status()["delivered"] == 1, 20, "it is delivered", detail=daemon.log_tail)
+        assert (told()["outcome"], "not held any more" in told()["why"]) == ("delayed", True)

@@ -9,10 +9,11 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
+from sidecar.cli.shared.asking import answered
 from sidecar.cli.shared.places import Place, place_argument
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
-from sidecar.errors import UnavailableError
+from sidecar.errors import SidecarError, UnavailableError
 from sidecar.runtime.explaining import Explained
 
 
@@ -30,7 +31,7 @@ def explain(path: str, place: Place, as_json: bool) -> None:
     from sidecar.runtime.explaining import explain as explained
 
     settings = load(path)
-    found = explained(settings, place.tp, place.offset)
+    found = _delayed(settings, place, explained(settings, place.tp, place.offset))
     failing = _failing(settings, found)
     if as_json:
         click.echo(json.dumps({**place.tp.fields(), "offset": place.offset, **found._asdict(), "failing": failing}))
@@ -42,6 +43,23 @@ def explain(path: str, place: Place, as_json: bool) -> None:
         click.echo(f"  the group fails since {failing['since']}: {failing['reason']}; next try {failing['next_try']}")
     if found.letter is not None:
         click.echo(f"  sidecar dead-letters show -c {path} {found.letter}")
+
+
+def _delayed(settings: Settings, place: Place, found: Explained) -> Explained:
+    """With what the store of delayed messages says, which is asked or read."""
+    if found.due_ms is None:
+        return found
+    asked = {**place.tp.fields(), "broker": "", "offset": place.offset, "due_ms": found.due_ms}
+    try:
+        answer = answered(settings, "show", asked)
+    except SidecarError as error:
+        return found._replace(why=f"{found.why}; whether it is still held is not known here: {error}")
+    if "message" in answer:
+        return found._replace(outcome="held")
+    if answer["outcome"] == "not_held":
+        gone = "it is not held any more: it was sent, is on the way, or was cancelled"
+        return found._replace(why=f"{found.why}; {gone}")
+    return found._replace(why=f"{found.why}; whether it is still held is not known here ({answer['outcome']})")
 
 
 def _failing(settings: Settings, found: Explained) -> dict[str, str] | None:
