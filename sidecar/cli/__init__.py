@@ -43,6 +43,7 @@ SECTIONS = {
             "run": "Run the daemon: consume messages and deliver them in batches.",
             "status": "Show the state of a running daemon.",
             "top": "Show it again and again, with messages a second.",
+            "tap": "Show messages as they pass.",
             "reload": "Let a running daemon read its configuration file again.",
             "support-bundle": "Pack what helps to find a fault, without secrets and messages.",
         },

@@ -26,6 +26,7 @@ from sidecar.daemon.record import Record
 from sidecar.daemon.reload import Reload
 from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status.keeper import StatusKeeper, status_line
+from sidecar.daemon.status.taps import Taps
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer, Ask, open_probes
@@ -137,7 +138,8 @@ class Daemon:
         url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
-            asks: dict[str, Ask] = {"config": reload.ask}
+            taps = Taps(pipeline.intake, pipeline.delivery.delivered, supervisor.effects)
+            asks: dict[str, Ask] = {"config": reload.ask, "tap": taps.ask}
             if delays:
                 asks["delay"] = Questions(inbox.put, partial(_listing, reload)).ask
             admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir), asks)

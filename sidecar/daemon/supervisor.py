@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import assert_never
 
@@ -26,7 +27,7 @@ from sidecar.core.effects import (
 )
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import TopicPartition, group_label
+from sidecar.core.records import DeadLetter, TopicPartition, group_label
 from sidecar.daemon.committer import Committer
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.feed import Feed
@@ -79,6 +80,8 @@ class Effects:
         self._dead_letter_writer = dead_letter_writer
         self._feed = feed
         self._listener = listener
+        self.letters_tap: Callable[[Sequence[DeadLetter]], None] | None = None
+        """Is shown dead letters; None as long as nobody looks."""
 
     def perform(self, effect: Effect) -> None:
         """Perform an effect, or begin to: its end goes to the inbox."""
@@ -93,6 +96,8 @@ class Effects:
                 self._ledger.claim(effect)
             case Store(token, letters):
                 traced = letters if self._delays is None else self._delays.traced(letters)
+                if self.letters_tap is not None:
+                    self.letters_tap(traced)
                 self._dead_letter_writer.store(token, traced)
             case Hold() | CancelHeld() | Park() | Fetch() | Unpark():
                 assert self._delays is not None
@@ -163,7 +168,7 @@ class Supervisor:
         self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots, delays)
         self.listener = Rebalances(pipeline, record, committer, ids, feed, snapshots, self._mail, delays)
         """The source's listener."""
-        self._effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener, delays)
+        self.effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener, delays)
         self._tended = (watch, snapshots, ids, *([ledger] if ledger is not None else ()))
         self.delays = delays
         self._drain_until_s: float | None = None
@@ -187,7 +192,7 @@ class Supervisor:
             self.delays.take_ends()  # a commit may wait for them
         self._mail.take()
         for effect in self.pipeline.step(now_s * 1000):
-            self._effects.perform(effect)
+            self.effects.perform(effect)
         if self.delays is not None:
             self.delays.tend(now_s * 1000)
         for component in self._tended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from sidecar.core.books import Tally
@@ -31,11 +31,15 @@ class Deliveries:
     """Counts batches that were accepted as a whole."""
 
     def __init__(self) -> None:
+        self.tap: Callable[[Batch], None] | None = None
+        """Is shown each batch; None as long as nobody looks."""
         self._counts = Tally()
         self._ages, self._messages, self._bytes = map(Histogram, (AGE_BOUNDS, MESSAGES_BOUNDS, BYTES_BOUNDS))
 
     def add(self, batch: Batch, wall_ms: int) -> None:
         """Count a batch, accepted at this time in epoch milliseconds."""
+        if self.tap is not None:
+            self.tap(batch)
         self._counts.add(batch.group, "messages", batch.count)
         self._counts.add(batch.group, "bytes", batch.nbytes)
         self._messages.observe(batch.count)

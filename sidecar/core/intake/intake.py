@@ -58,6 +58,8 @@ class Intake:
 
     def __init__(self, reading: Reading) -> None:
         self._r = reading
+        self.tap: Callable[[Reading, Partition, Sequence[Message], Sorted], None] | None = None
+        """Is shown each run and what became of it; None as long as nobody looks."""
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
         self._chosen: dict[str | None, list[Message]] = {}
@@ -94,6 +96,12 @@ class Intake:
         Raises:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
         """
+        result = self._sorted(partition, run, now_ms)
+        if self.tap is not None:
+            self.tap(self._r, partition, run.messages, result)
+        return result
+
+    def _sorted(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
         result = Sorted()
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)

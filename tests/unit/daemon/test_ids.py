@@ -167,7 +167,7 @@ class Life:
         counts = self.supervisor.record.commits.counts
         before = sum(counts.values())
         item = CommitItem(tp, "scope", PartitionState(5, 5), generation, array("q", numbers))
-        self.supervisor._effects.perform(Commit([item]))
+        self.supervisor.effects.perform(Commit([item]))
         self.until(lambda: sum(counts.values()) > before)
 
     def until(self, holds: Callable[[], object]) -> None:

@@ -1,0 +1,68 @@
+"""``sidecar tap``: shows messages as they pass through the running daemon."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from sidecar.cli import config_option, example
+from sidecar.cli.shared.asking import request
+from sidecar.config.file.loader import load
+
+EVERY_S = 0.3
+OUTCOMES = ("delivered", "filtered", "duplicate", "dead")
+
+
+class _ShareType(click.ParamType[int]):
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            share = float(str(value).removesuffix("%"))
+        except ValueError:
+            share = 0
+        if not 0.0001 <= share <= 100:
+            self.fail(f"{value!r} is no percentage from 0.0001% to 100%", param, ctx)
+        return round(100 / share)
+
+
+@click.command(
+    epilog=example("sidecar tap -c sidecar.yaml", "sidecar tap -c sidecar.yaml --outcome filtered --sample 1% --json")
+)
+@config_option
+@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; all by default.")
+@click.option("--group", help="Only those of this tag group.")
+@click.option("--sample", "step", type=_ShareType(), default="100%", show_default=True, help="How many of them.")
+@click.option("--count", type=click.IntRange(1), help="End after so many; else at Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+def tap(path: str, outcomes: tuple[str, ...], group: str | None, step: int, count: int | None, as_json: bool) -> None:
+    """Show messages as they pass: delivered, filtered, duplicates, dead letters; their places, never their values.
+
+    What the daemon cannot hand out at once is left out and counted; it is not slowed down.
+
+    """
+    settings, shown = load(path), 0
+    opened = request(settings, "tap/open", {"outcomes": outcomes or OUTCOMES, "group": group, "step": step})
+    with suppress(KeyboardInterrupt):
+        while count is None or shown < count:
+            answer = request(settings, "tap/read", opened)
+            for row in answer["rows"][: None if count is None else count - shown]:
+                click.echo(json.dumps(row) if as_json else _line(row))
+                shown += 1
+            if answer["dropped"]:
+                click.echo(f"… {answer['dropped']:,} were left out", err=True)
+            if count is None or shown < count:
+                time.sleep(EVERY_S)
+    request(settings, "tap/close", opened)
+
+
+def _line(row: dict[str, Any]) -> str:
+    place = ":".join(str(row[name]) for name in ("topic", "broker", "partition", "offset") if name in row)
+    tags = f" tags {', '.join(row['tags'])}" if row.get("tags") else ""
+    more = f" {row.get('part') or row.get('reason') or ''}".rstrip()
+    text = f"{row['outcome']:9} {place} {row['group'] if row['group'] is not None else '-'}{tags}{more}"
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,200 @@
+"""Shows messages as they pass to those who ask: some of them, in bounded memory, and never slower than they pass.
+
+The hooks of the main thread are empty while nobody looks. Those who look read rows by requests, from any thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ParamSpec
+
+import structlog
+
+from sidecar.core.delivery.delivered import Deliveries
+from sidecar.core.intake.intake import Intake, Sorted
+from sidecar.core.intake.reading import Reading
+from sidecar.core.messages.fields import Raw
+from sidecar.core.partition.partition import Partition
+from sidecar.core.parts import Batch
+from sidecar.core.records import DeadLetter, Message, TopicPartition, group_label
+from sidecar.daemon.supervisor import Effects
+from sidecar.errors import UnavailableError
+
+log = structlog.get_logger()
+P = ParamSpec("P")
+OUTCOMES = ("delivered", "filtered", "duplicate", "dead")
+TAPS_MAX = 4
+ROWS_MAX = 1_000
+"""That wait for one who looks; further ones are counted and left out."""
+SILENCE_S = 10.0
+"""After so long without a request, a tap is closed."""
+
+
+class Tap:
+    """What one who looks wants, and the rows that wait for it.
+
+    Args:
+        outcomes: Of `OUTCOMES`.
+        group: The label of a tag group; None for all.
+        step: Of so many messages, one is shown.
+    """
+
+    def __init__(self, outcomes: frozenset[str], group: str | None, step: int) -> None:
+        self.outcomes, self._group, self._step = outcomes, group, step
+        self.rows: deque[dict[str, Any]] = deque()
+        self.dropped = 0
+        self.read_s = time.monotonic()
+        self._left = 0
+        """Messages until the next one that is shown."""
+
+    def picked(self, count: int) -> range:
+        """The places of those that are shown among the next so many messages."""
+        places = range(self._left, count, self._step)
+        self._left = places[-1] + self._step - count if places else self._left - count
+        return places
+
+    def show(self, outcome: str, group: str | None, row: Callable[[], dict[str, Any]]) -> None:
+        """Take a row, if it is wanted and there is room."""
+        label = None if group is None else group_label(group)
+        if outcome not in self.outcomes or self._group not in (None, label):
+            return
+        if len(self.rows) >= ROWS_MAX:
+            self.dropped += 1
+            return
+        self.rows.append({**row(), "outcome": outcome, "group": label})
+
+    def read(self) -> dict[str, Any]:
+        """The rows since the last call, and how many were left out."""
+        self.read_s = time.monotonic()
+        rows = [self.rows.popleft() for _ in range(len(self.rows))]
+        dropped, self.dropped = self.dropped, 0
+        return {"rows": rows, "dropped": dropped}
+
+
+class Taps:
+    """All taps. `sorted`, `delivered` and `given_up` are for the main thread, `ask` for any.
+
+    Args:
+        intake: Its hook, and those of the others, are set while there is a tap.
+        deliveries: Has the hook for batches that were accepted as a whole.
+        effects: Has the hook for dead letters.
+    """
+
+    def __init__(self, intake: Intake, deliveries: Deliveries, effects: Effects) -> None:
+        self._intake, self._deliveries, self._effects = intake, deliveries, effects
+        self._taps: Mapping[str, Tap] = {}
+        """Replaced, never changed: threads read it without a lock."""
+
+    def ask(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Open a tap, read it, or close it.
+
+        Raises:
+            ValueError: There is no such request, or a field has another type.
+            UnavailableError: There are too many taps, or it was closed.
+        """
+        if name == "open":
+            return {"tap": self._open(fields)}
+        tap = self._taps.get(str(fields.get("tap")))
+        if tap is None:
+            raise UnavailableError("this tap is closed: it was not read for 10 s", hint="run the command again")
+        if name == "read":
+            return tap.read()
+        if name == "close":
+            self._keep({key: each for key, each in self._taps.items() if each is not tap})
+            return {}
+        raise ValueError(f"{name} cannot be asked: use open, read or close")
+
+    def _open(self, fields: Mapping[str, Any]) -> str:
+        outcomes, group, step = frozenset(fields["outcomes"]), fields.get("group"), int(fields["step"])
+        if not outcomes <= frozenset(OUTCOMES) or step < 1:
+            raise ValueError(f"outcomes are of {', '.join(OUTCOMES)}, and step is at least 1")
+        self._drop_silent()
+        if len(self._taps) >= TAPS_MAX:
+            raise UnavailableError(f"{TAPS_MAX} others look at this daemon already", hint="end one of them")
+        key = secrets.token_hex(8)
+        self._keep({**self._taps, key: Tap(outcomes, group, step)})
+        return key
+
+    def _keep(self, taps: Mapping[str, Tap]) -> None:
+        self._taps = taps
+        self._intake.tap = self._guarded(self.sorted) if taps else None
+        self._deliveries.tap = self._guarded(self.delivered) if taps else None
+        self._effects.letters_tap = self._guarded(self.given_up) if taps else None
+
+    def _guarded(self, show: Callable[P, None]) -> Callable[P, None]:
+        """The same, which ends all taps when it fails: the message goes on."""
+
+        def shown(*args: P.args, **more: P.kwargs) -> None:
+            try:
+                show(*args, **more)
+            except Exception as error:  # noqa: BLE001
+                self._keep({})
+                log.error("tap.failed", reason=f"{type(error).__name__}: {error}")
+
+        return shown
+
+    def _drop_silent(self) -> None:
+        now_s = time.monotonic()
+        heard = {key: tap for key, tap in self._taps.items() if now_s - tap.read_s < SILENCE_S}
+        if len(heard) < len(self._taps):
+            self._keep(heard)
+
+    def sorted(self, reading: Reading, partition: Partition, messages: Sequence[Message], found: Sorted) -> None:
+        """Show what was filtered, and what was a duplicate. What is read again after a takeover is not called one."""
+        self._drop_silent()
+        taken: set[int] | None = None
+        for tap in self._taps.values():
+            if not tap.outcomes & {"filtered", "duplicate"}:
+                continue
+            for place in tap.picked(len(messages)):
+                one = [messages[place]]
+                (raw,), (offset,) = reading.tags(partition.tp, one), reading.columns.offsets(one)
+                group = reading.groups[raw]
+                row = _row(partition.tp, offset, raw)
+                if group is None:
+                    tap.show("filtered", None, row)
+                elif not partition.reach.replaying:
+                    taken = _taken(reading, found) if taken is None else taken
+                    if offset not in taken:
+                        tap.show("duplicate", group, row)
+
+    def delivered(self, batch: Batch) -> None:
+        """Show messages of a batch that was accepted as a whole."""
+        self._drop_silent()
+        for tap in self._taps.values():
+            if "delivered" in tap.outcomes:
+                self._show_batch(tap, batch)
+
+    def _show_batch(self, tap: Tap, batch: Batch) -> None:
+        for part in batch.parts:
+            for fragment in part.fragments:
+                for place in tap.picked(len(fragment.offsets)):
+                    place_of = {**part.tp.fields(), "offset": fragment.offsets[place]}
+                    tap.show("delivered", batch.group, partial(dict[str, Any], place_of, part=part.name))
+
+    def given_up(self, letters: Sequence[DeadLetter]) -> None:
+        """Show dead letters, all of them."""
+        for tap in self._taps.values():
+            for letter in letters:
+                place_of = {**letter.tp.fields(), "offset": letter.offset}
+                tap.show("dead", letter.group, partial(dict[str, Any], place_of, reason=letter.reason))
+
+
+def _row(tp: TopicPartition, offset: int, raw: Raw) -> Callable[[], dict[str, Any]]:
+    tags = raw if isinstance(raw, tuple) else (raw,)
+    told = [tag.decode("utf-8", "backslashreplace") for tag in tags if tag is not None]
+    return lambda: {**tp.fields(), "offset": offset, "tags": told}
+
+
+def _taken(reading: Reading, found: Sorted) -> set[int]:
+    """Offsets of a run whose messages are open, held, or given up."""
+    opened = {offset for _, fragment in found.opened for offset in (*fragment.offsets, *fragment.unframeable)}
+    return opened | found.due_ms.keys() | found.refused.keys() | set(_offsets(reading, found))
+
+
+def _offsets(reading: Reading, found: Sorted) -> Iterator[int]:
+    yield from reading.columns.offsets(found.delayed) if found.delayed else ()
