@@ -87,7 +87,6 @@ class Commands(click.Group):
     """A group whose commands are in `MODULES`, each under the name of `function_of`.
 
     A command that raises a `SidecarError` ends with its exit code; an integer that it returns is the exit code.
-
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002

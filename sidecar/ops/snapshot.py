@@ -19,6 +19,7 @@ COMMIT_RESULTS = ("ok", "failed")
 REBALANCE_KINDS = ("assigned", "revoked", "lost", "reloaded")
 LEDGER_KINDS = ("claim", "settle", "prune")
 STOP_REASONS = ("draining", "memory", "halted", "refused", "state_lost", "delay_full")
+TAP_OUTCOMES = ("delivered", "filtered", "duplicate", "dead")
 RETRYING_MAX = 20
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

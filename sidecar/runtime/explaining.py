@@ -59,11 +59,10 @@ def explain(settings: Settings, tp: TopicPartition, offset: int) -> Explained:
         fetcher = Fetcher(client_config(settings.source.kafka))
         stack.callback(fetcher.close)
         found = fetcher.fetch(tp, offset) if offset >= row.low else None
+        decision = None if found is None else _decision(trial, tp, offset, found)
         if letter is not None:
-            return _of_letter(letter, _decision(trial, tp, offset, found))
-        if found is None:
-            return _of_gone(row, offset)
-        return _of_commit(row, offset, _decision(trial, tp, offset, found))
+            return _of_letter(letter, decision)
+        return _of_gone(row, offset) if decision is None else _of_commit(row, offset, decision)
 
 
 def _row(settings: Settings, tp: TopicPartition) -> PartitionOffsets:
@@ -84,9 +83,7 @@ def _letter(folder: Path, scope: str, tp: TopicPartition, offset: int) -> Stored
         return None
 
 
-def _decision(trial: Trial, tp: TopicPartition, offset: int, found: Original | None) -> Decision | None:
-    if found is None:
-        return None
+def _decision(trial: Trial, tp: TopicPartition, offset: int, found: Original) -> Decision:
     message = Message(tp, offset, found.timestamp_ms, found.key, found.headers, found.value)
     (decision,) = trial.decide([message])
     return decision
@@ -106,8 +103,7 @@ def _of_gone(row: PartitionOffsets, offset: int) -> Explained:
     return Explained("gone", f"{what}. Without it, its tags are unknown")
 
 
-def _of_commit(row: PartitionOffsets, offset: int, decision: Decision | None) -> Explained:
-    assert decision is not None
+def _of_commit(row: PartitionOffsets, offset: int, decision: Decision) -> Explained:
     tags, group = tuple(decision.tags), decision.group
     if group is None:
         return Explained("filtered", decision.why, tags)

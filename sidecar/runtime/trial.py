@@ -15,7 +15,7 @@ from sidecar.config.sinks import Sink
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intents import Intent
 from sidecar.core.messages.cancels import cancel_reader
-from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.fields import texts
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Columns, Details, Header, TopicPartition
@@ -27,6 +27,10 @@ ANY_SINK = Sink.model_validate({"http": {"url": "http://localhost/"}})
 SCOPE = "00000000"
 """In the place of the scope of names, which depends on the broker."""
 _TEXTS = ("key", "value")
+_KNOWN = {
+    "topic", "partition", "offset", "timestamp", "headers", "tag", "tags",
+    *_TEXTS, *(f"{each}_base64" for each in _TEXTS),
+}  # fmt: skip
 
 
 class SampleError(ConfigError):
@@ -96,11 +100,10 @@ class Trial:
         for message in messages:
             tp, one = message.tp, [message]
             (raw,) = reading.tags(tp, one)
-            tags, group = _texts(raw), reading.groups[raw]
+            tags, group = texts(raw), reading.groups[raw]
             if self._cancels is not None and (cancelled := self._cancels(one)):
-                yield Decision(
-                    message, tags, "filtered", why=f"it cancels held messages: {', '.join(_texts(tuple(cancelled[0])))}"
-                )
+                names = ", ".join(texts(tuple(cancelled[0])))
+                yield Decision(message, tags, "filtered", why=f"it cancels held messages: {names}")
                 continue
             if group is None:
                 yield Decision(message, tags, "filtered", why=f"tags.subscribe is {self._subscribe}")
@@ -141,11 +144,6 @@ class Trial:
         self._sink.close()
 
 
-def _texts(raw: Raw) -> list[str]:
-    values = raw if isinstance(raw, tuple) else (raw,)
-    return [value.decode("utf-8", "backslashreplace") for value in values if value is not None]
-
-
 def read_sample(lines: Iterable[bytes], topic: str) -> Iterator[Message]:
     """Messages, one JSON object a line as in the format `envelope`; only what a message has must be there.
 
@@ -174,20 +172,9 @@ def read_sample(lines: Iterable[bytes], topic: str) -> Iterator[Message]:
 
 
 def _message(row: dict[str, Any], number: int, topic: str) -> Message:
-    known = {
-        "topic",
-        "partition",
-        "offset",
-        "timestamp",
-        "headers",
-        "tag",
-        "tags",
-        *_TEXTS,
-        *(f"{t}_base64" for t in _TEXTS),
-    }
-    if unknown := sorted(row.keys() - known):
+    if unknown := sorted(row.keys() - _KNOWN):
         raise ValueError(f"it has the unknown key {unknown[0]}")
-    texts = {
+    given = {
         name: _bytes(row[f"{name}_base64"], row.get(name)) if f"{name}_base64" in row else _encoded(row.get(name))
         for name in _TEXTS
     }
@@ -198,9 +185,9 @@ def _message(row: dict[str, Any], number: int, topic: str) -> Message:
         tp,
         int(row.get("offset", number)),
         None if timestamp is None else int(timestamp),
-        texts["key"],
+        given["key"],
         headers,
-        texts["value"],
+        given["value"],
     )
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
 from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient
-from ruamel.yaml import YAML
 
 from sidecar.cli import main
 from tests.support.kafka import Outgoing, produce
@@ -19,19 +17,16 @@ from tests.support.process import Daemon, wait_until
 from tests.support.scene import Scene
 
 
-def explained(daemon: Daemon, folder: Path, topic: str, offset: int) -> dict[str, Any]:
+def explained(daemon: Daemon, topic: str, offset: int) -> dict[str, Any]:
     """The answer."""
-    path = folder / "explain.yaml"
-    with path.open("w") as file:
-        YAML(typ="safe").dump(daemon.config, file)
-    place = f"{topic}:0:{offset}"
-    result = CliRunner().invoke(main, ["explain", "-c", str(path), place, "--json"], prog_name="sidecar")
+    command = ["explain", "-c", str(daemon.config_path), f"{topic}:0:{offset}", "--json"]
+    result = CliRunner().invoke(main, command, prog_name="sidecar")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
-def test_each_fate_is_told(scene: Scene, tmp_path: Path) -> None:
+def test_each_fate_is_told(scene: Scene) -> None:
     """Settled, filtered, a dead letter, being sent with its attempts, open, and not produced."""
     with scene.daemon(tags={"from": {"header": "tag"}, "exclude": "lost"}, batch={"linger": "100ms"}) as daemon:
         daemon.wait_ready()
@@ -45,7 +40,7 @@ def test_each_fate_is_told(scene: Scene, tmp_path: Path) -> None:
         wait_until(lambda: daemon.status()["retrying"], 20, "the group fails", detail=daemon.log_tail)
 
         def told(offset: int) -> dict[str, Any]:
-            return explained(daemon, tmp_path, scene.topic, offset)
+            return explained(daemon, scene.topic, offset)
 
         wait_until(lambda: told(3)["outcome"] == "fixed", 20, "the part is committed", detail=daemon.log_tail)
         assert (told(0)["outcome"], told(0)["group"]) == ("settled", "a")
@@ -60,25 +55,23 @@ def test_each_fate_is_told(scene: Scene, tmp_path: Path) -> None:
         assert told(4)["outcome"] == "not produced"
 
 
-def test_what_is_open_unread_or_gone_is_told(scene: Scene, tmp_path: Path) -> None:
+def test_what_is_open_unread_or_gone_is_told(scene: Scene) -> None:
     """A batch that waits for more, a message that came after the daemon stopped, and one that retention took."""
     with scene.daemon(batch={"linger": "10m"}) as daemon:
         daemon.wait_ready()
         scene.send([b"one"])
-        wait_until(
-            lambda: explained(daemon, tmp_path, scene.topic, 0)["outcome"] == "open", 20, "it is open",
-            detail=daemon.log_tail,
-        )  # fmt: skip
+        told = partial(explained, daemon, scene.topic)
+        wait_until(lambda: told(0)["outcome"] == "open", 20, "it is open", detail=daemon.log_tail)
         daemon.kill9()
         scene.send([b"two"])
-        assert explained(daemon, tmp_path, scene.topic, 1)["outcome"] == "unread"
+        assert told(1)["outcome"] == "unread"
         admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap})
         (asked,) = admin.delete_records([ck.TopicPartition(scene.topic, 0, 1)]).values()
         asked.result(10)
-        assert explained(daemon, tmp_path, scene.topic, 0)["outcome"] == "gone"
+        assert told(0)["outcome"] == "gone"
 
 
-def test_a_delayed_message_is_asked_for(scene: Scene, tmp_path: Path) -> None:
+def test_a_delayed_message_is_asked_for(scene: Scene) -> None:
     """Held until it is due; and once it is released, it is not said to be held."""
     due = int(time.time() * 1_000) + 3_600_000
     with scene.daemon(delay={"store": "local"}) as daemon:
@@ -86,11 +79,10 @@ def test_a_delayed_message_is_asked_for(scene: Scene, tmp_path: Path) -> None:
         header = [("tag", b"a"), ("sidecar-deliver-at", b"%d" % due)]
         produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"later", None, header)])
         wait_until(lambda: daemon.status()["delayed"] == 1, 20, "it is held", detail=daemon.log_tail)
-        told = partial(explained, daemon, tmp_path, scene.topic, 0)
+        told = partial(explained, daemon, scene.topic, 0)
         wait_until(lambda: told()["outcome"] == "held", 20, "that is committed", detail=daemon.log_tail)
         assert told()["due_ms"] == due
-        path = tmp_path / "explain.yaml"
-        released = ["delay", "release", "-c", str(path), f"{scene.topic}:0:0", "--due", str(due)]
+        released = ["delay", "release", "-c", str(daemon.config_path), f"{scene.topic}:0:0", "--due", str(due)]
         assert CliRunner().invoke(main, released, prog_name="sidecar").exit_code == 0
         wait_until(lambda: daemon.status()["delivered"] == 1, 20, "it is delivered", detail=daemon.log_tail)
         assert (told()["outcome"], "not held any more" in told()["why"]) == ("delayed", True)

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from tests.support.process import Daemon, spawn, wait_until
 from tests.support.scene import Scene
 
@@ -19,12 +17,10 @@ from tests.support.scene import Scene
 @contextmanager
 def tapped(daemon: Daemon, folder: Path, *options: str) -> Iterator[Path]:
     """The file that has what a tap shows."""
-    path, shown = folder / "tap.yaml", folder / f"shown{len(list(folder.glob('shown*')))}"
-    with path.open("w") as file:
-        YAML(typ="safe").dump(daemon.config, file)
+    shown = folder / "shown"
     with shown.open("wb") as file:
         process: subprocess.Popen[bytes] = spawn(
-            [sys.executable, "-u", "-m", "sidecar", "tap", "-c", str(path), "--json", *options], file
+            [sys.executable, "-u", "-m", "sidecar", "tap", "-c", str(daemon.config_path), "--json", *options], file
         )
         try:
             yield shown

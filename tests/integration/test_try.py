@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from ruamel.yaml import YAML
 
 from sidecar.cli import main
 from sidecar.errors import EXIT_CONFIG
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
-from tests.support.process import Daemon, wait_until
+from tests.support.process import Daemon, wait_until, write_config
 
 SECRET = "s3cret"
 AT_MS = 1_795_000_000_000
@@ -41,9 +40,7 @@ def config(url: str = "http://127.0.0.1:1/in?key=" + SECRET, **more: Any) -> dic
 
 def tried(folder: Path, settings: dict[str, Any], *rows: Any, json_: bool = True) -> Result:
     """The answer for a sample."""
-    path, sample = folder / "try.yaml", folder / "sample.ndjson"
-    with path.open("w") as file:
-        YAML(typ="safe").dump(settings, file)
+    path, sample = write_config(folder / "try.yaml", settings), folder / "sample.ndjson"
     sample.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     options = ["--json"] if json_ else []
     return CliRunner().invoke(main, ["try", "-c", str(path), "--sample", str(sample), *options], prog_name="sidecar")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
-from tests.support.jars import ROOT
+from tests.support.jars import ROOT, locked
 
 CACHE = ROOT / ".cache" / "axe"
 PROGRAMS = ("chromium", "chromedriver")
@@ -26,9 +25,7 @@ def installed() -> None:
     Raises:
         RuntimeError: It is missing; the message has the command that installs it.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "chromium.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(CACHE / "chromium.lock"):
         if all(map(shutil.which, PROGRAMS)):
             return
         said = "only root may do that"
@@ -47,9 +44,7 @@ def axe() -> str:
         RuntimeError: npm is missing, or could not fetch it.
     """
     script = CACHE / AXE / "node_modules" / "axe-core" / "axe.min.js"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(CACHE / "lock"):
         if not script.is_file():
             command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(CACHE / AXE), AXE]
             try:

@@ -5,14 +5,13 @@ libfaketime is fetched by pip into `.cache` at its first use.
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.jars import ROOT
+from tests.support.jars import ROOT, locked
 from tests.support.with_clock import AHEAD
 
 _PACKAGE = "libfaketime==3.0.1"
@@ -76,9 +75,7 @@ def shifted(seconds: float) -> Mapping[str, str]:
 
 def _library() -> Path:
     folder = ROOT / ".cache" / "libfaketime"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "libfaketime.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder.parent / "libfaketime.lock"):
         if not (found := list(folder.rglob("libfaketime.so.1"))):
             command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), _PACKAGE]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

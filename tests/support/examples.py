@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.jars import ROOT, executable
+from tests.support.jars import ROOT, executable, locked
 from tests.support.process import free_ports, spawn, tail, wait_until
 
 EXAMPLES = ROOT / "examples" / "receivers"
@@ -74,9 +73,7 @@ def built(name: str) -> Path:
     files = sorted(path for path in source.rglob("*") if path.is_file())
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:12]
     folder = CACHE / f"{name}-{digest}"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(CACHE / "lock"):
         if not folder.is_dir():
             if missing := [program for program in example.needs if shutil.which(program) is None]:
                 raise RuntimeError(f"the example {name} needs {missing[0]!r}, which is not installed")

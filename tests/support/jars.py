@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT: Path = Path(__file__).resolve().parents[2]
@@ -23,6 +25,15 @@ POSTGRESQL_CACHE = ROOT / ".cache" / "postgresql"
 ROCKETMQ_4_POM = ROOT / "tests" / "support" / "rocketmq4_node" / "pom.xml"
 ROCKETMQ_4_CACHE = ROOT / ".cache" / "rocketmq4"
 INSTALL = "apt-get install openjdk-17-jre-headless maven"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone among processes: what is fetched is fetched once. The lock is a file, whose folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def executable(name: str) -> str:
@@ -72,8 +83,7 @@ def postgresql_server() -> Path:
     """
     libs = _jars(POSTGRESQL_POM, POSTGRESQL_CACHE)
     server = libs / "server"
-    with (POSTGRESQL_CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(POSTGRESQL_CACHE / "lock"):
         if not server.is_dir():
             _unpack(next(libs.glob("*.jar")), server)
     return server
@@ -96,9 +106,7 @@ def native_folder() -> Path:
         RuntimeError: pip could not fetch it.
     """
     folder = ROOT / ".cache" / "rocketmq-native"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "rocketmq-native.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder.parent / "rocketmq-native.lock"):
         if not (folder / "library" / "rocketmq" / "librocketmq.so").is_file():
             command = [sys.executable, "-m", "sidecar", "native", str(folder)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -112,9 +120,7 @@ def _jars(pom: Path, cache: Path) -> Path:
     libs = cache / f"libs-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
     if libs.is_dir():
         return libs
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache / "lock"):
         if not libs.is_dir():
             _fetch(pom, libs)
     return libs

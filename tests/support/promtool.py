@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support.jars import ROOT
+from tests.support.jars import ROOT, locked
 
 CACHE = ROOT / ".cache" / "promtool"
 INSTALL = "apt-get install prometheus"
@@ -22,9 +21,7 @@ def promtool() -> Path:
     if (installed := shutil.which("promtool")) is not None:
         return Path(installed)
     found = CACHE / "promtool"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(CACHE / "lock"):
         if not found.is_file():
             _fetch()
     return found

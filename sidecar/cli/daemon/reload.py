@@ -26,7 +26,6 @@ def reload(path: str) -> int:
     """Let the running daemon read its file again, and tell what applies when.
 
     A file with a mistake changes nothing.
-
     """
     settings = load(path, refusals=unusable)
     ask(settings)

@@ -51,7 +51,6 @@ def ask(settings: Settings) -> dict[str, Any]:
 
     Raises:
         UnavailableError: No daemon runs, or something else answers at its address.
-
     """
     folder = Path(settings.state.dir)
     written = read_address(folder)

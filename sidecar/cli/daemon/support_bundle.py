@@ -59,7 +59,6 @@ def support_bundle(path: str, output: Path | None) -> None:
     """Pack what helps to find a fault, for whoever helps you: look into it before you give it away.
 
     A daemon may run or not. Takes at most 20 s.
-
     """
     settings = load(path)
     target = output or Path(f"sidecar-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")

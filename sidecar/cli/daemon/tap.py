@@ -11,10 +11,11 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import request
+from sidecar.config.file.explain import printable
 from sidecar.config.file.loader import load
+from sidecar.ops.snapshot import TAP_OUTCOMES
 
 EVERY_S = 0.3
-OUTCOMES = ("delivered", "filtered", "duplicate", "dead")
 
 
 class _ShareType(click.ParamType[int]):
@@ -34,7 +35,9 @@ class _ShareType(click.ParamType[int]):
     epilog=example("sidecar tap -c sidecar.yaml", "sidecar tap -c sidecar.yaml --outcome filtered --sample 1% --json")
 )
 @config_option
-@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; all by default.")
+@click.option(
+    "--outcome", "outcomes", type=click.Choice(TAP_OUTCOMES), multiple=True, help="Only these; all by default."
+)
 @click.option("--group", help="Only those of this tag group.")
 @click.option("--sample", "step", type=_ShareType(), default="100%", show_default=True, help="How many of them.")
 @click.option("--count", type=click.IntRange(1), help="End after so many; else at Ctrl-C.")
@@ -43,10 +46,9 @@ def tap(path: str, outcomes: tuple[str, ...], group: str | None, step: int, coun
     """Show messages as they pass: delivered, filtered, duplicates, dead letters; their places, never their values.
 
     What the daemon cannot hand out at once is left out and counted; it is not slowed down.
-
     """
     settings, shown = load(path), 0
-    opened = request(settings, "tap/open", {"outcomes": outcomes or OUTCOMES, "group": group, "step": step})
+    opened = request(settings, "tap/open", {"outcomes": outcomes or TAP_OUTCOMES, "group": group, "step": step})
     with suppress(KeyboardInterrupt):
         while count is None or shown < count:
             answer = request(settings, "tap/read", opened)
@@ -65,4 +67,4 @@ def _line(row: dict[str, Any]) -> str:
     tags = f" tags {', '.join(row['tags'])}" if row.get("tags") else ""
     more = f" {row.get('part') or row.get('reason') or ''}".rstrip()
     text = f"{row['outcome']:9} {place} {row['group'] if row['group'] is not None else '-'}{tags}{more}"
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(text, len(text))

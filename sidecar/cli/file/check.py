@@ -25,7 +25,6 @@ def check(path: str, as_json: bool) -> int:
 
     Broker, topics, group and their rights, receiver, state folder, databases. Joins no group, commits no offset and
     posts no row; takes at most 12 s. Exit code 0 if all is well, otherwise that of the worst finding.
-
     """
     from sidecar.runtime.usable import unusable
 

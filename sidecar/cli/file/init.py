@@ -201,7 +201,6 @@ def rendered(answers: Answers, file: str, environ: Mapping[str, str]) -> str:
         answers: Values that were checked.
         file: Its name, for the commands in it.
         environ: The variables, from which the default of the state folder follows.
-
     """
     template = HEAD + (KAFKA if answers.is_kafka else ROCKETMQ) + TAIL
     return template.format(

@@ -12,13 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from sidecar.cli import config_option, example
+from sidecar.cli.shared.places import Place
 from sidecar.cli.shared.printing import console
+from sidecar.config.base import HIDDEN
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.sinks import hide_query
 from sidecar.runtime.trial import Decision, Request, Trial, read_sample
 
-HIDDEN = "***"
 BODY_LINES_MAX = 20
 
 
@@ -35,7 +36,6 @@ def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
     names of parts have another scope. All else is byte for byte as the daemon sends it.
 
     No broker and no receiver is needed. Nothing is sent, and nothing is remembered.
-
     """
     settings = load(path)
     with closing(Trial(settings)) as trial:
@@ -84,7 +84,7 @@ def _print(settings: Settings, decisions: list[Decision], requests: list[Request
     out = console()
     table = Table("message", "tags", "outcome", "group", "why", box=None)
     for each in decisions:
-        place = f"{each.message.tp.topic}:{each.message.tp.partition}:{each.message.offset}"
+        place = str(Place(each.message.tp, each.message.offset))
         cells = (place, ", ".join(each.tags), each.outcome, each.group or "", each.why)
         table.add_row(*(escape(_shown(cell)) for cell in cells))
     out.print(table)
@@ -95,10 +95,10 @@ def _print(settings: Settings, decisions: list[Decision], requests: list[Request
             out.print(f"POST {hide_query(http.url)}", markup=False)
         for name, value in _headers(request, secret).items():
             out.print(f"{name}: {value}", markup=False)
-        lines = request.body.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
         if "Content-Encoding" in request.headers:
             out.print(f"\n({len(request.body):,} compressed bytes)")
             continue
+        lines = request.body.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
         out.print("\n".join(["", *map(_shown, lines[:BODY_LINES_MAX])]), markup=False)
         if len(lines) > BODY_LINES_MAX:
             out.print(f"… {len(lines) - BODY_LINES_MAX:,} more rows")

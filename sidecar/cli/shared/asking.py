@@ -28,7 +28,6 @@ def held_now(settings: Settings) -> dict[str, Any]:
     Raises:
         ConfigError: There is no section `delay`.
         SidecarError: The store cannot be read.
-
     """
     status = _status(settings)
     if status is not None:
@@ -47,7 +46,6 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
         ConfigError: There is no section `delay`.
         UnavailableError: The daemon cannot answer, or none runs, and one is needed.
         SidecarError: The store cannot be read.
-
     """
     if _status(settings, is_needed=name in CHANGES) is not None:
         return request(settings, f"delay/{name}", fields)
@@ -68,7 +66,6 @@ def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         SidecarError: See `answered`.
-
     """
     answer = answered(settings, "list", fields)
     messages = answer["messages"]
@@ -119,7 +116,6 @@ def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, 
 
     Raises:
         UnavailableError: It cannot answer.
-
     """
     address = read_address(Path(settings.state.dir))
     if address is None or not address.token:

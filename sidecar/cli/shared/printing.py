@@ -49,7 +49,6 @@ def agreed(question: str, *, yes: bool) -> bool:
 
     Raises:
         UsageError: Nobody can answer.
-
     """
     if yes:
         return True

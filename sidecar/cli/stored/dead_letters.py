@@ -82,11 +82,7 @@ def dead_letters() -> None:
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most dead letters.")
 @json_option
 def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
-    """List the dead letters, in the order in which they were stored.
-
-    For example: sidecar dead-letters list -c sidecar.yaml --reason 'HTTP 400' --limit 20
-
-    """
+    """List the dead letters, in the order in which they were stored."""
     picked = Chosen(**chosen)
     with opened(load(path), place) as letters:
         if as_json:
@@ -239,7 +235,6 @@ def opened(settings: Settings, place: PlaceName | None) -> Iterator[Place]:
 
     Raises:
         SidecarError: They cannot be read.
-
     """
     with ExitStack() as stack:
         yield Place(settings, place, partial(click.echo, err=True), stack)

@@ -37,7 +37,6 @@ def delay() -> None:
     """Show what is held until it is due, cancel it, or release it now.
 
     If no daemon runs on this host, count, list and show read the store themselves.
-
     """
 
 
@@ -81,11 +80,7 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List the delayed messages, in the order in which they are due.
-
-    For example: sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10
-
-    """
+    """List the delayed messages, in the order in which they are due."""
     fields = {
         "topic": topic,
         "partition": partition,

@@ -26,7 +26,6 @@ def explain(path: str, place: Place, as_json: bool) -> None:
 
     It looks at the topic, at what the group has committed a moment ago, at the dead letters in the state folder,
     and, of a group that fails, at the running daemon. Where nothing keeps the outcome, it says so.
-
     """
     from sidecar.runtime.explaining import explain as explained
 

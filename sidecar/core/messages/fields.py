@@ -23,6 +23,12 @@ Raw: TypeAlias = bytes | tuple[bytes, ...] | None
 _STEP = re.compile(r"""\.(?P<name>[^.\[\]'"\s]+)|\[(?P<index>\d+)\]|\['(?P<single>[^']+)'\]|\["(?P<double>[^"]+)"\]""")
 
 
+def texts(raw: Raw) -> list[str]:
+    """The values as text for people: bytes that are no UTF-8 are escaped."""
+    values = raw if isinstance(raw, tuple) else (raw,)
+    return [value.decode("utf-8", "backslashreplace") for value in values if value is not None]
+
+
 class FieldError(ValueError):
     """The description of a field is invalid."""
 

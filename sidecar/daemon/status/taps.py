@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec
 
@@ -17,16 +17,16 @@ import structlog
 from sidecar.core.delivery.delivered import Deliveries
 from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.intake.reading import Reading
-from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Batch
 from sidecar.core.records import DeadLetter, Message, TopicPartition, group_label
 from sidecar.daemon.supervisor import Effects
 from sidecar.errors import UnavailableError
+from sidecar.ops.snapshot import TAP_OUTCOMES
 
 log = structlog.get_logger()
 P = ParamSpec("P")
-OUTCOMES = ("delivered", "filtered", "duplicate", "dead")
 TAPS_MAX = 4
 ROWS_MAX = 1_000
 """That wait for one who looks; further ones are counted and left out."""
@@ -38,7 +38,7 @@ class Tap:
     """What one who looks wants, and the rows that wait for it.
 
     Args:
-        outcomes: Of `OUTCOMES`.
+        outcomes: Of `TAP_OUTCOMES`.
         group: The label of a tag group; None for all.
         step: Of so many messages, one is shown.
     """
@@ -110,8 +110,8 @@ class Taps:
 
     def _open(self, fields: Mapping[str, Any]) -> str:
         outcomes, group, step = frozenset(fields["outcomes"]), fields.get("group"), int(fields["step"])
-        if not outcomes <= frozenset(OUTCOMES) or step < 1:
-            raise ValueError(f"outcomes are of {', '.join(OUTCOMES)}, and step is at least 1")
+        if not outcomes <= frozenset(TAP_OUTCOMES) or step < 1:
+            raise ValueError(f"outcomes are of {', '.join(TAP_OUTCOMES)}, and step is at least 1")
         self._drop_silent()
         if len(self._taps) >= TAPS_MAX:
             raise UnavailableError(f"{TAPS_MAX} others look at this daemon already", hint="end one of them")
@@ -185,16 +185,11 @@ class Taps:
 
 
 def _row(tp: TopicPartition, offset: int, raw: Raw) -> Callable[[], dict[str, Any]]:
-    tags = raw if isinstance(raw, tuple) else (raw,)
-    told = [tag.decode("utf-8", "backslashreplace") for tag in tags if tag is not None]
-    return lambda: {**tp.fields(), "offset": offset, "tags": told}
+    return lambda: {**tp.fields(), "offset": offset, "tags": texts(raw)}
 
 
 def _taken(reading: Reading, found: Sorted) -> set[int]:
     """Offsets of a run whose messages are open, held, or given up."""
     opened = {offset for _, fragment in found.opened for offset in (*fragment.offsets, *fragment.unframeable)}
-    return opened | found.due_ms.keys() | found.refused.keys() | set(_offsets(reading, found))
-
-
-def _offsets(reading: Reading, found: Sorted) -> Iterator[int]:
-    yield from reading.columns.offsets(found.delayed) if found.delayed else ()
+    delayed = reading.columns.offsets(found.delayed) if found.delayed else ()
+    return opened.union(delayed, found.due_ms, found.refused)
