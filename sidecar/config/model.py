@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -18,7 +19,7 @@ from pydantic import (
 )
 
 from sidecar.config.address import Address, address
-from sidecar.config.base import Int, Model, problem
+from sidecar.config.base import Int, Model, Secret, problem
 from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
 from sidecar.config.ledger import CLAIM_TIMEOUT
@@ -111,6 +112,20 @@ class Admin(Model):
         description="A second address, `HOST:PORT`, which others may reach: it has `/livez` and `/readyz`, and answers "
         "one word. `off` by default.",
     )
+    token: Annotated[Secret | None, NotOnSpark("the page of a job has no dead letters to show")] = Field(
+        default=None,
+        description="Whoever gives it on the page may show dead letters and replay them. At least 16 visible "
+        "characters of ASCII; `file:PATH` reads it from a file.",
+    )
+
+    @field_validator("token")
+    @classmethod
+    def _token_is_long(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if token is not None and not re.fullmatch(r"[!-~]{16,}", token.get_secret_value()):
+            raise ValueError("needs at least 16 visible characters of ASCII, such as those of `openssl rand -hex 16`")
+        if token is not None and info.data.get("listen", _LISTEN) is None:
+            raise ValueError("needs admin.listen: it is for the page there")
+        return token
 
 
 class Log(Model):

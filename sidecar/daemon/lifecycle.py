@@ -26,6 +26,7 @@ from sidecar.daemon.record import Record
 from sidecar.daemon.reload import Reload
 from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status.keeper import StatusKeeper, status_line
+from sidecar.daemon.status.letters import PageLetters
 from sidecar.daemon.status.taps import Taps
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
@@ -72,6 +73,7 @@ class Daemon:
         source: Creates a source from settings and state, in place of the configured source.
         load: Reads the configuration again; None if it has no file.
         reload_asked: Returns whether that was requested.
+        path: The configuration's file; None if it has none.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Daemon:
         source: Callable[[Settings, State], Source] | None = None,
         load: Callable[[], Settings] | None = None,
         reload_asked: Callable[[], bool] = bool,
+        path: Path | None = None,
     ) -> None:
+        self._path = path
         self._settings = settings
         self._load = load or (lambda: settings)
         self._reload_asked = reload_asked
@@ -139,10 +143,16 @@ class Daemon:
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
             taps = Taps(pipeline.intake, pipeline.delivery.delivered, supervisor.effects)
-            asks: dict[str, Ask] = {"config": reload.ask, "tap": taps.ask}
+            letters = PageLetters(settings.state.dir, self._path)
+            stack.callback(letters.close)
+            asks: dict[str, Ask] = {"config": reload.ask, "tap": taps.ask, "letters": letters.ask}
             if delays:
                 asks["delay"] = Questions(inbox.put, partial(_listing, reload)).ask
-            admin = AdminServer(settings.admin.listen, keeper.latest, metrics, Path(settings.state.dir), asks)
+            token = settings.admin.token
+            tokens = {} if token is None else {"letters": token.get_secret_value()}
+            admin = AdminServer(
+                settings.admin.listen, keeper.latest, metrics, settings.state.dir, asks, tokens, letters.kinds
+            )
             admin.open()
             stack.callback(admin.close)
             url = admin.url

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from waitress.server import create_server
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.history import History
 from sidecar.ops.metrics import CONTENT_TYPE, Metrics
-from sidecar.ops.page import POLICY, page
+from sidecar.ops.page import POLICY, LetterKind, page
 from sidecar.ops.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class AdminServer:
         metrics: Answers ``/metrics``; None for a server of probes, which answers `/livez` and `/readyz` with a word.
         state_dir: The folder where address and token are written for ``sidecar status`` and others.
         asks: Answer requests, whose path is that of their key and their name: `/delay/list`.
+        tokens: By the key of `asks`: opens its requests, beside the token that is written with the address. With
+            "letters", the page has buttons for them.
+        kinds: Returns the dead letters, for the page.
         key: The key of the address in the configuration, for messages.
     """
 
@@ -74,10 +77,14 @@ class AdminServer:
         metrics: Metrics | None,
         state_dir: Path | None = None,
         asks: Mapping[str, Ask] | None = None,
+        tokens: Mapping[str, str] | None = None,
+        kinds: Callable[[], Sequence[LetterKind]] = tuple,
         key: str = "admin.listen",
     ) -> None:
         self._key = key
         self._asks = asks or {}
+        self._tokens = tokens or {}
+        self._kinds = kinds
         self._token = secrets.token_urlsafe(32)
         self._snapshot = snapshot
         self._metrics = metrics
@@ -154,7 +161,7 @@ class AdminServer:
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
         section, _, name = path.removeprefix("/").partition("/")
         is_request = method == "POST" and section in self._asks
-        reply = self._requested(self._asks[section], name, environ) if is_request else self._reply(path)
+        reply = self._requested(section, name, environ) if is_request else self._reply(path)
         headers = [
             ("Content-Type", reply.content_type),
             ("Content-Length", str(len(reply.body))),
@@ -170,14 +177,16 @@ class AdminServer:
         start_response(reply.status, headers)
         return [reply.body] if method != "HEAD" else []
 
-    def _requested(self, ask: Ask, name: str, environ: WSGIEnvironment) -> _Reply:
+    def _requested(self, section: str, name: str, environ: WSGIEnvironment) -> _Reply:
         given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-            text = b"the token in the file admin of state.dir is needed: Authorization: Bearer TOKEN\n"
+        tokens = self._token, self._tokens.get(section, self._token)
+        if not any(hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens):
+            what = "value of admin.token" if section in self._tokens else "token in the file admin of state.dir"
+            text = f"the {what} is needed: Authorization: Bearer TOKEN\n".encode()
             return _Reply("401 Unauthorized", _TEXT, text)
         try:
             fields = json.loads(environ["wsgi.input"].read() or b"{}")
-            answer = ask(name, fields)
+            answer = self._asks[section](name, fields)
         except ValueError as error:
             return _Reply("400 Bad Request", _TEXT, f"{error}\n".encode())
         except SidecarError as error:
@@ -198,7 +207,8 @@ class AdminServer:
                 status = self._snapshot().to_json() | {"pid": os.getpid()}
                 return _Reply("200 OK", "application/json", json.dumps(status).encode())
             case "/":
-                return _Reply("200 OK", "text/html; charset=utf-8", page(self._snapshot(), self._history.points()))
+                html = page(self._snapshot(), self._history.points(), self._kinds(), acts="letters" in self._tokens)
+                return _Reply("200 OK", "text/html; charset=utf-8", html)
         return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
 
 

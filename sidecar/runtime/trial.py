@@ -82,7 +82,8 @@ class Trial:
                 "a sample is of messages of Kafka: those of RocketMQ have more than it can have",
                 hint="try the rules with source.kafka in a copy of this file",
             )
-        self._subscribe = settings.tags.subscribe
+        self._subscribe, field = settings.tags.subscribe, settings.tags.field
+        self._is_json = field is not None and field.kind == "json"
         self.topic = next((name for name in settings.source.kafka.topics if not name.startswith("^")), "sample")
         """That of messages which name none."""
         self._sends = settings.sink.http is not None
@@ -106,7 +107,8 @@ class Trial:
                 yield Decision(message, tags, "filtered", why=f"it cancels held messages: {names}")
                 continue
             if group is None:
-                yield Decision(message, tags, "filtered", why=f"tags.subscribe is {self._subscribe}")
+                untagged = "" if tags else f", and it has no tag{self._not_json(message)}"
+                yield Decision(message, tags, "filtered", why=f"tags.subscribe is {self._subscribe}{untagged}")
                 continue
             (number,) = reading.ids(tp, one) if reading.ids is not None else (None,)
             first = None if number is None else self._seen.setdefault((tp, number), message.offset)
@@ -121,6 +123,16 @@ class Trial:
                 fragment = fragment_of(reading, tp, one, 0.0, {})
                 reason = "" if fragment.offsets else "unframeable: the sink's format cannot represent its value"
                 yield Decision(message, tags, "dead letter" if reason else "delivered", group, reason)
+
+    def _not_json(self, message: Message) -> str:
+        """Why a tag that is to be in JSON cannot be there."""
+        if not self._is_json:
+            return ""
+        try:
+            json.loads(message.value or b"")
+        except ValueError as error:
+            return f": its value is no JSON ({error})"
+        return ""
 
     def requests(self, decisions: Iterable[Decision]) -> Iterator[Request]:
         """One request for each group and partition, as if no limit cut them; none without `sink.http`."""

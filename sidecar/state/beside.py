@@ -79,6 +79,19 @@ class Totals(NamedTuple):
     """The id of the newest, 0 if there is none."""
 
 
+class Kind(NamedTuple):
+    """Dead letters of a group whose reasons begin alike."""
+
+    group: str
+    reason: str
+    """Up to its first colon: what follows quotes a message or a receiver."""
+    letters: int
+    first_at_ms: int
+    last_at_ms: int
+    newest: int
+    """The highest id."""
+
+
 class Outline(NamedTuple):
     """A dead letter without its message."""
 
@@ -178,6 +191,15 @@ class LettersBeside:
         sql = f"SELECT count(*), coalesce(sum(size_bytes), 0), coalesce(max(id), 0) FROM dead_letters WHERE {where}"
         (row,) = self.rows(sql, values)
         return Totals(*row)
+
+    def kinds(self, limit: int) -> list[Kind]:
+        """What letters there are, the most frequent kinds first, at most `limit`."""
+        sql = (
+            "SELECT group_name, substr(said, 1, instr(said || ': ', ': ') - 1) AS kind, count(*), min(first_at_ms), "
+            "max(first_at_ms), max(id) FROM (SELECT *, CAST(reason AS TEXT) AS said FROM dead_letters) "
+            "GROUP BY group_name, kind ORDER BY count(*) DESC, group_name, kind LIMIT ?"
+        )
+        return [Kind(unstored(name), *rest) for name, *rest in self.rows(sql, [limit])]
 
     def page(self, chosen: Chosen, limit: int, after: int = 0) -> list[StoredLetter]:
         """The chosen letters with an id above `after`, in order of arrival, at most `limit`."""

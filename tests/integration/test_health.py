@@ -59,6 +59,18 @@ def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker
         scene.await_all(daemon)
 
 
+def test_probes_tell_the_word_and_nothing_else(scene: Scene) -> None:
+    """`admin.probes` of a running daemon answers the two probes with its health, and knows no other path."""
+    probes = f"127.0.0.1:{free_ports(1)[0]}"
+    with scene.daemon(admin={"probes": probes}) as daemon:
+        scene.send([b"first"])
+        scene.await_all(daemon)
+        assert [http_get(f"http://{probes}/{path}") for path in ("livez", "readyz")] == [(200, b"healthy\n")] * 2
+        assert {http_get(f"http://{probes}/{path}")[0] for path in ("", "status", "metrics")} == {404}
+        daemon.stop()
+        assert http_get(f"http://{probes}/livez")[0] == 0
+
+
 def test_an_outage_of_three_groups_is_few_lines(scene: Scene) -> None:
     """One line when a group begins to fail and one when it recovers, however often it was tried in between."""
     with scene.daemon() as daemon:

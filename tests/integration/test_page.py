@@ -15,6 +15,7 @@ from sidecar.core.delivery.delivered import Delivered
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
+from sidecar.ops.page import LetterKind
 from sidecar.ops.snapshot import NO_ACTIVITY, GroupWaiting, PartitionStatus, RetryingGroup, StatusSnapshot, Waiting
 from tests.support.chromium import Browser, browser
 from tests.support.jars import ROOT
@@ -197,6 +198,47 @@ def test_the_page_of_a_real_daemon(scene: Scene, chromium: Browser) -> None:
         scene.send([b"three"])
         wait_until(lambda: "HTTP 503" in chromium.text("[data-part=optional]"), 30, "the failing group is shown")
         assert chromium.text("[data-part=health]").startswith("degraded")
+
+
+def test_dead_letters_are_shown_and_replayed_with_the_token(scene: Scene, chromium: Browser) -> None:
+    """By reason; a wrong token opens nothing, the right one shows a message, and delivers all of a reason again."""
+    token = "0123456789abcdef"
+    with scene.daemon(admin={"token": token}, batch={"max_messages": 1}) as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("refuse", status=400, marker="poison")
+        sent = scene.send([b"poison 1", b"poison 2"])
+        wait_until(lambda: daemon.status()["dead_letters_stored"] == 2, 20, "they are stored", detail=daemon.log_tail)
+        scene.receiver.control({"faults": []})
+        chromium.open(daemon.admin_url)
+        wait_until(lambda: "HTTP 400" in chromium.text("[data-part=letters] tbody"), 20, "the reason is shown")
+        assert chromium.violations() == []
+        chromium.run("document.getElementById('token').value = 'wrong'; document.getElementById('list-0').click()")
+        wait_until(lambda: "admin.token is needed" in chromium.text("#told"), 10, "it is refused")
+        chromium.run("document.getElementById('token').value = arguments[0]", token)
+        chromium.run("document.getElementById('list-0').click()")
+        wait_until(lambda: chromium.run("return document.querySelectorAll('#shown details').length") == 2, 10, "a list")
+        chromium.run("document.querySelector('#shown details').open = true")
+        wait_until(lambda: '"topic"' in chromium.text("#shown pre"), 10, "a letter is shown")
+        chromium.run("document.getElementById('replay-0').focus(); window.confirm = () => true")
+        chromium.run("document.getElementById('replay-0').click()")
+        wait_until(lambda: "2 dead letters were delivered, 0 stay" in chromium.text("#told"), 30, "it has ended")
+        assert sorted(scene.receiver.rows()) == sorted(sent)
+        wait_until(lambda: "HTTP 400" not in chromium.text("[data-part=letters]"), 15, "none is left")
+
+
+def test_focus_stays_on_a_button_that_is_replaced(page: Page) -> None:
+    """One more letter of a reason replaces the table's row; who is at its button by keyboard stays there."""
+    kinds = [LetterKind("paid", "HTTP 400", 1, 0, 0, 1)]
+    page.server.close()
+    page.server = AdminServer(
+        ("127.0.0.1", 0), lambda: page.now, Metrics(lambda: page.now), tokens={"letters": "x"}, kinds=lambda: kinds
+    )
+    page.server.open()
+    page.show(STATES["degraded"])
+    page.browser.run("document.getElementById('replay-0').focus()")
+    kinds[0] = LetterKind("paid", "HTTP 400", 1_234, 0, 0, 1)
+    wait_until(lambda: "1,234" in page.browser.text("[data-part=letters]"), 15, "the new count is shown")
+    assert page.browser.run("return document.activeElement.id") == "replay-0"
 
 
 @pytest.mark.skipif("SIDECAR_SCREENSHOTS" not in os.environ, reason="writes the pictures of the documents")

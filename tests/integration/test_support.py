@@ -109,7 +109,7 @@ def test_a_bundle_has_no_secret_and_no_message(scene: Scene, tmp_path: Path) -> 
     assert [name for name, content in files.items() if SECRET.encode() in content or MESSAGE.encode() in content] == []
     assert json.loads(files["status.json"])["retrying"][0]["reason"] == "HTTP 400: …"
     assert json.loads(files["dead-letters.json"]) == [
-        {"group": "paid", "status": 400, "letters": 1, "newest": {"topic": "orders", "partition": 3, "offset": 7}}
+        {"group": "paid", "reason": "HTTP 400", "letters": 1, "first_at_ms": 1, "last_at_ms": 1, "newest": 1}
     ]
     assert json.loads(files["state.json"])["dead_letters"] == 1
     assert {finding["ok"] for finding in json.loads(files["check.json"])} == {True, False}

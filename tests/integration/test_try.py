@@ -74,6 +74,16 @@ def test_each_decision_is_told(tmp_path: Path) -> None:
     assert [request["headers"]["Sidecar-Count"] for request in found["requests"]] == ["2", "1"]
 
 
+def test_why_a_message_has_no_tag_is_told(tmp_path: Path) -> None:
+    """A value that is no JSON has no field in it; one without the field has none either."""
+    settings = config(tags={"from": {"json": "$.type"}, "subscribe": "paid"}, dedup={"by": "position"})
+    found = told(tmp_path, settings, {"value": "{'type': 'paid'}"}, {"value": "{}"}, {"value": '{"type": "lost"}'})
+    whys = [each["why"] for each in found["messages"]]
+    assert "and it has no tag: its value is no JSON (Expecting property name" in whys[0]
+    assert whys[1].endswith("and it has no tag")
+    assert whys[2] == "tags.subscribe is paid"
+
+
 def test_delayed_messages_are_told(tmp_path: Path) -> None:
     """Until when one is held, and why one with a malformed time is a dead letter."""
     due = {

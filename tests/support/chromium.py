@@ -68,9 +68,9 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.get(url)
 
-    def run(self, script: str) -> Any:
+    def run(self, script: str, *arguments: object) -> Any:
         """The value of a script in the page."""
-        return self.driver.execute_script(script)
+        return self.driver.execute_script(script, *arguments)
 
     def text(self, selector: str) -> str:
         """The visible text of the first such element; empty if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -28,4 +29,4 @@ def run(path: str) -> None:
     read = partial(load, path, refusals=unusable)
     settings = read()
     configure(settings.log.format, settings.log.level)
-    Daemon(settings, signals.stop_asked, load=read, reload_asked=signals.reload_asked).run()
+    Daemon(settings, signals.stop_asked, load=read, reload_asked=signals.reload_asked, path=Path(path)).run()

@@ -30,12 +30,12 @@ from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, StateError, UnavailableError
 from sidecar.ops.admin import read_address
-from sidecar.state.beside import Chosen, LettersBeside
+from sidecar.state.beside import LettersBeside
 from sidecar.state.inspection import Inspection
 from sidecar.version import version
 
-LETTERS_MAX = 10_000
-"""Dead letters that are counted by reason."""
+KINDS_MAX = 1_000
+"""Of dead letters."""
 _ABOUT = """A support bundle of sidecar {version}, made at {at}.
 
 settings.json      the configuration in force; secrets are hidden
@@ -44,7 +44,7 @@ check.json         what `sidecar check` finds
 status.json        the status of the running daemon; reasons without the receiver's text
 metrics.txt        its metrics
 state.json         what the state folder holds of each partition
-dead-letters.json  dead letters by group and status: numbers, and the offset of the newest
+dead-letters.json  dead letters by group and reason: numbers, times, and the id of the newest
 system.json        versions, limits, memory and disk of this host
 
 A file *.error tells why one of them is missing. No file has a message, a secret, or what a receiver answered. The log
@@ -118,13 +118,12 @@ def _metrics(settings: Settings) -> str:
 
 
 def _letters(settings: Settings) -> list[dict[str, Any]]:
-    counted: dict[tuple[str, int | None], dict[str, Any]] = {}
     with closing(LettersBeside(settings.state.dir, lambda _: None)) as letters:
-        for letter in letters.each(Chosen(), limit=LETTERS_MAX):
-            key = letter.group_name, letter.status
-            place = {**letter.tp.fields(), "offset": letter.offset}
-            counted[key] = {"letters": counted.get(key, {"letters": 0})["letters"] + 1, "newest": place}
-    return [{"group": group, "status": status, **fields} for (group, status), fields in counted.items()]
+        kinds = letters.kinds(KINDS_MAX)
+    # Of a failed row, the receiver wrote the whole reason, which may quote its message.
+    return [
+        {**kind._asdict(), "reason": kind.reason if re.fullmatch(r"HTTP \d{3}", kind.reason) else "…"} for kind in kinds
+    ]
 
 
 def _check(settings: Settings) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
 from sidecar.errors import EXIT_NO_INPUT, SidecarError
 from sidecar.letters.columns import message_of
+from sidecar.letters.described import outline, place_of, whole
 from sidecar.letters.ids import LetterIds
 from sidecar.letters.places import Place, PlaceName
 from sidecar.letters.plan import Replayed, only_one
@@ -245,46 +245,8 @@ def told(totals: Totals) -> str:
     return f"{totals.letters:,} dead letter{'s' * (totals.letters != 1)} ({totals.size_bytes:,} bytes)"
 
 
-def outline(letter: StoredLetter) -> dict[str, Any]:
-    """A dead letter without its message."""
-    return {
-        "id": letter.id, **_place(letter), "group": letter.group_name, "status": letter.status,
-        "reason": letter.reason, "first_at": instant_text(letter.first_at_ms), "attempts": len(letter.attempts),
-        "bytes": letter.size_bytes,
-    }  # fmt: skip
-
-
-def whole(letter: StoredLetter) -> dict[str, Any]:
-    """A dead letter with its message, and with the row that was sent."""
-    attempts = [{**attempt._asdict(), "at_ms": instant_text(attempt.at_ms)} for attempt in letter.attempts]
-    for attempt in attempts:
-        attempt["at"] = attempt.pop("at_ms")
-    row: dict[str, Any] = {"row": None}
-    if letter.row is not None:
-        try:
-            row = {"row": letter.row.decode()}
-        except UnicodeDecodeError:
-            row = {"row_base64": base64.b64encode(letter.row).decode()}
-    return {**outline(letter), "attempts": attempts, "message": _message(letter), **row}
-
-
-def _message(letter: StoredLetter) -> dict[str, Any] | None:
-    if letter.envelope is None:
-        return None
-    message: dict[str, Any] = json.loads(letter.envelope)
-    return message
-
-
-def _place(letter: StoredLetter) -> dict[str, Any]:
-    """Where the message is at the broker: of a delayed one, the letter has its place in the store."""
-    message = _message(letter) or {}
-    place = {name: message.get(name, getattr(letter, name)) for name in ("topic", "partition", "offset")}
-    broker = message.get("broker", letter.tp.source.broker)
-    return {**place, "broker": broker} if broker else place
-
-
 def _cells(letter: StoredLetter) -> list[str]:
-    place = _place(letter)
+    place = place_of(letter)
     queue = ":".join(str(place[name]) for name in ("broker", "partition") if name in place)
     reason = letter.reason if len(letter.reason) <= REASON_CHARS else letter.reason[: REASON_CHARS - 1] + "…"
     return [

@@ -19,7 +19,7 @@ from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.intake.reading import Reading
 from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.partition.partition import Partition
-from sidecar.core.parts import Batch
+from sidecar.core.parts import Batch, Part
 from sidecar.core.records import DeadLetter, Message, TopicPartition, group_label
 from sidecar.daemon.supervisor import Effects
 from sidecar.errors import UnavailableError
@@ -150,14 +150,13 @@ class Taps:
         for tap in self._taps.values():
             if not tap.outcomes & {"filtered", "duplicate"}:
                 continue
-            for place in tap.picked(len(messages)):
-                one = [messages[place]]
-                (raw,), (offset,) = reading.tags(partition.tp, one), reading.columns.offsets(one)
+            some = [messages[place] for place in tap.picked(len(messages))]
+            for raw, offset in zip(reading.tags(partition.tp, some), reading.columns.offsets(some), strict=True):
                 group = reading.groups[raw]
-                row = _row(partition.tp, offset, raw)
+                row = partial(_row, partition.tp, offset, raw)
                 if group is None:
                     tap.show("filtered", None, row)
-                elif not partition.reach.replaying:
+                elif found.duplicate and not partition.reach.replaying:
                     taken = _taken(reading, found) if taken is None else taken
                     if offset not in taken:
                         tap.show("duplicate", group, row)
@@ -173,8 +172,7 @@ class Taps:
         for part in batch.parts:
             for fragment in part.fragments:
                 for place in tap.picked(len(fragment.offsets)):
-                    place_of = {**part.tp.fields(), "offset": fragment.offsets[place]}
-                    tap.show("delivered", batch.group, partial(dict[str, Any], place_of, part=part.name))
+                    tap.show("delivered", batch.group, partial(_delivered_row, part, fragment.offsets[place]))
 
     def given_up(self, letters: Sequence[DeadLetter]) -> None:
         """Show dead letters, all of them."""
@@ -184,8 +182,12 @@ class Taps:
                 tap.show("dead", letter.group, partial(dict[str, Any], place_of, reason=letter.reason))
 
 
-def _row(tp: TopicPartition, offset: int, raw: Raw) -> Callable[[], dict[str, Any]]:
-    return lambda: {**tp.fields(), "offset": offset, "tags": texts(raw)}
+def _row(tp: TopicPartition, offset: int, raw: Raw) -> dict[str, Any]:
+    return {**tp.fields(), "offset": offset, "tags": texts(raw)}
+
+
+def _delivered_row(part: Part, offset: int) -> dict[str, Any]:
+    return {**part.tp.fields(), "offset": offset, "part": part.name}
 
 
 def _taken(reading: Reading, found: Sorted) -> set[int]:

@@ -7,8 +7,10 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from typing import NamedTuple
 
 from sidecar.core.books import BOOKS
+from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.ops.history import Point
 from sidecar.ops.page.words import Column, Html, ago, facts, number, size, span, sparkline, table, text
@@ -17,7 +19,14 @@ from sidecar.ops.snapshot import DUE_WITHIN, RETRYING_MAX, BlockingGroup, Partit
 REFRESH_SECONDS = 5
 ROWS_MAX = 100
 """Of each table: 3,000 groups do not make a page of megabytes."""
-_STYLE, _SCRIPT = (files(__name__).joinpath(name).read_text() for name in ("style.css", "refresh.js"))
+_STYLE, _SCRIPT, _ACT_SCRIPT = (
+    files(__name__).joinpath(name).read_text() for name in ("style.css", "refresh.js", "letters.js")
+)
+_ACT = Html(
+    "<section aria-labelledby=act-title><h2 id=act-title>Show and replay dead letters</h2><p><label for=token>Value of "
+    "<code>admin.token</code>:</label> <input id=token type=password autocomplete=off></p><p id=told role=status></p>"
+    "<div id=shown></div></section>"
+)
 
 
 def _hash(content: str) -> str:
@@ -25,18 +34,34 @@ def _hash(content: str) -> str:
 
 
 POLICY = (
-    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)} {_hash(_ACT_SCRIPT)}; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy of the page: its own style and script, and nothing else."""
+"""The Content-Security-Policy of the page: its own style and scripts, and nothing else."""
 
 
-def page(now: StatusSnapshot, points: Sequence[Point] = ()) -> bytes:
+class LetterKind(NamedTuple):
+    """Dead letters in the state folder, of a group, whose reasons begin alike."""
+
+    group: str
+    reason: str
+    letters: int
+    first_at_ms: int
+    last_at_ms: int
+    newest: int
+    """The highest id."""
+
+
+def page(
+    now: StatusSnapshot, points: Sequence[Point] = (), kinds: Sequence[LetterKind] = (), *, acts: bool = False
+) -> bytes:
     """The whole page in UTF-8. It refreshes itself every `REFRESH_SECONDS`, without a script twice as seldom.
 
     Args:
         now: The daemon.
         points: Its last half hour.
+        kinds: Its dead letters.
+        acts: Whether these can be shown and replayed, with a token.
     """
     wall_s = time.time()
     health = now.health
@@ -45,6 +70,7 @@ def page(now: StatusSnapshot, points: Sequence[Point] = ()) -> bytes:
         _part("rates", "The last 30 minutes", _rates(now, points)),
         _part("books", "Since the start", _books(now)),
         Html(f"<div data-part=optional>{''.join(_optional(now, wall_s))}</div>"),
+        Html(f"<div data-part=letters>{_letters(now, kinds, acts=acts)}</div>{_ACT if acts else ''}"),
         _part("partitions", "Partitions", _partitions(now)),
     ]
     title = f"{text(now.group_id)}: {text(health.state)}"
@@ -58,7 +84,7 @@ def page(now: StatusSnapshot, points: Sequence[Point] = ()) -> bytes:
         "<p id=gone role=alert hidden>The daemon does not answer; what is shown is old.</p>",
         *parts,
         "</main><footer><p>For programs: <a href=/status>/status</a>, <a href=/metrics>/metrics</a>.</p></footer>",
-        f"<script>{_SCRIPT}</script></body></html>\n",
+        f"<script>{_SCRIPT}</script>{f'<script>{_ACT_SCRIPT}</script>' if acts else ''}</body></html>\n",
     ]
     return "".join(html).encode("utf-8", "replace")
 
@@ -112,8 +138,6 @@ def _optional(now: StatusSnapshot, wall_s: float) -> Iterator[Html]:
     """What is there only if there is something in it."""
     if now.retrying:
         yield _section("retries", "Groups that fail", _retries(now, wall_s))
-    if now.dead_letters or now.totals.dead_lettered:
-        yield _section("letters", "Dead letters", _letters(now))
     if now.blocking:
         rows = [(f"{block.topic}:{_queue(block)}", group_label(block.group)) for block in now.blocking[:ROWS_MAX]]
         columns = Column("partition", is_number=False), Column("is held back by group", is_number=False)
@@ -145,12 +169,42 @@ def _retries(now: StatusSnapshot, wall_s: float) -> str:
     return table("Batches that wait for their next attempt", columns, rows)
 
 
-def _letters(now: StatusSnapshot) -> str:
-    return (
-        f"<p>{number(now.totals.dead_lettered)} since the start, {number(now.dead_letters)} in the state folder. "
-        "On this host, <code>sidecar dead-letters list -c FILE</code> shows them with their reasons, and "
-        "<code>sidecar dead-letters replay -c FILE</code> delivers them again.</p>"
+def _letters(now: StatusSnapshot, kinds: Sequence[LetterKind], *, acts: bool) -> Html:
+    """No distances in time: the buttons are replaced only if the letters change."""
+    if not (now.dead_letters or now.totals.dead_lettered):
+        return Html()
+    told = f"<p>{number(now.totals.dead_lettered)} since the start, {number(now.dead_letters)} in the state folder.</p>"
+    columns = [Column("group"), Column("reason", is_number=False), *map(Column, ("letters", "first tried", "last"))]
+    rows: list[tuple[object, ...]] = []
+    for place, kind in enumerate(kinds[:ROWS_MAX]):
+        times = map(_instant, (kind.first_at_ms, kind.last_at_ms))
+        buttons = [_buttons(kind, place)] if acts else []
+        rows.append((group_label(kind.group), kind.reason, number(kind.letters), *times, *buttons))
+    if acts:
+        columns.append(Column("actions", is_number=False))
+    by_hand = (
+        "On this host, <code>sidecar dead-letters list -c FILE</code> shows them, and "
+        "<code>sidecar dead-letters replay -c FILE</code> delivers them again"
     )
+    more = Html(by_hand + ("." if acts else "; <code>admin.token</code> adds buttons for this here."))
+    return _section("letters", "Dead letters", told + table("In the state folder, by reason", columns, rows, more))
+
+
+def _buttons(kind: LetterKind, place: int) -> Html:
+    which = f'data-group="{text(kind.group)}" data-reason="{text(kind.reason)}"'
+    about = f"{kind.reason}, {group_label(kind.group)}"
+    return Html(
+        "".join(
+            f'<button type=button id={name}-{place} data-do={name} {which} aria-label="{text(title)}: {text(about)}">'
+            f"{title}</button> "
+            for name, title in (("list", "Show"), ("replay", "Replay"))
+        )
+    )
+
+
+def _instant(at_ms: int) -> Html:
+    at = instant_text(at_ms)
+    return Html(f'<time datetime="{at}">{at[:19].replace("T", " ")}</time>')
 
 
 def _groups(now: StatusSnapshot, wall_s: float) -> str:

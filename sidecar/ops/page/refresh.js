@@ -20,9 +20,11 @@ async function refresh() {
         const mine = document.querySelector(`[data-part="${part.dataset.part}"]`);
         if (mine && mine.innerHTML !== part.innerHTML) {
           mine.className = part.className;
+          const focused = mine.contains(document.activeElement) ? document.activeElement.id : "";
           const scrolled = [...mine.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
           mine.innerHTML = part.innerHTML;
           mine.querySelectorAll(".scroll").forEach((each, i) => (each.scrollLeft = scrolled[i] || 0));
+          if (focused) document.getElementById(focused)?.focus();
         }
       }
     } catch {
