@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from sidecar.cli.demo import EXIT_UNBALANCED
 from sidecar.cli.shared import manual
 from sidecar.config.file.loader import load
 from sidecar.core.records import Attempt, TopicPartition
-from sidecar.ops.health import KINDS
+from sidecar.ops.health import DEGRADED, KINDS
 from sidecar.ops.snapshot import CUT_REASONS, STOP_REASONS
 from sidecar.sinks.answers import parse_failed
 from sidecar.sinks.formats import envelope_row
@@ -41,6 +42,7 @@ from tests.support.jars import ROOT
 README = ROOT / "README.md"
 LIBRARY = ROOT / "docs" / "library.md"
 OPERATION = ROOT / "docs" / "operation.md"
+TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TELLERS = {
     "debug",
@@ -182,7 +184,7 @@ def test_every_reason_to_stop_reading_is_told() -> None:
     (table,) = [n for n in ast.walk(stops) if isinstance(n, ast.Dict)]
     words = [key.value for key in table.keys if isinstance(key, ast.Constant)]
     assert tuple(words) == STOP_REASONS
-    assert first_column(section(OPERATION, "## Why nothing is read")) == words
+    assert first_column(section(TROUBLESHOOTING, "## Why nothing is read")) == words
 
 
 def test_every_problem_is_told() -> None:
@@ -190,6 +192,27 @@ def test_every_problem_is_told() -> None:
     text = section(OPERATION, "## Health")
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| [^|]* \| ([^|]*) \|$", text, flags=re.MULTILINE)
     assert rows == [(kind, state, next_step) for kind, (state, next_step) in KINDS.items()]
+
+
+def test_every_problem_is_found_by_what_is_seen() -> None:
+    """Troubleshooting has a row for each kind of problem, under the heading of its state, and for each alert."""
+    stops = section(TROUBLESHOOTING, "## Nothing flows")
+    flows = section(TROUBLESHOOTING, "## Something is wrong, and messages flow").partition("\n### ")[0]
+    told = {kind for kind, (state, _) in KINDS.items() if state != DEGRADED}
+    assert set(first_column(stops)) == told
+    assert set(first_column(flows)) == KINDS.keys() - told
+    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    begin = first_column(section(TROUBLESHOOTING, "## Where to begin"))
+    assert sorted(name for name in begin if name.startswith("Sidecar")) == sorted(alerts)
+
+
+def test_every_code_with_which_a_daemon_ends_is_told() -> None:
+    """Troubleshooting has the exit codes of `sidecar run`, and those of signals."""
+    cells = re.findall(r"^\| ([\d, ]+) \|", section(TROUBLESHOOTING, "## The process does not run"), flags=re.MULTILINE)
+    told = {int(code) for cell in cells for code in cell.split(", ")}
+    of_commands = {errors.EXIT_USAGE, errors.EXIT_DATA, errors.EXIT_NO_INPUT}
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")} - of_commands
+    assert told == codes | {128 + number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGTERM)}
 
 
 def test_every_cut_reason_is_told() -> None:
@@ -410,7 +433,7 @@ def dead_lettered(tmp_path: Path) -> Path:
 
 
 def test_the_query_for_dead_letters_works(dead_lettered: Path) -> None:
-    """The SQL statement of the run-book runs on a real state file and counts the letters of each reason."""
+    """The SQL statement for dead letters runs on a real state file and counts the letters of each reason."""
     (counting,) = blocks(OPERATION, "sql")
     with contextlib.closing(sqlite3.connect(dead_lettered / "state.db")) as database:
         assert sorted(database.execute(counting)) == [("HTTP 400", 1), ("HTTP 400: no", 1), ("unframeable", 1)]
