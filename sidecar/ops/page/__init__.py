@@ -182,12 +182,13 @@ def _letters(now: StatusSnapshot, kinds: Sequence[LetterKind], *, acts: bool) ->
         rows.append((group_label(kind.group), kind.reason, number(kind.letters), *times, *buttons))
     if acts:
         columns.append(Column("actions", is_number=False))
+    rest = "" if acts else "; <code>admin.token</code> adds buttons for this here"
     by_hand = (
-        "On this host, <code>sidecar dead-letters list -c FILE</code> shows them, and "
-        "<code>sidecar dead-letters replay -c FILE</code> delivers them again"
+        "<p>On this host, <code>sidecar dead-letters list -c FILE</code> shows them, and "
+        f"<code>sidecar dead-letters replay -c FILE</code> delivers them again{rest}.</p>"
     )
-    more = Html(by_hand + ("." if acts else "; <code>admin.token</code> adds buttons for this here."))
-    return _section("letters", "Dead letters", told + table("In the state folder, by reason", columns, rows, more))
+    shown = table("In the state folder, by reason", columns, rows, _left(kinds)) if rows else ""
+    return _section("letters", "Dead letters", told + shown + by_hand)
 
 
 def _buttons(kind: LetterKind, place: int) -> Html:
