@@ -192,6 +192,10 @@ class LettersBeside:
         (row,) = self.rows(sql, values)
         return Totals(*row)
 
+    def version(self) -> object:
+        """Changes with each letter that is stored or deleted."""
+        return self.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
+
     def kinds(self, limit: int) -> list[Kind]:
         """What letters there are, the most frequent kinds first, at most `limit`."""
         sql = (

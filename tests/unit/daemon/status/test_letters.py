@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.daemon.status.letters import LISTED, SHOWN_BYTES_MAX, PageLetters
+from sidecar.state.beside import Chosen, LettersBeside
 from sidecar.state.store import Store
 from tests.support.letters import letter
 
@@ -32,6 +34,19 @@ def test_kinds_are_by_group_and_the_beginning_of_the_reason(store: Store, tmp_pa
         ("b\udcff", "HTTP 422", 1),
     ]
     assert (found[0].first_at_ms, found[0].last_at_ms) == (0, 2)
+
+
+def test_kinds_are_counted_anew_when_a_letter_comes_or_goes(store: Store, tmp_path: Path) -> None:
+    """What is remembered is of the letters that are there."""
+    letters = PageLetters(tmp_path, None)
+    store.letters.put([letter(1)])
+    assert [kind.letters for kind in letters.kinds()] == [1]
+    store.letters.put([letter(2)])
+    assert [kind.letters for kind in letters.kinds()] == [2]
+    with closing(LettersBeside(tmp_path, lambda _: None)) as beside:
+        assert list(beside.delete(Chosen(ids=(2,)))) == [1]
+    store.letters.put([letter(3, reason="too_large")])
+    assert [(kind.reason, kind.letters) for kind in letters.kinds()] == [("HTTP 400", 1), ("too_large", 1)]
 
 
 def test_letters_are_listed_in_pages_and_shown_whole(store: Store, tmp_path: Path) -> None:
