@@ -31,11 +31,11 @@ help:
 	@echo "make chaos   random kills, rebalances and outages"
 
 test: lint jars
-	@$(PYTEST) $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@$(PYTEST) -m "not slow" $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(PURE))
 
 test-all: test
-	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests $(addprefix --ignore=,$(PURE))
+	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .

@@ -27,17 +27,19 @@ hypothesis.settings.load_profile("any machine")
 
 
 SLOW = (
-    "test_ingest", "test_kills", "test_zone_killed", "test_rocketmq_cluster", "test_demo", "test_rocketmq_grpc",
-    "test_rocketmq_broker", "test_rocketmq", "test_run_kills", "test_compose", "test_tables", "test_leaders",
-    "test_rocketmq_native", "test_source", "test_ledger", "test_run_engines", "test_members", "test_rocketmq_packed",
-    "test_rocketmq_nodes", "test_faults", "test_memory", "test_rewinds", "test_exactly_once", "test_rocketmq_access",
-    "test_rocketmq_4", "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
-    "test_run_crashes", "test_run_broker", "test_log_lines", "test_topics", "test_alerts", "test_security",
-    "test_library", "test_health", "test_ids", "test_delayed_kills", "test_delay_cancels_killed",
-    "test_delay_postgresql", "test_dead_letters_topic", "test_receivers", "test_tutorial", "test_page",
+    "test_delay_postgresql", "test_delayed_kills", "test_rocketmq_delayed", "test_rewinds", "test_rocketmq_grpc",
+    "test_rocketmq_nodes", "test_delayed_restarts", "test_delayed", "test_demo", "test_delay_cancels_killed",
+    "test_zone_killed", "test_rocketmq_clients", "test_log_lines", "test_run_kills", "test_health", "test_library",
+    "test_kills", "test_rocketmq_cluster", "test_changelog", "test_alerts", "test_run_engines", "test_members",
+    "test_parked", "test_rocketmq_packed", "test_leaders", "test_run_pushdown", "test_sessions", "test_ingest",
+    "test_rocketmq_broker", "test_rocketmq", "test_compose", "test_tables", "test_rocketmq_native", "test_source",
+    "test_ledger", "test_faults", "test_memory", "test_exactly_once", "test_rocketmq_access", "test_rocketmq_4",
+    "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
+    "test_run_crashes", "test_run_broker", "test_topics", "test_security", "test_ids", "test_dead_letters_topic",
+    "test_receivers", "test_tutorial", "test_page",
 )  # fmt: skip
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
-OUTSIDE = {"integration", "spark"}
+OUTSIDE = {"integration", "spark", "conformance"}
 """Folders that have such files."""
 
 

@@ -12,6 +12,8 @@ from tests.simulation.run import run
 
 DELAYED = MISTAKES / "delayed"
 SCHEDULES, JOBS = 417, 2
+HERE = 25
+"""Schedules of a kind in this process, where coverage makes them slow."""
 STORES = pytest.mark.parametrize(
     "kind",
     [
@@ -27,9 +29,9 @@ STORES = pytest.mark.parametrize(
 @STORES
 def test_some_schedules_in_this_process(kind: str) -> None:
     """Schedules hold every promise; run here, where coverage counts them."""
-    outcome = run(120, kind=kind)
+    outcome = run(HERE, kind=kind)
     assert not outcome.failures, outcome.failures[0]
-    assert outcome.schedules == 120
+    assert outcome.schedules == HERE
 
 
 @pytest.mark.timeout(900)  # more than a minute of both cores
@@ -41,6 +43,7 @@ def test_thousands_of_schedules(kind: str) -> None:
     assert outcome.schedules == SCHEDULES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", sorted(DELAYED.glob("*.patch")), ids=lambda patch: patch.stem)
 def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
     """With this mistake in the code some schedule breaks a promise."""

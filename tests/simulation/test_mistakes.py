@@ -14,6 +14,7 @@ SCHEDULES = 1_000
 """So many schedules, from the seed that the patch names on, find any of them; most need a few."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", sorted(MISTAKES.glob("*.patch")), ids=lambda patch: patch.stem)
 def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
     """With this mistake in the core some schedule breaks a promise."""

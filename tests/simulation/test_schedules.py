@@ -9,6 +9,8 @@ from tests.simulation.world import run_schedule
 
 SCHEDULES, STEPS, JOBS = 5_000, 200, 2
 LEDGER_SCHEDULES = 1_000
+HERE = 50
+"""Schedules in this process, where coverage makes them slow."""
 
 REGRESSIONS = {
     116: "a commit in the same step settled what the client had skipped",
@@ -54,16 +56,16 @@ def test_seed_with_a_ledger_that_failed_once(seed: int) -> None:
 
 def test_some_schedules_in_this_process() -> None:
     """Schedules hold every promise; run here, where coverage counts them."""
-    outcome = run(150, seed=1_000_000, steps=STEPS)
+    outcome = run(HERE, seed=1_000_000, steps=STEPS)
     assert not outcome.failures, outcome.failures[0]
-    assert outcome.schedules == 150
+    assert outcome.schedules == HERE
 
 
 def test_some_schedules_with_a_ledger_in_this_process() -> None:
     """The same, where a ledger that all processes share tells duplicates over all partitions."""
-    outcome = run(150, seed=1_000_000, steps=STEPS, ledger=True)
+    outcome = run(HERE, seed=1_000_000, steps=STEPS, ledger=True)
     assert not outcome.failures, outcome.failures[0]
-    assert outcome.schedules == 150
+    assert outcome.schedules == HERE
 
 
 @pytest.mark.timeout(900)  # more than a minute of both cores
@@ -76,9 +78,9 @@ def test_a_thousand_schedules_with_a_ledger() -> None:
 
 def test_some_schedules_with_reloads_in_this_process() -> None:
     """The same, while the configuration is changed and read again."""
-    outcome = run(100, seed=1_000_000, kind="reloads")
+    outcome = run(HERE, seed=1_000_000, kind="reloads")
     assert not outcome.failures, outcome.failures[0]
-    assert outcome.schedules == 100
+    assert outcome.schedules == HERE
 
 
 @pytest.mark.timeout(900)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+import pytest
 from pyroaring import BitMap64
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, Fetch, Park, Report, Send, Unpark
+from sidecar.core.partition.parking import Parking
 from sidecar.core.partition_state import LaneState, Other, PartitionState, SharedIntent, Stores, derived_scope, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -170,6 +172,25 @@ def test_what_was_parked_before_is_sent_without_the_rule() -> None:
     assert (part.name, part.life.attempts) == ("t@s0:0:5-9", 4)
     shell.step()
     assert shell.core.books[TP].parked == 2
+
+
+@pytest.mark.parametrize(
+    ("halves", "count"),
+    [([(5, 6), (7, 8)], {2, 3}), ([(5, 6)], {1}), ([(7, 8)], {1})],
+    ids=["both", "the first alone", "the second alone"],
+)
+def test_halves_replace_a_parked_part_only_together(halves: list[tuple[int, int]], count: set[int]) -> None:
+    """A crash between the writes of a part and its halves leaves each message in one record that counts."""
+    whole = Parked(1, "s0", "s0", "g0", 5, 8, BitMap64([5, 6, 7, 8]), 8, 3, 60)
+    found = [
+        whole._replace(number=number, first=first, last=last, offsets=BitMap64([first, last]), half_of=1)
+        for number, (first, last) in enumerate(halves, 2)
+    ]
+    parking = Parking()
+    parking.restore([whole, *found], 3)
+    numbers = {1, *(half.number for half in found)}
+    assert numbers - {ended.number for ended in parking.take_ended()} == count
+    assert parking.groups["g0"] == len(count)
 
 
 def test_a_lost_partition_takes_its_parked_parts_along() -> None:
