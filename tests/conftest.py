@@ -32,7 +32,7 @@ SLOW = (
     "test_rocketmq_native", "test_source", "test_ledger", "test_run_engines", "test_members", "test_rocketmq_packed",
     "test_rocketmq_nodes", "test_faults", "test_memory", "test_rewinds", "test_exactly_once", "test_rocketmq_access",
     "test_rocketmq_4", "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
-    "test_run_crashes", "test_run_broker", "test_log_lines", "test_topics", "test_alerts", "test_security",
+    "test_run_crashes", "test_run_broker", "test_log_lines", "test_topics", "test_security",
     "test_library", "test_health", "test_ids", "test_delayed_kills", "test_delay_cancels_killed",
     "test_delay_postgresql", "test_dead_letters_topic", "test_receivers", "test_tutorial", "test_page",
 )  # fmt: skip
