@@ -30,7 +30,7 @@ SLOW = (
     "test_delay_postgresql", "test_delayed_kills", "test_rocketmq_delayed", "test_rewinds", "test_rocketmq_grpc",
     "test_rocketmq_nodes", "test_delayed_restarts", "test_delayed", "test_demo", "test_delay_cancels_killed",
     "test_zone_killed", "test_rocketmq_clients", "test_log_lines", "test_run_kills", "test_health", "test_library",
-    "test_kills", "test_rocketmq_cluster", "test_changelog", "test_alerts", "test_run_engines", "test_members",
+    "test_kills", "test_rocketmq_cluster", "test_changelog", "test_run_engines", "test_members",
     "test_parked", "test_rocketmq_packed", "test_leaders", "test_run_pushdown", "test_sessions", "test_ingest",
     "test_rocketmq_broker", "test_rocketmq", "test_compose", "test_tables", "test_rocketmq_native", "test_source",
     "test_ledger", "test_faults", "test_memory", "test_exactly_once", "test_rocketmq_access", "test_rocketmq_4",

@@ -218,6 +218,13 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
         for within, count in now.delay.due.items():
             due.add_metric([within], count)
         yield due
+        next_due = GaugeMetricFamily(
+            "sidecar_delayed_next_due_timestamp_seconds",
+            "Due time of the delayed message that is due next.",
+        )
+        if now.delay.next_due is not None:
+            next_due.add_metric([], datetime.fromisoformat(now.delay.next_due).timestamp())
+        yield next_due
         yield GaugeMetricFamily("sidecar_delay_disk_bytes", "Files of delayed messages.", value=now.delay.disk_bytes)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
+import re
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,24 @@ from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.health import Problem
-from sidecar.ops.snapshot import StatusSnapshot
+from sidecar.ops.metrics import Metrics
+from sidecar.ops.snapshot import DelayStatus, StatusSnapshot
 from sidecar.spark.ingest.supported import load_for_ingest
 from sidecar.spark.run.supported import load_for_run
 from tests.support.jars import ROOT
+from tests.support.outages import RULES, names, rules
+from tests.support.promtool import promtool
 
 KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 VERSIONS = ("1.29", "1.37")
 COMPOSE: dict[str, Any] = YAML(typ="safe").load(ROOT / "docker-compose.yml")
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "sidecar.json").read_text())
+PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+ASKED = [target["expr"] for panel in PANELS for target in panel["targets"]]
+"""The queries of the panels."""
+VARIABLES: dict[str, dict[str, Any]] = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
+USED = re.compile(r"\$\{?(\w+)")
+"""Names a variable."""
 
 
 def objects(path: Path) -> dict[str, Any]:
@@ -135,3 +148,53 @@ def test_the_jobs_on_spark_are_configured(tmp_path: Path) -> None:
     assert str(lake.sink.spark.landing).startswith("/var/lib/sidecar/")
     run = load(tmp_path / "spark-run.yaml")
     assert run.source.group_id != lake.source.group_id
+
+
+def uses(value: object) -> set[str]:
+    """The variables that anything in it names."""
+    return set(USED.findall(json.dumps(value))) & VARIABLES.keys()
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_every_variable_of_the_dashboard_chooses(name: str) -> None:
+    """A panel's query uses it, or that of a variable that another uses, whose "All" are those that it leaves."""
+    through = [each for each in VARIABLES.values() if name in uses(each["query"]) and "allValue" not in each]
+    assert name in uses([panel["targets"] for panel in PANELS]) or through
+
+
+def test_a_tag_group_chooses_what_is_counted_by_it() -> None:
+    """A query of the dashboard filters by `group` if, and only if, its series have that label."""
+    text = (ROOT / "docs" / "operation.md").read_text()
+    labels = dict(re.findall(r"^\| `(sidecar_\w+)` \| \w+ \| ([\w, ]*)\|", text, flags=re.MULTILINE))
+    by_group = {name for name, found in labels.items() if "group" in found.replace(",", " ").split()}
+    wrong = [expr for expr in ASKED if ("$group" in expr) != bool(by_group & names([expr]))]
+    assert (wrong, len(by_group) > 5) == ([], True)
+
+
+def test_every_metric_of_rules_and_dashboard_exists() -> None:
+    """The daemon has it, from the start or as soon as there is something to tell."""
+    delay = DelayStatus(0, None, 0, {})
+    now = StatusSnapshot("g", "2025-03-01T12:00:00+00:00", "0.1.0", live=True, delay=delay)
+    told = re.findall(r"^# TYPE (\w+) (\w+)", Metrics(lambda: now).render().decode(), flags=re.MULTILINE)
+    there = {name for name, _ in told} | {f"{name}_bucket" for name, kind in told if kind == "histogram"}
+    asked = [*ASKED, *(rule["expr"] for rule in rules()), json.dumps(DASHBOARD["annotations"])]
+    asked += [json.dumps(each["query"]) for each in VARIABLES.values()]
+    assert names(asked) - there == set()
+
+
+def test_promtool_reads_every_expression(tmp_path: Path) -> None:
+    """Rules and panels are PromQL."""
+    filled = [USED.sub(lambda m: "1m" if m[1] == "__rate_interval" else ".*", expr) for expr in ASKED]
+    records = [{"record": f"panel:{i}", "expr": expr} for i, expr in enumerate(filled)]
+    with (tmp_path / "panels.yml").open("w") as file:
+        YAML(typ="safe").dump({"groups": [{"name": "panels", "rules": records}]}, file)
+    for path in (RULES, tmp_path / "panels.yml"):
+        done = subprocess.run([promtool(), "check", "rules", path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_panel_has_a_title_and_a_unit() -> None:
+    """What a person reads at night says what it is, and each place in the grid is taken once."""
+    assert [panel for panel in PANELS if not panel["title"] or not panel["fieldConfig"]["defaults"]["unit"]] == []
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in PANELS]
+    assert len(places) == len(set(places)) > 20

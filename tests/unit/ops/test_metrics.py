@@ -156,7 +156,14 @@ def test_activity_and_condition_are_told() -> None:
     assert value(found, "sidecar_dead_letters_stored") == 9
     assert value(found, "sidecar_delayed_due", within="7d") == 13
     assert value(found, "sidecar_delay_disk_bytes") == 4096
+    assert value(found, "sidecar_delayed_next_due_timestamp_seconds") == 1740830405
     assert value(found, "sidecar_ready") == 1
+
+
+def test_a_store_without_messages_has_no_due_time() -> None:
+    """There is no series that would look overdue."""
+    found = samples(replace(snapshot(), delay=DelayStatus(0, None, 0, {})))
+    assert "sidecar_delayed_next_due_timestamp_seconds" not in {one.name for one in found}
 
 
 def test_health_is_told_as_a_word_and_each_problem_with_its_next_step() -> None:
