@@ -87,7 +87,7 @@ def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnedQueues, "rows", lambda self, items: ({}, rows(self, items)[1]))
 
 
-FIRST = {believe_the_folder: 145}
+FIRST: dict[Wrong, int] = {believe_the_folder: 145}
 """The first seed of those that are not found soon."""
 
 
