@@ -38,6 +38,7 @@ class Code(IntEnum):
     PULL_RETRY_IMMEDIATELY = 20
     PULL_OFFSET_MOVED = 21
     QUERY_NOT_FOUND = 22
+    GROUP_NOT_EXIST = 26
 
 
 class SysFlag(IntEnum):
