@@ -195,3 +195,36 @@ def test_a_client_without_queues_is_refused_in_words(tmp_path: Path, client: str
     path = write_config(tmp_path / "sidecar.yaml", config)
     done = CliRunner().invoke(main, ["offsets", "show", "-c", str(path)])
     assert (done.exit_code, "dropped as duplicates" in done.stderr) == (78, True)
+
+
+def test_each_fate_of_a_message_is_told(bench: Bench) -> None:
+    """Filtered, settled, a dead letter, being sent with its attempts, unread and not produced."""
+    daemon, receiver = bench.daemon, bench.receiver
+    receiver.fail("refuse", status=400, marker="POISON")
+    poison = Message(b"x", "paid", queue=0, properties={"a": "POISON"})
+    for one in (Message(b"lost", "draft", queue=0), Message(b"fine", "paid", queue=0), poison):
+        bench.node.send(bench.topic, [one])  # one by one: a broker stores messages that come together in any order
+    daemon.start()
+    daemon.wait_ready()
+    await_rest(daemon, PATIENCE_S, {(bench.topic, 0): 3})
+    receiver.fail("status", status=503, group="paid")
+    bench.node.send(bench.topic, [Message(b"stuck", "paid", queue=0)])
+    wait_until(lambda: daemon.status()["retrying"], PATIENCE_S, "the group fails", detail=daemon.log_tail)
+    wait_until(lambda: bench.explained(0, 3)["outcome"] == "fixed", PATIENCE_S, "its part is committed")
+    assert (bench.explained(0, 0)["outcome"], bench.explained(0, 0)["tags"]) == ("filtered", ["draft"])
+    assert (bench.explained(0, 1)["outcome"], bench.explained(0, 1)["group"]) == ("settled", "paid")
+    letter = bench.explained(0, 2)
+    assert (letter["outcome"], letter["letter"], letter["broker"]) == ("dead letter", 1, BROKER)
+    assert bench.explained(0, 3)["failing"]["reason"].startswith("HTTP 503")
+    daemon.kill9()
+    bench.node.send(bench.topic, [Message(b"later", "paid", queue=0)])
+    assert [bench.explained(0, offset)["outcome"] for offset in (4, 5)] == ["unread", "not produced"]
+
+
+def test_a_place_without_its_broker_is_enough_if_there_is_one(bench: Bench) -> None:
+    """As TOPIC:QUEUE:OFFSET; a queue that nobody reads is told."""
+    bench.send(1)
+    for queue, code in ((1, 0), (2, 69)):
+        place = f"{bench.topic}:{queue}:0"
+        done = CliRunner().invoke(main, ["explain", "-c", str(bench.daemon.config_path), place], prog_name="sidecar")
+        assert (done.exit_code, f"{bench.topic}:{BROKER}:1:0: unread" in done.stdout) == (code, code == 0), done.output
