@@ -33,6 +33,7 @@ class Code(IntEnum):
     """Codes of answers."""
 
     SUCCESS = 0
+    NOT_SUPPORTED = 3
     FLUSH_DISK_TIMEOUT = 10
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12
