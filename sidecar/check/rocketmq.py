@@ -100,7 +100,7 @@ class _Cluster:
         """Each broker that has a topic: as it answers what a member asks, it judges the rights too."""
         queues = {(tp.broker, tp.topic): tp for route in self._routes.values() for tp in route.queues}
         addresses = {name: at for route in self._routes.values() for name, at in route.addresses.items()}
-        links = {name: self._network.link(addresses[name]) for name, _ in queues if name in addresses}
+        links = {name: self._network.link(addresses[name]) for name, _ in sorted(queues) if name in addresses}
         asked = [(name, ask) for (name, _), tp in queues.items() if name in links for ask in self._questions(tp)]
         answers = self._network.ask_all([(links[name], ask) for name, ask in asked], ASK_S)
         for name, link in links.items():

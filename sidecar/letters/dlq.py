@@ -25,7 +25,7 @@ from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, proper
 from sidecar.sources.rocketmq.wire.requests import DLQ, Subscription, read_offset
 from sidecar.state.interface import StoredLetter
 
-REASON = "not kept by RocketMQ: message.dead_lettered in the daemon's log has it"
+REASON = "not kept: see message.dead_lettered in the log"
 _NOTHING_HERE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED)
 
 

@@ -132,7 +132,7 @@ class QueueOffsets(Inquiry):
         ends = max(0, low or 0), max(0, high or 0)  # -1 while a topic is created again
         row = known.get(tp)
         if row is None or (committed is not None and (committed > row.watermark or row.was_set_back(committed, boot))):
-            return PartitionOffsets(tp, committed, None, *ends, "" if committed is None else ELSEWHERE)
+            return PartitionOffsets(tp, committed, None, *ends, ELSEWHERE if committed else "")
         decoded = row.decoded(self._identity(0), self._rules)
         if decoded.state is None or decoded.state.seen > ends[1]:
             return PartitionOffsets(tp, committed, None, *ends, WRITERS.get(decoded.origin, ELSEWHERE))

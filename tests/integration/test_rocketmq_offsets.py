@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
+from sidecar.state.store import Store
 from tests.scenarios.rocketmq_messages import PATIENCE_S, arrived, configuration
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until, write_config
@@ -168,6 +170,16 @@ def test_a_reset_is_refused_while_a_member_is_alive(bench: Bench) -> None:
     done = bench.reset("--to", "earliest", "--yes")
     assert done.exit_code == 69
     assert "has members: " in done.stderr
+    assert bench.shown() == [(1, 0, 1, 0, "sidecar")] * QUEUES
+
+
+def test_a_reset_is_refused_while_a_process_has_the_state_folder(bench: Bench) -> None:
+    """A daemon that is cut off is no member, and would go on where it was: nothing changes at the broker either."""
+    bench.deliver(1)
+    bench.daemon.stop()
+    with closing(Store(bench.daemon.state_dir)):
+        done = bench.reset("--to", "earliest", "--yes")
+    assert (done.exit_code, "is in use by" in done.stderr) == (73, True)
     assert bench.shown() == [(1, 0, 1, 0, "sidecar")] * QUEUES
 
 
