@@ -1,7 +1,7 @@
 """Sends dead letters to their topics of RocketMQ again. Delivers to no receiver.
 
-RocketMQ has no transaction for messages and progress. So few are sent at once, and what brokers have acknowledged is
-recorded before the next: only the others may be sent twice.
+RocketMQ has no transaction for messages and progress. So few are in flight at once, and what brokers have acknowledged
+is recorded before the next are sent: only those in flight may be sent twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import ReplayPart
 
 AT_ONCE = 100
-"""The most messages that no broker has acknowledged."""
+"""The most messages in flight."""
 _STORED = (Code.FLUSH_DISK_TIMEOUT, Code.SLAVE_NOT_AVAILABLE, Code.FLUSH_SLAVE_TIMEOUT)
 """The broker has the message, though a disk or a slave may not have it yet."""
 _BROKERS = frozenset({
@@ -138,7 +138,7 @@ class Sending:
         return self._brokers[topic]
 
     def _interrupted(self, problem: SidecarError, unknown: int) -> SidecarError:
-        again = f"; {unknown} that were not acknowledged may then come twice" if unknown else ""
+        again = f"; {unknown} that were in flight may then come twice" if unknown else ""
         return type(problem)(str(problem), hint=f"{problem.hint}, and run this command again{again}")
 
 

@@ -17,7 +17,7 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.checking import Checked, checked
 from tests.support.kafka import unique
 from tests.support.process import wait_until
-from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq import BROKER, RocketMqNode
 from tests.support.rocketmq_access import PASSWORD, USER, sign
 from tests.support.rocketmq_reader import Reader
 
@@ -136,6 +136,18 @@ def test_the_check_names_each_missing_right(
     assert (
         found["cure"] == f"allow this user the actions Sub and Get on the topics {one}, {other} and the group checked"
     )
+
+
+def test_the_check_names_a_broker_that_does_not_answer(guarded: RocketMqNode, tmp_path: Path) -> None:
+    """The name server knows it still: exit code 69, with its address and what to start."""
+    topic, keys = guarded.create_topic(unique("topic"), 1), {"access_key": USER, "secret_key": PASSWORD}
+    guarded.freeze()
+    try:
+        outcome = check(guarded, tmp_path, [topic], keys)
+    finally:
+        guarded.thaw()
+    found = outcome.of(f"broker {BROKER} at {guarded.broker_address}")
+    assert (outcome.code, found["text"], found["cure"].startswith("start it")) == (69, "no answer", True)
 
 
 def over_grpc(node: RocketMqNode, group: str, topic: str, **change: Any) -> GrpcClient:

@@ -140,7 +140,7 @@ def test_a_reset_counts_also_if_the_broker_was_restarted(bench: Bench) -> None:
     assert bench.reset("--to", "4", "--partition", "0", "--yes").exit_code == 0
     bench.daemon.start()
     bench.await_times({0: 4})
-    assert not bench.daemon.events("commit.behind")
+    assert 0 not in {event["partition"] for event in bench.daemon.events("commit.behind")}
 
 
 def test_a_reset_to_the_end_passes_messages_over(bench: Bench) -> None:

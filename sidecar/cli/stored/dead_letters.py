@@ -206,8 +206,8 @@ def replay(
         if rocketmq is not None and count > dropped:
             most = min(AT_ONCE, count - dropped)
             click.echo(
-                f"RocketMQ has no transaction for this: if the command is killed and run again, up to {most} messages "
-                "that no broker had acknowledged come twice",
+                "RocketMQ has no transaction for this: if the command is killed and run again, up to "
+                f"{most} messages that were in flight may come twice",
                 err=True,
             )
         if dropped:

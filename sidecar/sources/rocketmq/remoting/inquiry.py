@@ -12,7 +12,7 @@ from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
 from sidecar.sources.rocketmq.remoting.fetch import Fetcher
-from sidecar.sources.rocketmq.remoting.joining import BROKER_HINT, await_routes
+from sidecar.sources.rocketmq.remoting.joining import await_routes
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -113,7 +113,8 @@ def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> S
     """What is wrong with an answer of a broker; None if its code is 0 or one of `also`."""
     if frame is None:
         reason = link.problem or "no answer came in time"
-        return UnavailableError(f"RocketMQ's broker at {link.address}: {reason}", hint=BROKER_HINT)
+        hint = "start it; if it runs, it must be reachable at this address, which is its brokerIP1"
+        return UnavailableError(f"RocketMQ's broker at {link.address}: {reason}", hint=hint)
     if frame.code == Code.SUCCESS or frame.code in also:
         return None
     error = RefusedError(frame, link.address)
