@@ -240,3 +240,19 @@ def test_a_place_without_its_broker_is_enough_if_there_is_one(bench: Bench) -> N
         place = f"{bench.topic}:{queue}:0"
         done = CliRunner().invoke(main, ["explain", "-c", str(bench.daemon.config_path), place], prog_name="sidecar")
         assert (done.exit_code, f"{bench.topic}:{BROKER}:1:0: unread" in done.stdout) == (code, code == 0), done.output
+
+
+def test_a_delayed_message_is_asked_for(node: RocketMqNode, tmp_path: Path) -> None:
+    """The daemon that holds it is asked, by queue and broker."""
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    with Receiver() as receiver:
+        bench = Bench(node, tmp_path, receiver, delay={"store": "local"})
+        later = {"sidecar-deliver-at": str(due_ms)}
+        node.send(bench.topic, [Message(b"later", "paid", queue=1, properties=later)], queues=QUEUES)
+        with bench.daemon as daemon:
+            daemon.wait_ready()
+            wait_until(
+                lambda: bench.explained(1, 0)["outcome"] == "held", PATIENCE_S, "it is held", detail=daemon.log_tail
+            )
+            assert bench.explained(1, 0)["due_ms"] == due_ms
+            daemon.stop()
