@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 
-from sidecar.check.findings import Finding, failed
+from sidecar.check.findings import Finding
 from sidecar.config.address import address
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
-from sidecar.errors import EXIT_UNAVAILABLE
-from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
+from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
+from sidecar.sources.rocketmq.config import is_refusal, sign_of, tls_of
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.dial import text_of
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.network import Link, Network, RefusedError
+from sidecar.sources.rocketmq.wire.membership import MemberAsks
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_route
 
 ASK_S = 4.0
@@ -61,6 +62,9 @@ class _Cluster:
             if answer is None:
                 cure = "start it, or correct source.rocketmq.name_servers"
                 yield Finding(subject, link.problem or "no answer", cure, EXIT_UNAVAILABLE)
+            elif answer.code == Code.NOT_SUPPORTED:
+                cure = "correct source.rocketmq.name_servers: the port of a name server is usually 9876"
+                yield Finding(subject, "it knows no routes: a broker or a proxy, not a name server", cure, EXIT_CONFIG)
             else:
                 self._alive = self._alive or link
                 yield Finding(subject, "it answers")
@@ -75,13 +79,13 @@ class _Cluster:
             yield self._topic(topic, answer)
 
     def _topic(self, topic: str, answer: Frame | None) -> Finding:
-        subject, cure = f"topic {topic}", "create the topic, or correct source.rocketmq.topics"
+        subject, cure = f"topic {topic}", "create the topic, start its broker, or correct source.rocketmq.topics"
         if answer is None:
             return Finding(subject, "the name server does not answer", "check its log", EXIT_UNAVAILABLE)
         if answer.code == Code.TOPIC_NOT_EXIST:
-            return Finding(subject, "it does not exist", cure, EXIT_UNAVAILABLE)
+            return Finding(subject, "it does not exist, or no broker that has it is registered", cure, EXIT_UNAVAILABLE)
         if answer.code != Code.SUCCESS:
-            return self._refused(subject, RefusedError(answer, self._alive.address if self._alive else ""))
+            return self._refused(subject, [RefusedError(answer, self._alive.address if self._alive else "")])
         try:
             route = read_route(topic, answer)
         except ProtocolError as error:
@@ -93,26 +97,37 @@ class _Cluster:
         return Finding(subject, f"{queues} queues on {brokers} {'broker' if brokers == 1 else 'brokers'}")
 
     def brokers(self) -> Iterator[Finding]:
-        """Each broker that has a topic: asked for what the group has committed, it judges the rights too."""
-        queues = {tp.broker: tp for route in self._routes.values() for tp in route.queues}
-        places: Mapping[str, str] = {
-            name: at for route in self._routes.values() for name, at in route.addresses.items() if name in queues
-        }
-        links = {name: self._network.link(at) for name, at in places.items()}
-        asked = [(link, self._asks.committed(queues[name])) for name, link in links.items()]
-        for (name, link), answer in zip(links.items(), self._network.ask_all(asked, ASK_S), strict=True):
-            yield self._broker(name, link, queues[name], answer)
+        """Each broker that has a topic: as it answers what a member asks, it judges the rights too."""
+        queues = {(tp.broker, tp.topic): tp for route in self._routes.values() for tp in route.queues}
+        addresses = {name: at for route in self._routes.values() for name, at in route.addresses.items()}
+        links = {name: self._network.link(addresses[name]) for name, _ in sorted(queues) if name in addresses}
+        asked = [(name, ask) for (name, _), tp in queues.items() if name in links for ask in self._questions(tp)]
+        answers = self._network.ask_all([(links[name], ask) for name, ask in asked], ASK_S)
+        for name, link in links.items():
+            found = [answer for (asked_of, _), answer in zip(asked, answers, strict=True) if asked_of == name]
+            topics = sorted(topic for broker, topic in queues if broker == name)
+            yield self._broker(f"broker {name} at {link.address}", link, found, topics)
 
-    def _broker(self, name: str, link: Link, queue: TopicPartition, answer: Frame | None) -> Finding:
-        subject = f"broker {name} at {link.address}"
-        if answer is None:
+    def _questions(self, tp: TopicPartition) -> list[Ask]:
+        """Requests that change nothing, one for each right that a member needs."""
+        # Unlocking needs what locking and reading need; a queue that another client has locked, it leaves alone.
+        return [self._asks.committed(tp), self._asks.high(tp), MemberAsks(self._asks).unlock([tp])]
+
+    def _broker(self, subject: str, link: Link, answers: list[Frame | None], topics: list[str]) -> Finding:
+        if None in answers:
             cure = "start it; if it runs, it must be reachable at this address, which is its brokerIP1"
             return Finding(subject, link.problem or "no answer", cure, EXIT_UNAVAILABLE)
-        if answer.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-            return self._refused(subject, RefusedError(answer, link.address))
-        return Finding(subject, f"it answers about {queue.topic} and group {self._settings.group}")
+        bad = [one for one in answers if one is not None and one.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND)]
+        if bad:
+            return self._refused(subject, [RefusedError(one, link.address) for one in bad])
+        return Finding(subject, f"it answers about {', '.join(topics)} and group {self._settings.group}")
 
-    def _refused(self, subject: str, error: RefusedError) -> Finding:
-        if is_refusal(error):
-            return failed(subject, refused(error))
-        return Finding(subject, str(error), "check the server's log", EXIT_UNAVAILABLE)
+    def _refused(self, subject: str, errors: list[RefusedError]) -> Finding:
+        text = "; ".join(dict.fromkeys(str(error).partition(" answered ")[2] for error in errors))
+        if not any(map(is_refusal, errors)):
+            return Finding(subject, text, "check the server's log", EXIT_UNAVAILABLE)
+        cure = "check access_key and secret_key under source.rocketmq"
+        if "permission" in text.lower():
+            topics, group = ", ".join(self._settings.topics), self._settings.group
+            cure = f"allow this user the actions Sub and Get on the topics {topics} and the group {group}"
+        return Finding(subject, text, cure, EXIT_NO_PERMISSION)

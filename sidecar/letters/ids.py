@@ -5,6 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from sidecar.config.model import Settings
+from sidecar.config.tags import OFFSET_MSG_ID
 from sidecar.core.messages.ids import id_reader
 from sidecar.errors import ConfigError
 from sidecar.letters.columns import LetterColumns, LetterMessage
@@ -36,7 +37,7 @@ class LetterIds:
                     hint="leave --as-new out, or send to the receiver",
                 )
             self._header = field.name
-        elif field is not None and dedup.remembers_ids:
+        elif field is not None and dedup.remembers_ids and dedup.by != OFFSET_MSG_ID:  # it gets another
             self._read = id_reader(field, dedup.as_, LetterColumns())
 
     def is_duplicate(self, message: LetterMessage) -> bool:

@@ -1,4 +1,4 @@
-"""Where dead letters are: in the state folder, or in a topic of Kafka. Decides which of them a command sees."""
+"""Where dead letters are: in the state folder, or in a topic. Decides which of them a command sees."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sidecar.config.failures import DeadLetters
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.errors import ConfigError
+from sidecar.letters.dlq import DeadLetterQueues
 from sidecar.letters.plan import LeftOver, Plan, StatePlan, left_over
-from sidecar.letters.topic import LetterTopic, TopicPlan
+from sidecar.letters.topic import KafkaLetterTopic, LetterTopic, TopicPlan
 from sidecar.state.beside import ALL, Chosen, LettersBeside, Totals
 from sidecar.state.interface import Damage, StoredLetter
 from sidecar.state.replays import STATE, Replays, Target
@@ -19,10 +20,16 @@ from sidecar.state.replays import STATE, Replays, Target
 PlaceName: TypeAlias = Literal["state", "topic"]
 
 
-def topic_of(settings: Settings) -> str | None:
-    """The topic in which the daemon stores dead letters; None if it is not in Kafka."""
-    chosen = settings.dead_letters
-    return chosen.kafka.topic if isinstance(chosen, DeadLetters) and chosen.kafka_ is not None else None
+def _topic_of(settings: Settings, name: PlaceName | None, stack: ExitStack) -> LetterTopic | None:
+    """The topic with the dead letters, None for the state folder: by its name, or where the daemon stores them."""
+    chosen = settings.dead_letters if isinstance(settings.dead_letters, DeadLetters) else None
+    if name == "state" or (name is None and chosen is None):
+        return None
+    if settings.source.rocketmq is not None:
+        return DeadLetterQueues(settings, settings.source.rocketmq, stack)
+    if chosen is None:
+        raise ConfigError("dead_letters names no topic of Kafka", hint="leave --in topic out")
+    return KafkaLetterTopic(settings, chosen.kafka.topic)
 
 
 class Place:
@@ -32,7 +39,7 @@ class Place:
         settings: The configuration.
         name: The place; None for that in which the daemon stores them.
         tell: Called with a line for the operator.
-        stack: Closes the state file.
+        stack: Closes the state file and the topic.
 
     Raises:
         ConfigError: The configuration names no topic.
@@ -44,16 +51,15 @@ class Place:
     def __init__(
         self, settings: Settings, name: PlaceName | None, tell: Callable[[str], None], stack: ExitStack
     ) -> None:
-        topic = topic_of(settings)
-        if name == "topic" and topic is None:
-            raise ConfigError("dead_letters names no topic of Kafka", hint="leave --in topic out")
         self._tell = tell
         self.file = LettersBeside(settings.state.dir, self._damaged)
         stack.callback(self.file.close)
-        self._topic = LetterTopic(settings, topic) if topic is not None and name != "state" else None
+        self._topic = _topic_of(settings, name, stack)
         self._listing = None if self._topic is None else TopicPlan(self._topic, self.file, "receiver", Limits(1, 1))
         if self._topic is None and isinstance(settings.dead_letters, DeadLetters):
-            tell(f"dead letters go to {topic or 'RocketMQ'}; this command sees those in the state folder only")
+            tell("this command sees the dead letters in the state folder only")
+        elif self._topic is not None and (others := self.file.totals(Chosen()).letters):
+            tell(f"{others:,} more are in the state folder: --in state")
 
     def _damaged(self, damage: Damage) -> None:
         self._tell(f"dead letter {damage.where} is damaged and left out")
@@ -67,6 +73,13 @@ class Place:
     def can_delete(self) -> bool:
         """Whether letters can be deleted one by one."""
         return self._topic is None
+
+    @property
+    def deleted_by(self) -> str:
+        """What deletes the records of a topic."""
+        if isinstance(self._topic, DeadLetterQueues):
+            return "a broker of RocketMQ deletes them after its fileReservedTime"
+        return "Kafka deletes them by the topic's retention"
 
     @property
     def foreign(self) -> int:

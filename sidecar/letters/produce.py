@@ -1,4 +1,4 @@
-"""Produces dead letters of the state folder to their topics again, in transactions of Kafka. Delivers to no receiver.
+"""Produces dead letters to their topics of Kafka again, in transactions. Delivers to no receiver.
 
 The transaction of a part commits the part's number, in a group of its own. If the process dies before it deletes the
 letters, that number tells the next one whether the part was produced.
@@ -14,7 +14,7 @@ from dataclasses import replace
 import confluent_kafka as ck
 
 from sidecar.config.model import Settings
-from sidecar.errors import ConfigError, UnavailableError
+from sidecar.errors import UnavailableError
 from sidecar.letters.columns import LetterMessage, message_of
 from sidecar.letters.ids import LetterIds
 from sidecar.letters.plan import Plan, Replayed
@@ -27,16 +27,6 @@ from sidecar.state.replays import ReplayPart
 TIMEOUT_S = 30.0
 TRANSACTION_MS = 15_000
 """A reader of committed messages waits so long for a process that died and is not started again."""
-
-
-def check_topic(settings: Settings) -> None:
-    """Refuse a source to which nothing can be produced.
-
-    Raises:
-        ConfigError: The source is not Kafka.
-    """
-    if settings.source.kafka is None:
-        raise ConfigError("--to topic is for source.kafka", hint="leave --to out: letters go to the receiver")
 
 
 class Production:

@@ -1,4 +1,4 @@
-"""Dead letters in a topic of Kafka: read, and recorded by their origin once replayed. Changes nothing in the topic.
+"""Dead letters in a topic: read, and recorded by their origin once replayed. Changes nothing in the topic.
 
 A record is known by its place, which gives the letter its id, and by its origin: a hash of the message's place and
 content. Copies of one dead letter have one origin.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
@@ -44,36 +45,27 @@ class Record(NamedTuple):
 
     letter: StoredLetter
     origin: bytes
+    topic: str
+    """The topic of the message."""
+
+    def is_in(self, chosen: Chosen) -> bool:
+        """Whether it is chosen, whatever its id is compared with `last_id`."""
+        return chosen.topic in (None, self.topic) and chosen._replace(topic=None).takes(self.letter)
 
 
-class LetterTopic:
-    """The topic as it is when this is made: later records are not read.
+class LetterTopic(ABC):
+    """A topic as it is when this is made: later records are not read.
 
     Args:
-        settings: The configuration.
         topic: The topic.
-
-    Raises:
-        UnavailableError: The broker does not answer, or the topic does not exist.
     """
 
-    def __init__(self, settings: Settings, topic: str) -> None:
+    def __init__(self, topic: str) -> None:
         self.topic = topic
         self.foreign = 0
         """Records that are no dead letters of Sidecar, of those that were read last."""
-        config = {**client_config(settings.source.kafka), "group.id": f"{settings.source.group_id}-dead-letters"}
-        self._config = {**config, "enable.auto.commit": False, "enable.partition.eof": True}
-        try:
-            with closing(ck.Consumer(self._config)) as consumer:
-                found = consumer.list_topics(topic, TIMEOUT_S).topics[topic]
-                if found.error is not None:
-                    raise ck.KafkaException(found.error)
-                self._bounds = {
-                    number: consumer.get_watermark_offsets(ck.TopicPartition(topic, number), TIMEOUT_S)
-                    for number in sorted(found.partitions)
-                }
-        except ck.KafkaException as error:
-            raise self._unavailable(error.args[0]) from error
+        self._bounds: dict[int, tuple[int, int]] = {}
+        """The first offset and the offset after the last, by the number of a partition."""
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """All dead letters, partition by partition; after this id."""
@@ -92,6 +84,38 @@ class LetterTopic:
             for record in self._read(number, max(low, min(offsets)), min(high, max(offsets) + 1)):
                 if record.letter.id in wanted:
                     yield record
+
+    @abstractmethod
+    def _read(self, number: int, start: int, end: int) -> Iterator[Record]:
+        """The dead letters of a partition, from `start` to below `end`."""
+
+
+class KafkaLetterTopic(LetterTopic):
+    """A topic of Kafka.
+
+    Args:
+        settings: The configuration.
+        topic: The topic.
+
+    Raises:
+        UnavailableError: The broker does not answer, or the topic does not exist.
+    """
+
+    def __init__(self, settings: Settings, topic: str) -> None:
+        super().__init__(topic)
+        config = {**client_config(settings.source.kafka), "group.id": f"{settings.source.group_id}-dead-letters"}
+        self._config = {**config, "enable.auto.commit": False, "enable.partition.eof": True}
+        try:
+            with closing(ck.Consumer(self._config)) as consumer:
+                found = consumer.list_topics(topic, TIMEOUT_S).topics[topic]
+                if found.error is not None:
+                    raise ck.KafkaException(found.error)
+                self._bounds = {
+                    number: consumer.get_watermark_offsets(ck.TopicPartition(topic, number), TIMEOUT_S)
+                    for number in sorted(found.partitions)
+                }
+        except ck.KafkaException as error:
+            raise self._unavailable(error.args[0]) from error
 
     def _read(self, number: int, start: int, end: int) -> Iterator[Record]:
         if start >= end:
@@ -145,7 +169,7 @@ def record_of(message: Any) -> Record | None:
         envelope=envelope_row(tp, place, timestamp if kind else None, key, (), own, value),
         id=message.offset() * ID_BASE + message.partition(),
     )  # fmt: skip
-    return Record(letter, xxhash.xxh3_128_digest(identity))
+    return Record(letter, xxhash.xxh3_128_digest(identity), tp.topic)
 
 
 class TopicPlan(Replays):
@@ -171,7 +195,7 @@ class TopicPlan(Replays):
         """The chosen letters, partition by partition, one of each origin."""
         seen = self.origins(self.source)
         for record in self._topic.records(after):
-            if limit > 0 and record.origin not in seen and chosen.takes(record.letter):
+            if limit > 0 and record.origin not in seen and record.is_in(chosen):
                 seen.add(record.origin)
                 limit -= 1
                 yield record.letter
@@ -205,7 +229,7 @@ class TopicPlan(Replays):
         for record in self._topic.records():
             if record.letter.id in tried:
                 seen.add(record.origin)
-            if record.origin in seen or not chosen.takes(record.letter):
+            if record.origin in seen or not record.is_in(chosen):
                 continue
             seen.add(record.origin)
             chunk.append(record)

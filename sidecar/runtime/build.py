@@ -84,7 +84,7 @@ def pushed_expression(settings: Settings) -> str:
     return " || ".join(tag for tag in wanted if tag not in unwanted)
 
 
-def _is_retried(tp: TopicPartition) -> bool:
+def is_retried(tp: TopicPartition) -> bool:
     """Whether this is the group's retry topic, to which RocketMQ's brokers copy messages that are handed back."""
     return tp.topic.startswith("%RETRY%")
 
@@ -173,7 +173,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",
         keep_ms=dedup.keep_ms,
-        copies=_is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
+        copies=is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
     )
     return reading, sink

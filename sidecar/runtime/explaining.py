@@ -1,27 +1,25 @@
-"""What became of a single message of Kafka, from all that is kept of it: the topic, the commit, dead letters.
+"""What became of a single message, from all that is kept of it: the topic, the commit, dead letters.
 
 It joins no group, and changes nothing. What is not kept is not guessed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
+from sidecar.config.failures import DeadLetters
 from sidecar.config.model import Settings
 from sidecar.core.partition.standing import Phase, Standing, standing
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import NoStateError, UnavailableError
-from sidecar.runtime.build import rules_hash
-from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
+from sidecar.runtime.group_offsets import PartitionOffsets
+from sidecar.runtime.queue_offsets import offsets_of
 from sidecar.runtime.trial import Decision, Message, Trial
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.state.beside import LettersBeside
 from sidecar.state.interface import StoredLetter
-
-NOT_RECORDED = "its outcome is not recorded: it was delivered, or dropped as a duplicate of an earlier message"
 
 
 class Explained(NamedTuple):
@@ -42,37 +40,48 @@ class Explained(NamedTuple):
     """Of `delayed`: when it is due. Whether it is still held, only the store knows."""
 
 
-def explain(settings: Settings, tp: TopicPartition, offset: int) -> Explained:
-    """What became of the message at this offset.
+def explain(settings: Settings, tp: TopicPartition, offset: int) -> tuple[TopicPartition, Explained]:
+    """What became of the message at this offset, and its partition, with its broker if `tp` names none.
 
     Raises:
-        ConfigError: The source is not Kafka.
+        ConfigError: The source is RocketMQ with another client than `remoting`.
         UnavailableError: The broker does not answer, or the source does not read this partition.
         CredentialsError: The broker refuses.
     """
     with ExitStack() as stack:
         trial = stack.enter_context(closing(Trial(settings)))
-        row = _row(settings, tp)
+        offsets = offsets_of(settings)
+        stack.enter_context(offsets)
+        row = _row(offsets.partitions(), tp)
+        tp = row.tp
         letter = _letter(settings.state.dir, row.scope, tp, offset)
         if offset >= row.high:
-            return Explained("not produced", f"the log of {tp} ends at {row.high}")
-        fetcher = Fetcher(client_config(settings.source.kafka))
-        stack.callback(fetcher.close)
-        found = fetcher.fetch(tp, offset) if offset >= row.low else None
+            return tp, Explained("not produced", f"the log of {tp} ends at {row.high}")
+        found = offsets.fetch(tp, offset) if offset >= row.low else None
         decision = None if found is None else _decision(trial, tp, offset, found)
         if letter is not None:
-            return _of_letter(letter, decision)
-        return _of_gone(row, offset) if decision is None else _of_commit(row, offset, decision)
+            return tp, _of_letter(letter, decision)
+        unknown = _not_recorded(settings)
+        return tp, _of_gone(row, offset, unknown) if decision is None else _of_commit(row, offset, decision, unknown)
 
 
-def _row(settings: Settings, tp: TopicPartition) -> PartitionOffsets:
-    with GroupOffsets(settings.source.kafka, rules_hash(settings)) as group:
-        for row in group.partitions():
-            if row.tp == tp:
-                return row
+def _row(rows: Sequence[PartitionOffsets], tp: TopicPartition) -> PartitionOffsets:
+    found = [row for row in rows if row.tp[:2] == tp[:2] and tp.broker in ("", row.tp.broker)]
+    if len(found) == 1:
+        return found[0]
+    names = " or ".join(f"{row.tp.topic}:{row.tp.queue}" for row in found)
     raise UnavailableError(
-        f"the source reads no partition {tp}", hint="check topic and partition: `sidecar offsets show` lists them"
+        f"several brokers have {tp}" if found else f"the source reads no partition {tp}",
+        hint=f"say which: {names}" if found else "check topic and partition: `sidecar offsets show` lists them",
     )
+
+
+def _not_recorded(settings: Settings) -> str:
+    """What may have become of a settled message, of which nothing is kept here."""
+    text = "its outcome is not recorded: it was delivered, or dropped as a duplicate of an earlier message"
+    if isinstance(settings.dead_letters, DeadLetters):
+        text += ", or is a dead letter at the broker"
+    return f"{text}, or did not match source.rocketmq.sql" if settings.source.chosen.pushed_filter else text
 
 
 def _letter(folder: Path, scope: str, tp: TopicPartition, offset: int) -> StoredLetter | None:
@@ -84,7 +93,7 @@ def _letter(folder: Path, scope: str, tp: TopicPartition, offset: int) -> Stored
 
 
 def _decision(trial: Trial, tp: TopicPartition, offset: int, found: Original) -> Decision:
-    message = Message(tp, offset, found.timestamp_ms, found.key, found.headers, found.value)
+    message = Message(tp, offset, found.timestamp_ms, found.key, found.headers, found.value, found.details)
     (decision,) = trial.decide([message])
     return decision
 
@@ -96,32 +105,30 @@ def _of_letter(letter: StoredLetter, decision: Decision | None) -> Explained:
     )
 
 
-def _of_gone(row: PartitionOffsets, offset: int) -> Explained:
+def _of_gone(row: PartitionOffsets, offset: int, unknown: str) -> Explained:
     what = f"the topic does not have it any more: it begins at {row.low}, or it was compacted"
     if row.committed is not None and offset < row.committed:
-        return Explained("gone", f"{what}. It was settled before, and {NOT_RECORDED}, or filtered, or a dead letter")
+        return Explained("gone", f"{what}. It was settled before, and {unknown}, or filtered, or a dead letter")
     return Explained("gone", f"{what}. Without it, its tags are unknown")
 
 
-def _of_commit(row: PartitionOffsets, offset: int, decision: Decision) -> Explained:
+def _of_commit(row: PartitionOffsets, offset: int, decision: Decision, unknown: str) -> Explained:
     tags, group = tuple(decision.tags), decision.group
     if group is None:
         return Explained("filtered", decision.why, tags)
     if row.state is None:
         if row.committed is not None and offset < row.committed:
-            return Explained(
-                "settled", f"{row.writer or 'nobody'} committed a later offset; {NOT_RECORDED}", tags, group
-            )
+            return Explained("settled", f"{row.writer or 'nobody'} committed a later offset; {unknown}", tags, group)
         return Explained("unread", "nothing of this partition was committed by sidecar under these rules", tags, group)
     where = standing(row.state, group, offset)
     if where.phase is Phase.UNREAD:
         return Explained("unread", f"the last commit had read up to {row.state.seen}", tags, group)
     if decision.outcome == "held":
         return Explained("delayed", decision.why, tags, group, due_ms=decision.due_ms)
-    return _of_standing(where, tags, group)
+    return _of_standing(where, tags, group, unknown)
 
 
-def _of_standing(where: Standing, tags: tuple[str, ...], group: str) -> Explained:
+def _of_standing(where: Standing, tags: tuple[str, ...], group: str, unknown: str) -> Explained:
     if where.phase is Phase.FIXED:
         part, attempts = (where.first, where.last), where.tries.attempts
         failed = f", and has failed {attempts} times in {where.tries.seconds} s" if attempts else ""
@@ -130,4 +137,4 @@ def _of_standing(where: Standing, tags: tuple[str, ...], group: str) -> Explaine
         )
     if where.phase is Phase.OPEN:
         return Explained("open", "it was read, and waits in an open batch", tags, group)
-    return Explained("settled", NOT_RECORDED, tags, group)
+    return Explained("settled", unknown, tags, group)

@@ -13,10 +13,11 @@ from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.partition_state import PartitionState
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.errors import ClientErrors, forbidden, is_forbidden, text_of
+from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
@@ -70,6 +71,9 @@ class GroupOffsets:
         CredentialsError: The broker refuses the credentials, or access to a topic or the group.
     """
 
+    stays = "one that was killed stays for 9 s"
+    """What an operator must know of members that are gone."""
+
     def __init__(self, settings: KafkaSettings, rules: bytes) -> None:
         self._settings = settings.model_copy(update={"start_timeout_ms": min(settings.start_timeout_ms, START_MS)})
         self._rules = rules
@@ -88,6 +92,7 @@ class GroupOffsets:
             self._stack.close()
             raise
         self._admin, self._offsets = AdminClient(config), Offsets(consumer)
+        self._config = config
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,6 +125,12 @@ class GroupOffsets:
             return self._offsets.at_time(tp, at_ms)
         except KafkaException as error:
             raise self._failed(error.args[0]) from error
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
+        fetcher = Fetcher(self._config)
+        self._stack.callback(fetcher.close)
+        return fetcher.fetch(tp, offset)
 
     def reset(self, targets: Mapping[TopicPartition, int]) -> None:
         """Commit these offsets for the group, which must have no member; without state, as any tool does.

@@ -15,7 +15,7 @@ from sidecar.config.sinks import Sink
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intents import Intent
 from sidecar.core.messages.cancels import cancel_reader
-from sidecar.core.messages.fields import texts
+from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Columns, Details, Header, TopicPartition
@@ -46,6 +46,7 @@ class Message(NamedTuple):
     key: bytes | None
     headers: Sequence[Header]
     value: bytes | None
+    details: Details | None = None
 
 
 class Decision(NamedTuple):
@@ -77,15 +78,8 @@ class Trial:
     """
 
     def __init__(self, settings: Settings) -> None:
-        if settings.source.rocketmq is not None:
-            raise ConfigError(
-                "a sample is of messages of Kafka: those of RocketMQ have more than it can have",
-                hint="try the rules with source.kafka in a copy of this file",
-            )
         self._subscribe, field = settings.tags.subscribe, settings.tags.field
         self._is_json = field is not None and field.kind == "json"
-        self.topic = next((name for name in settings.source.kafka.topics if not name.startswith("^")), "sample")
-        """That of messages which name none."""
         self._sends = settings.sink.http is not None
         if not self._sends:  # any other sink would open its file, table or zone
             settings = settings.model_copy(update={"sink": ANY_SINK})
@@ -156,16 +150,21 @@ class Trial:
         self._sink.close()
 
 
-def read_sample(lines: Iterable[bytes], topic: str) -> Iterator[Message]:
+def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[Message]:
     """Messages, one JSON object a line as in the format `envelope`; only what a message has must be there.
 
-    Args:
-        lines: The lines.
-        topic: The topic of messages that name none; their partition is 0, and their offset the number of the line.
+    A message that names no topic is of the source's first one; its partition is 0, its offset the number of the line.
 
     Raises:
+        ConfigError: The source is not Kafka.
         SampleError: A line is no message.
     """
+    if settings.source.rocketmq is not None:
+        raise ConfigError(
+            "a sample is of messages of Kafka: those of RocketMQ have more than it can have",
+            hint="try the rules with source.kafka in a copy of this file",
+        )
+    topic = next((name for name in settings.source.kafka.topics if not name.startswith("^")), "sample")
     ends: dict[TopicPartition, int] = {}
     for number, line in enumerate(lines):
         if not line.strip():
@@ -248,4 +247,8 @@ class SampleColumns:
 
     def details(self, messages: Sequence[Any]) -> Iterable[Details | None]:
         """See `Columns`."""
+        return [message.details for message in messages]
+
+    def origins(self, tp: TopicPartition, messages: Sequence[Any]) -> list[Raw]:  # noqa: ARG002
+        """No message is a copy of another."""
         return [None] * len(messages)

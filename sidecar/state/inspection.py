@@ -145,6 +145,16 @@ class Inspection:
         except OSError as error:
             raise state_error("read", self._folder, error) from error
 
+    def progress(self) -> dict[TopicPartition, str]:
+        """The sound rows of progress, by partition.
+
+        Raises:
+            StateError: They cannot be read.
+        """
+        with self._opened() as connection:
+            rows = connection.execute(f"SELECT {_TP}, text, crc FROM progress").fetchall()
+        return {TopicPartition(*place): text for *place, text, crc in rows if crc == checksum(*place, text)}
+
     # What it holds
 
     def content(self) -> Content:

@@ -124,7 +124,7 @@ class Replays:
                     "UPDATE dead_letters SET reason = ?, status = ?, attempts = ?, crc = ? WHERE id = ?",
                     (reason, status, attempts, crc, letter.id),
                 )
-            connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
+            _delete(connection, part)
 
     # Letters in a topic, whose records cannot be deleted
 
@@ -151,7 +151,12 @@ class Replays:
             connection.execute(_ORIGINS)
             rows = [(part.source, origin, id_) for origin, id_ in origins]
             connection.executemany("INSERT OR REPLACE INTO replay_origins VALUES (?, ?, ?)", rows)
-            connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
+            _delete(connection, part)
+
+
+def _delete(connection: sqlite3.Connection, part: ReplayPart) -> None:
+    if part.id:  # a part that was never fixed is not there, and perhaps no table
+        connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
 
 
 def _insert(connection: sqlite3.Connection, part: ReplayPart) -> ReplayPart:

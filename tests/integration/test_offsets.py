@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
 from tests.support.kafka import Outgoing, produce
-from tests.support.process import Daemon, wait_until, write_config
+from tests.support.process import Daemon, wait_until
 from tests.support.scene import Scene, values
 
 
@@ -119,12 +118,3 @@ def test_a_wrong_target_is_refused(scene: Scene, arguments: list[str], text: str
     done = offsets(scene.daemon(), "reset", *arguments)
     assert done.exit_code == 64
     assert text in " ".join(done.stderr.split())
-
-
-def test_rocketmq_is_refused_in_words(tmp_path: Path) -> None:
-    """Its own tool is named."""
-    source = {"rocketmq": {"name_servers": "localhost:1", "group": "g", "topics": ["orders"]}}
-    config = {"source": source, "sink": {"console": {}}, "state": {"dir": str(tmp_path)}}
-    path = write_config(tmp_path / "sidecar.yaml", config)
-    done = CliRunner().invoke(main, ["offsets", "show", "-c", str(path)])
-    assert (done.exit_code, "mqadmin resetOffsetByTime" in done.stderr) == (78, True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from sidecar.config.source.rocketmq import RocketMqSource as Settings
 from sidecar.errors import CredentialsError, UnavailableError
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.checking import Checked, checked
 from tests.support.kafka import unique
 from tests.support.process import wait_until
-from tests.support.rocketmq import RocketMqNode
+from tests.support.rocketmq import BROKER, RocketMqNode
 from tests.support.rocketmq_access import PASSWORD, USER, sign
 from tests.support.rocketmq_reader import Reader
 
@@ -79,14 +81,8 @@ def test_a_refusal_is_told_at_the_start(guarded: RocketMqNode, group: str, keys:
 
 def test_a_reset_where_the_broker_may_not_be_asked_is_told(guarded: RocketMqNode, group: str) -> None:
     """A user who may read, and not ask for the broker's start: that an older offset is passed over is a problem."""
-    reader_only = {"subject": "User:reader", "policies": [{"policyType": "CUSTOM", "entries": [
-        {"resource": f"{kind}:*", "actions": ["Sub", "Get"], "decision": "ALLOW"} for kind in ("Topic", "Group")
-    ]}]}  # fmt: skip
-    user = {"username": "reader", "password": PASSWORD, "userType": "Normal"}
-    guarded.ask_broker(3001, {"username": "reader"}, json.dumps(user).encode())
-    guarded.ask_broker(3006, {"subject": "User:reader"}, json.dumps(reader_only).encode())
-    keys: dict[str, Any] = {"access_key": "reader", "secret_key": PASSWORD}
     topic = guarded.create_topic(unique("topic"), 1)
+    keys = allow(guarded, "reader", {f"Topic:{topic}": ["Sub", "Get"], f"Group:{group}": ["Sub"]})
     guarded.send_batch(topic, [b"a", b"b", b"c"])
     with Reader(guarded, group, [topic], **keys) as first:
         assert first.read(3) == [b"a", b"b", b"c"]
@@ -97,6 +93,61 @@ def test_a_reset_where_the_broker_may_not_be_asked_is_told(guarded: RocketMqNode
     with Reader(guarded, group, [topic], state=first.state, **keys) as again:
         again.until(lambda: "older offset 1" in again.source.problems().get("offsets", ""), "it is a problem")
         assert again.told("commit.behind")
+
+
+def allow(node: RocketMqNode, name: str, rights: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Create a user with these actions by resource, and give its keys."""
+    user = {"username": name, "password": PASSWORD, "userType": "Normal"}
+    entries = [{"resource": on, "actions": actions, "decision": "ALLOW"} for on, actions in rights.items() if actions]
+    rules = {"subject": f"User:{name}", "policies": [{"policyType": "CUSTOM", "entries": entries}]}
+    node.ask_broker(3001, {"username": name}, json.dumps(user).encode())
+    node.ask_broker(3006, {"subject": f"User:{name}"}, json.dumps(rules).encode())
+    return {"access_key": name, "secret_key": PASSWORD}
+
+
+def check(node: RocketMqNode, folder: Path, topics: list[str], keys: dict[str, Any]) -> Checked:
+    """What `sidecar check` says."""
+    source = {"name_servers": node.name_server, "group": "checked", "topics": topics, **keys}
+    return checked(folder, {"source": {"rocketmq": source}, "sink": {"console": {}}})
+
+
+@pytest.mark.parametrize("keys", [{}, {"access_key": USER, "secret_key": "wrong"}], ids=["no key", "a wrong key"])
+def test_the_check_names_refused_keys(guarded: RocketMqNode, tmp_path: Path, keys: dict[str, Any]) -> None:
+    """Exit code 77, and what to check."""
+    outcome = check(guarded, tmp_path, [guarded.create_topic(unique("topic"), 1)], keys)
+    assert outcome.code == 77
+    assert outcome.of("broker ")["cure"] == "check access_key and secret_key under source.rocketmq"
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions"), [("topic", []), ("topic", ["Sub"]), ("topic", ["Get"]), ("group", []), ("group", ["Get"])]
+)
+def test_the_check_names_each_missing_right(
+    guarded: RocketMqNode, tmp_path: Path, kind: str, actions: list[str]
+) -> None:
+    """To read and to ask, of each topic and of the group; a user that has all of them may read."""
+    one, other = sorted(guarded.create_topic(unique("topic"), 1) for _ in range(2))
+    both = {f"Topic:{one}": ["Sub", "Get"], f"Topic:{other}": ["Sub", "Get"], "Group:checked": ["Sub", "Get"]}
+    assert check(guarded, tmp_path, [one, other], allow(guarded, unique("user"), both)).code == 0
+    lacking = f"Topic:{one}" if kind == "topic" else "Group:checked"
+    outcome = check(guarded, tmp_path, [one, other], allow(guarded, unique("user"), {**both, lacking: actions}))
+    found = outcome.of("broker ")
+    assert (outcome.code, f"no permission to access {lacking} " in found["text"]) == (77, True)
+    assert (
+        found["cure"] == f"allow this user the actions Sub and Get on the topics {one}, {other} and the group checked"
+    )
+
+
+def test_the_check_names_a_broker_that_does_not_answer(guarded: RocketMqNode, tmp_path: Path) -> None:
+    """The name server knows it still: exit code 69, with its address and what to start."""
+    topic, keys = guarded.create_topic(unique("topic"), 1), {"access_key": USER, "secret_key": PASSWORD}
+    guarded.freeze()
+    try:
+        outcome = check(guarded, tmp_path, [topic], keys)
+    finally:
+        guarded.thaw()
+    found = outcome.of(f"broker {BROKER} at {guarded.broker_address}")
+    assert (outcome.code, found["text"], found["cure"].startswith("start it")) == (69, "no answer", True)
 
 
 def over_grpc(node: RocketMqNode, group: str, topic: str, **change: Any) -> GrpcClient:

@@ -39,7 +39,7 @@ def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
     """
     settings = load(path)
     with closing(Trial(settings)) as trial:
-        decisions = list(trial.decide(list(read_sample(sample, trial.topic))))
+        decisions = list(trial.decide(list(read_sample(sample, settings))))
         requests = list(trial.requests(decisions))
     secret = _secret_headers(settings)
     if as_json:

@@ -19,14 +19,15 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
-from sidecar.errors import EXIT_NO_INPUT, SidecarError
+from sidecar.errors import EXIT_NO_INPUT, ConfigError, SidecarError
 from sidecar.letters.columns import message_of
 from sidecar.letters.described import outline, place_of, whole
 from sidecar.letters.ids import LetterIds
 from sidecar.letters.places import Place, PlaceName
 from sidecar.letters.plan import Replayed, only_one
-from sidecar.letters.produce import Production, check_topic
+from sidecar.letters.produce import Production
 from sidecar.letters.replay import Replay, check_receiver
+from sidecar.letters.send import AT_ONCE, Sending
 from sidecar.state.beside import Chosen, Totals
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import Target
@@ -134,7 +135,7 @@ def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes:
     with opened(load(path), place) as letters:
         if not letters.can_delete:
             raise click.UsageError(
-                "records of a topic cannot be deleted one by one: Kafka deletes them by the topic's retention, and "
+                f"records of a topic cannot be deleted one by one: {letters.deleted_by}, and "
                 "`sidecar dead-letters list` leaves out those that were replayed; --in state deletes those in the "
                 "state folder"
             )
@@ -201,14 +202,25 @@ def replay(
         token = letters.token() if to == "topic" else ""
         ids = LetterIds(settings, token, as_new=as_new) if to == "topic" else None
         dropped = 0 if ids is None else sum(ids.is_duplicate(message_of(each)) for each in letters.each(picked))
+        rocketmq = settings.source.rocketmq if ids is not None else None
+        if rocketmq is not None and count > dropped:
+            most = min(AT_ONCE, count - dropped)
+            click.echo(
+                "RocketMQ has no transaction for this: if the command is killed and run again, up to "
+                f"{most} messages that were in flight may come twice",
+                err=True,
+            )
         if dropped:
             click.echo(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
         done = Replayed(0, 0)
         question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
         if not dry_run and count and agreed(question, yes=yes):
-            plan = letters.plan(to, Limits(min(settings.batch.max_messages, rate), settings.batch.max_bytes))
+            most = min(settings.batch.max_messages, rate, AT_ONCE if rocketmq is not None else rate)
+            plan = letters.plan(to, Limits(most, settings.batch.max_bytes))
             with progress("replayed", count) as move_on:
-                if ids is not None:
+                if rocketmq is not None and ids is not None:
+                    done = Sending(rocketmq, plan, rate, ids, move_on, stack).run(picked)
+                elif ids is not None:
                     done = Production(settings, plan, token, rate, ids, move_on, stack).run(picked)
                 else:
                     done = Replay(settings, plan, rate, move_on, partial(click.echo, err=True), stack).run(picked)
@@ -221,8 +233,13 @@ def replay(
 
 
 def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
+    rocketmq = settings.source.rocketmq
     if to == "topic":
-        check_topic(settings)
+        if rocketmq is not None and rocketmq.client == "grpc":
+            raise ConfigError(
+                "--to topic sends to RocketMQ's brokers, and client: grpc has only proxies",
+                hint="leave --to out: letters go to the receiver",
+            )
     else:
         if as_new:
             raise click.UsageError("--as-new is for --to topic: the receiver recognizes parts, not ids")

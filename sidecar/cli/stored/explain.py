@@ -22,7 +22,9 @@ from sidecar.runtime.explaining import Explained
 @place_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def explain(path: str, place: Place, as_json: bool) -> None:
-    """Tell what became of a message of Kafka: filtered, open, being sent, held, a dead letter, or settled.
+    """Tell what became of a message: filtered, open, being sent, held, a dead letter, or settled.
+
+    With RocketMQ the place is TOPIC:BROKER:QUEUE:OFFSET, or without the broker if there is only one.
 
     It looks at the topic, at what the group has committed a moment ago, at the dead letters in the state folder,
     and, of a group that fails, at the running daemon. Where nothing keeps the outcome, it says so.
@@ -30,7 +32,9 @@ def explain(path: str, place: Place, as_json: bool) -> None:
     from sidecar.runtime.explaining import explain as explained
 
     settings = load(path)
-    found = _delayed(settings, place, explained(settings, place.tp, place.offset))
+    tp, found = explained(settings, place.tp, place.offset)
+    place = Place(tp, place.offset)
+    found = _delayed(settings, place, found)
     failing = _failing(settings, found)
     if as_json:
         click.echo(json.dumps({**place.tp.fields(), "offset": place.offset, **found._asdict(), "failing": failing}))
@@ -48,7 +52,7 @@ def _delayed(settings: Settings, place: Place, found: Explained) -> Explained:
     """With what the store of delayed messages says, which is asked or read."""
     if found.due_ms is None:
         return found
-    asked = {**place.tp.fields(), "broker": "", "offset": place.offset, "due_ms": found.due_ms}
+    asked = {**place.tp.fields(), "broker": place.tp.broker, "offset": place.offset, "due_ms": found.due_ms}
     try:
         answer = answered(settings, "show", asked)
     except SidecarError as error:

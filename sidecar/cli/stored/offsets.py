@@ -1,4 +1,4 @@
-"""``sidecar offsets``: shows and resets the offsets of the consumer group. `runtime.group_offsets` asks the broker."""
+"""``sidecar offsets``: shows and resets the offsets of the consumer group. `runtime` asks the broker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from rich.table import Table
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.printing import agreed, console
 from sidecar.config.file.loader import load
-from sidecar.config.model import Settings
 from sidecar.core.messages.instants import parse_instant
-from sidecar.core.records import TopicPartition
-from sidecar.errors import ConfigError, UnavailableError
-from sidecar.runtime.build import rules_hash
+from sidecar.errors import UnavailableError
+from sidecar.runtime.build import is_retried
 from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
+from sidecar.runtime.queue_offsets import QueueOffsets, offsets_of
 
 
 class Target(NamedTuple):
@@ -53,23 +52,25 @@ class Move(NamedTuple):
 
     @property
     def again(self) -> int:
-        """Offsets whose messages come again."""
-        return max(0, self._from - self.to)
+        """Offsets whose messages may come again: those below what was read, settled or not."""
+        return max(0, self._in_log(max(self._committed, self.before.seen or 0)) - self.to)
 
     @property
     def passed(self) -> int:
         """Offsets whose messages are passed over."""
-        return max(0, self.to - self._from)
+        return max(0, self.to - self._in_log(self._committed))
 
     @property
-    def _from(self) -> int:
-        committed = self.before.low if self.before.committed is None else self.before.committed
-        return min(max(committed, self.before.low), self.before.high)
+    def _committed(self) -> int:
+        return self.before.low if self.before.committed is None else self.before.committed
+
+    def _in_log(self, offset: int) -> int:
+        return min(max(offset, self.before.low), self.before.high)
 
 
 @click.group()
 def offsets() -> None:
-    """Show and reset the offsets of the consumer group in Kafka."""
+    """Show and reset the offsets of the consumer group."""
 
 
 @offsets.command(epilog=example("sidecar offsets show -c sidecar.yaml"))
@@ -78,7 +79,7 @@ def offsets() -> None:
 def show(path: str, as_json: bool) -> None:
     """Show what the group has committed, and the bounds of the logs."""
     settings = load(path)
-    with _opened(settings) as group:
+    with offsets_of(settings) as group:
         members, rows = group.members(), group.partitions()
     if as_json:
         listed = [{**row.tp.fields(), **_fields(row)} for row in rows]
@@ -99,26 +100,30 @@ def show(path: str, as_json: bool) -> None:
 )  # fmt: skip
 @click.option("--topic", help="Only this topic.")
 @click.option("--partition", type=int, help="Only this partition.")
+@click.option("--broker", help="Only this broker's queues, with RocketMQ.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would come of it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def reset(path: str, target: Target, topic: str | None, partition: int | None, dry_run: bool, yes: bool) -> None:
+def reset(
+    path: str, target: Target, topic: str | None, partition: int | None, broker: str | None, dry_run: bool, yes: bool
+) -> None:
     """Set the offsets from which the group goes on; no member may be alive.
 
-    Messages from there on are delivered, and delivered again if they were before.
+    Messages from there on are delivered, and delivered again if they were before. RocketMQ's retry topic is reset only
+    if --topic names it: its messages are copies.
     """
     settings = load(path)
-    with _opened(settings) as group:
+    with offsets_of(settings) as group:
         if members := group.members():
             raise UnavailableError(
                 f"the group {settings.source.group_id} has members: {', '.join(members)}",
-                hint="stop the daemons of this group; a member that was killed stays for 9 s",
+                hint=f"stop the daemons of this group; {group.stays}",
             )
-        rows = [row for row in group.partitions() if topic in (None, row.tp.topic)]
-        rows = [row for row in rows if partition in (None, row.tp.partition)]
+        rows = [row for row in group.partitions() if topic == row.tp.topic or (not topic and not is_retried(row.tp))]
+        rows = [row for row in rows if partition in (None, row.tp.partition) and broker in (None, row.tp.broker)]
         if not rows:
             raise click.UsageError("the source has no such partition: see `sidecar offsets show`")
         if target.offset is not None and len(rows) > 1:
-            raise click.UsageError("an offset is meant for one partition: add --topic and --partition")
+            raise click.UsageError("an offset is meant for one partition: add --topic, --partition or --broker")
         moves = [Move(row, _to(group, row, target)) for row in rows]
         out = console()
         _print(out, ("committed", "new", "come again", "passed over"), [
@@ -134,16 +139,7 @@ def reset(path: str, target: Target, topic: str | None, partition: int | None, d
         out.print("the offsets are reset")
 
 
-def _opened(settings: Settings) -> GroupOffsets:
-    if settings.source.rocketmq is not None:
-        raise ConfigError(
-            "the offsets of RocketMQ are not changed by this command",
-            hint="use `mqadmin resetOffsetByTime` while the daemon runs, see docs/rocketmq.md",
-        )
-    return GroupOffsets(settings.source.kafka, rules_hash(settings))
-
-
-def _to(group: GroupOffsets, row: PartitionOffsets, target: Target) -> int:
+def _to(group: GroupOffsets | QueueOffsets, row: PartitionOffsets, target: Target) -> int:
     if target.at_ms is not None:
         found = group.at_time(row.tp, target.at_ms)
         return row.high if found is None else found
@@ -166,9 +162,5 @@ def _print(out: Console, names: tuple[str, ...], rows: list[tuple[Any, ...]]) ->
     for name in names:
         table.add_column(name, justify="left" if name == "committed by" else "right")
     for tp, *values in rows:
-        table.add_row(_place(tp), *("-" if value is None else str(value) for value in values))
+        table.add_row(f"{tp.topic}:{tp.queue}", *("-" if value is None else str(value) for value in values))
     out.print(table)
-
-
-def _place(tp: TopicPartition) -> str:
-    return f"{tp.topic}:{tp.partition}"

@@ -111,6 +111,10 @@ class QueueProgress(NamedTuple):
         is_same = bool(boot) and boot == self.told.boot
         return committed < (self.told.offset if is_same else self.floor)
 
+    def reset_to(self, offset: int) -> Self:
+        """The progress after a reset by command: the next start reads from this committed offset, whatever it knows."""
+        return self._replace(told=Told(), floor=offset + 1)
+
     def decoded(self, known: Identity, rules: bytes) -> Decoded:
         """The core's state, if it is of this group and these rules."""
         return decode(self.text, self.watermark, known, rules)

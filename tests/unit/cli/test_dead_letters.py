@@ -172,7 +172,7 @@ def test_where_else_letters_go_is_told(store: Store, tmp_path: Path) -> None:
     configure(tmp_path, dead_letters={"kafka": {"topic": "dead"}})
     store.letters.put([letter(1)])
     assert ids(tmp_path, "--in", "state") == [1]
-    assert "dead letters go to dead; " in run(tmp_path, "list", "--in", "state").stderr
+    assert "the dead letters in the state folder only" in run(tmp_path, "list", "--in", "state").stderr
 
 
 def test_a_topic_that_is_not_configured_cannot_be_read(store: Store, tmp_path: Path) -> None:

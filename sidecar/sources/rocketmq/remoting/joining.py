@@ -143,7 +143,7 @@ def await_routes(settings: Settings, network: Network, routes: Routes, until_s: 
                 f"the name servers at {settings.name_servers} {reason_why}",
                 reason,
                 "check source.rocketmq.name_servers, and that a name server runs and is reachable from here" if reason
-                else "create the topic, or correct source.rocketmq.topics",
+                else "create the topic, start its broker, or correct source.rocketmq.topics",
             )  # fmt: skip
         network.turn(0.1)
 

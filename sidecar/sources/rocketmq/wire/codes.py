@@ -8,6 +8,7 @@ from enum import IntEnum
 class Request(IntEnum):
     """Codes of requests to a name server or broker, and of requests that a broker sends."""
 
+    SEND_MESSAGE = 10
     PULL_MESSAGE = 11
     QUERY_CONSUMER_OFFSET = 14
     UPDATE_CONSUMER_OFFSET = 15
@@ -32,12 +33,18 @@ class Code(IntEnum):
     """Codes of answers."""
 
     SUCCESS = 0
+    NOT_SUPPORTED = 3
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
     NO_PERMISSION = 16
     TOPIC_NOT_EXIST = 17
     PULL_NOT_FOUND = 19
     PULL_RETRY_IMMEDIATELY = 20
     PULL_OFFSET_MOVED = 21
     QUERY_NOT_FOUND = 22
+    GROUP_NOT_EXIST = 26
 
 
 class SysFlag(IntEnum):

@@ -14,6 +14,7 @@ from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads
 from sidecar.sources.rocketmq.wire.network import Ask
 
 RETRY = "%RETRY%"
+DLQ = "%DLQ%"
 MASTER = "0"
 MESSAGES_MAX = 32
 """Most messages that a broker gives for one request."""
@@ -85,8 +86,12 @@ class Asks:
         """The name of a topic or group at the brokers."""
         if not self.namespace:
             return name
-        prefix = RETRY if name.startswith(RETRY) else ""
+        prefix = next((prefix for prefix in (RETRY, DLQ) if name.startswith(prefix)), "")
         return f"{prefix}{self.namespace}%{name.removeprefix(prefix)}"
+
+    def plain(self, name: str) -> str:
+        """The name of a topic, from its name at the brokers."""
+        return name.removeprefix(f"{self.namespace}%") if self.namespace else name
 
     def _of(self, tp: TopicPartition) -> dict[str, str]:
         return {"topic": self.wire(tp.topic), "queueId": str(tp.partition)}
@@ -116,6 +121,19 @@ class Asks:
                 "originTopic": self.wire(tp.topic), "unitMode": "false",
                 "maxReconsumeTimes": str(RECONSUME_TIMES_MAX),
             },
+        )  # fmt: skip
+
+    def send(self, topic: str, body: bytes, properties: Iterable[tuple[str, str]], born_ms: int) -> Ask:
+        """Store a message in a queue that the broker chooses."""
+        text = "".join(f"{name}\x01{value}\x02" for name, value in properties)
+        return Ask(
+            Request.SEND_MESSAGE,
+            {
+                "producerGroup": self.wire(self.group), "topic": self.wire(topic), "defaultTopic": "TBW102",
+                "defaultTopicQueueNums": "4", "queueId": "-1", "sysFlag": "0", "bornTimestamp": str(born_ms),
+                "flag": "0", "properties": text, "reconsumeTimes": "0", "unitMode": "false", "batch": "false",
+            },
+            body,
         )  # fmt: skip
 
     def low(self, tp: TopicPartition) -> Ask:

@@ -1,0 +1,125 @@
+"""Requests of an operator's command to a cluster, answered or failed in words. Joins no group, and decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing, suppress
+from typing import Self
+
+from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.core.records import Original, TopicPartition
+from sidecar.errors import ConfigError, SidecarError, UnavailableError
+from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
+from sidecar.sources.rocketmq.remoting.fetch import Fetcher
+from sidecar.sources.rocketmq.remoting.joining import await_routes
+from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks
+
+START_MS = 10_000
+"""Longest wait for name servers: a person waits."""
+PATIENCE_S = 10.0
+
+
+class Inquiry:
+    """Asks name servers and brokers, between `with` and its end.
+
+    Args:
+        settings: `source.rocketmq`.
+        topics: Topics whose routes must be known; those of the source if it is empty.
+        beside: Topics that need not exist.
+
+    Raises:
+        ConfigError: The client reaches no name server, or a certificate cannot be used.
+        UnavailableError: No name server answers, or a topic is unknown.
+        CredentialsError: A name server refuses the credentials.
+    """
+
+    def __init__(self, settings: Settings, topics: Sequence[str] = (), beside: Sequence[str] = ()) -> None:
+        if settings.name_servers is None:
+            raise ConfigError(
+                "this command asks RocketMQ's name servers and brokers, and client: grpc has only proxies",
+                hint="run it with a copy of the file that has client: remoting and name_servers",
+            )
+        self._settings = settings.model_copy(
+            update={
+                "start_timeout_ms": min(settings.start_timeout_ms, START_MS),
+                "topics": list(topics or settings.topics),
+            }
+        )
+        self._beside = list(beside)
+        self.asks = Asks("sidecar-command", settings.group, settings.namespace or "")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        settings = self._settings
+        self.network = Network(sign_of(settings), tls_of(settings), lambda _: None)
+        self._stack.callback(self.network.close)
+        topics = [*settings.topics, *self._beside]
+        self.routes = Routes(self.network, self.asks, (settings.name_servers or "").split(","), topics)
+        try:
+            until_s = time.monotonic() + settings.start_timeout_ms / 1000
+            await_routes(settings, self.network, self.routes, until_s)
+            with suppress(NoAnswerError, RefusedError):
+                self.routes.find(self._beside, PATIENCE_S)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def queues(self) -> list[TopicPartition]:
+        """All queues of the topics, in order."""
+        return sorted(tp for topic in [*self._settings.topics, *self._beside] for tp in self.routes.queues(topic))
+
+    def link(self, broker: str) -> Link:
+        """The connection to a broker's master.
+
+        Raises:
+            UnavailableError: Name servers know none.
+        """
+        link = self.routes.link(broker)
+        if link is None:
+            raise UnavailableError(f"RocketMQ: the name servers know no master of {broker}", hint="start it")
+        return link
+
+    def answers(self, asks: Sequence[tuple[str, Ask]], also: Collection[int] = ()) -> list[Frame]:
+        """The answers to requests to brokers, in their order; each has code 0 or one of `also`.
+
+        Raises:
+            UnavailableError: A broker does not answer within 10 s, or answers with an error.
+            CredentialsError: A broker refuses.
+        """
+        links = [(self.link(broker), ask) for broker, ask in asks]
+        frames = self.network.ask_all(links, PATIENCE_S)
+        for (link, _), frame in zip(links, frames, strict=True):
+            if problem := problem_of(link, frame, also):
+                raise problem
+        return [frame for frame in frames if frame is not None]
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
+        sign, tls = sign_of(self._settings), tls_of(self._settings)
+        with closing(Fetcher(self.asks, sign, tls, lambda: self.routes.addresses)) as fetcher:
+            return fetcher.fetch(tp, offset)
+
+
+def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> SidecarError | None:
+    """What is wrong with an answer of a broker; None if its code is 0 or one of `also`."""
+    if frame is None:
+        reason = link.problem or "no answer came in time"
+        hint = "start it; if it runs, it must be reachable at this address, which is its brokerIP1"
+        return UnavailableError(f"RocketMQ's broker at {link.address}: {reason}", hint=hint)
+    if frame.code == Code.SUCCESS or frame.code in also:
+        return None
+    error = RefusedError(frame, link.address)
+    if is_refusal(error):
+        return refused(error)
+    creates = "a daemon's first start creates the group, and so does `mqadmin updateSubGroup`"
+    hint = creates if frame.code == Code.GROUP_NOT_EXIST else "check the broker's log"
+    return UnavailableError(f"RocketMQ: {error}", hint=hint)
