@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.scenarios.rewinds import MESSAGES, commit_gone, commit_rewound, put_back, rewound, small
-from tests.support.kafka import KafkaBroker, unique
-from tests.support.receiver import Receiver
+from tests.support.kafka import KafkaBroker, Outgoing, produce, unique
+from tests.support.receiver import Receiver, value_hash
 from tests.support.scene import Scene, await_rest, values
 
 
@@ -45,8 +45,9 @@ def test_a_broker_that_takes_little_metadata_gets_smaller_batches(tmp_path: Path
     config = {"offset.metadata.max.bytes": "900"}
     with KafkaBroker(tmp_path / "kafka" / "broker", config=config) as broker, Receiver() as receiver:
         scene = Scene(broker, tmp_path, receiver, broker.create_topic(unique("little")), unique("group"))
-        for number in range(200):
-            scene.send([b"%d" % i for i in range(5)], tag=f"t{number}")
+        tagged = [Outgoing(0, b"%d" % i, None, [("tag", b"t%d" % (i // 5))]) for i in range(1_000)]
+        produce(broker.bootstrap, scene.topic, tagged)
+        scene.expected += [(scene.topic, 0, i, value_hash(message.value)) for i, message in enumerate(tagged)]
         with scene.daemon() as daemon:
             scene.await_all(daemon)
             assert [event["bytes"] for event in daemon.events("metadata.limited")] == [900]
