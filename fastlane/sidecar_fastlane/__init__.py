@@ -21,7 +21,6 @@ TAGS_MAX, TAG_BYTES_MAX = 65_536, 16 << 20
 MOST = 10_000
 _UNKNOWN_TAG, _NO_MEMORY, _CLOSED, _GONE = -1, -2, -3, -4
 _SEVERAL = 2
-_ID = 9
 
 Raw: TypeAlias = bytes | tuple[bytes, ...] | None
 """Content of a field: nothing, one value, or several."""
@@ -47,7 +46,8 @@ class Rules:
 
     Args:
         group_of: The group of a tag's raw content, None if it is unwanted.
-        tag_json: The members `tag` and `tags` of a row in the format `envelope`, with a comma in front.
+        row_head: Of topic and partition, a row of the format `envelope` up to its offset.
+        tag_json: The members `tag` and `tags` of such a row, with a comma in front.
         tag_place: Where the tag is.
         tag_header: The header's name.
         envelope: The format: `envelope` or `ndjson`.
@@ -56,6 +56,7 @@ class Rules:
     """
 
     group_of: Callable[[Raw], str | None]
+    row_head: Callable[[str, int], bytes]
     tag_json: Callable[[Raw], bytes]
     tag_place: Place = "none"
     tag_header: str = ""
@@ -87,7 +88,8 @@ class Rows(NamedTuple):
     offsets: array[int]
     data: bytes
     """The rows, joined by line feeds."""
-    ids: list[int | None] | None
+    ids: array[int] | None
+    """The id of each row, or `Rules.no_id`."""
     unframeable: array[int]
     """Offsets of messages that the format cannot represent."""
 
@@ -132,7 +134,8 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_born": (_P,),
     "fl_fail_after": (None, _I64),
     "fl_xxh3": (ct.c_uint64, ct.c_char_p, ct.c_size_t),
-    "fl_open": (_P, _P, ct.c_int, ct.c_int, ct.c_char_p, ct.c_int, ct.c_int, ct.c_char_p),
+    "fl_open": (_P, _P, ct.c_int, _I64),
+    "fl_change": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_int, ct.c_int, ct.c_char_p),
     "fl_close": (None, _P),
     "fl_free": (None, _P),
     "fl_forward": (ct.c_int, _P, ct.c_char_p, _I32),
@@ -147,7 +150,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_unknown": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_tell": (ct.c_int, _P, _I32, ct.c_char_p, _I64),
     "fl_forget_tags": (ct.c_int, _P, _I64, _I64),
-    "fl_ids": (ct.c_int, _P, ct.c_int, ct.POINTER(_P)),
+    "fl_ids": (ct.c_int, _P, ct.c_int, ct.POINTER(_P), ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_char_p, _I64),
     "fl_groups": (ct.POINTER(_Group), _P),
     "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
@@ -231,26 +234,29 @@ class Run:
         """
         return self._reader.message(self.start + (place if place >= 0 else self.count + place))
 
-    def ids(self) -> list[int | None]:
-        """The id of each wanted message; None without one. Sort the run next.
+    def ids(self, rules: Rules) -> tuple[list[int | None], int]:
+        """The id of each wanted message, None without one, and the offset of the last of these, -1 if there is none.
+
+        Sort the run next.
 
         Raises:
             GoneError: It was sorted.
-            MemoryError: Nothing has changed.
+            MemoryError: Call it again, or give up.
         """
-        return self._reader.ids(self)
+        return self._reader.ids(self, rules)
 
-    def sort(self, fresh: Sequence[bool] | None = None) -> Sorted:
+    def sort(self, rules: Rules, fresh: Sequence[bool] | None = None) -> Sorted:
         """Sort the messages into rows. They are gone afterwards.
 
         Args:
+            rules: By which; the same object as long as they do not change.
             fresh: For each wanted message, whether its id is new; None without ids.
 
         Raises:
             GoneError: It was sorted.
             MemoryError: The run is lost.
         """
-        return self._reader.sort(self, fresh)
+        return self._reader.sort(self, rules, fresh)
 
 
 class Reader:
@@ -259,29 +265,25 @@ class Reader:
     Args:
         library: The compiled part.
         handle: See `Library.born`.
-        rules: How messages are sorted.
+        no_id: Stands for a missing id.
 
     Raises:
         MemoryError: There is no memory for it.
     """
 
-    def __init__(self, library: Library, handle: int, rules: Rules) -> None:
-        self._c, self._rules = library.c, rules
+    def __init__(self, library: Library, handle: int, no_id: int = -(1 << 63)) -> None:
+        self._c = library.c
         self._at: int | None = None
-        places = [_PLACES.index(place) for place in (rules.tag_place, rules.id_place)]
-        self._at = self._c.fl_open(
-            handle, MOST, places[0], rules.tag_header.encode(), int(rules.envelope), places[1], rules.id_header.encode()
-        )
+        self._at = self._c.fl_open(handle, MOST, no_id)
         if not self._at:
             raise MemoryError
-        self._with_ids = rules.id_place != "none"
+        self._rules: Rules | None = None
         self._names: list[str] = []
         self._codes: dict[str, int] = {}
         self._heads: dict[tuple[bytes, int], bytes] = {}
         self._topics: dict[bytes, str] = {}
         self._runs = self._c.fl_runs(self._at)
         self._filtered, self._duplicate, self._has_stamp, self._stamp = _I32(), _I32(), _I32(), _I64()
-        self._head_of: Callable[[str, int], bytes] = _head
 
     def close(self) -> None:
         """Let go of the client. Call this before the client is closed; a second call does nothing."""
@@ -303,8 +305,8 @@ class Reader:
     def forward(self, topic: str, partition: int) -> None:
         """Take the partition's messages.
 
-        Call this before the partition is assigned, so that nothing of it goes another way, and again afterwards: the end
-        of an earlier ownership may have undone it meanwhile.
+        Call this before the partition is assigned, so that nothing of it goes another way, and again afterwards: the
+        end of an earlier ownership may have undone it meanwhile.
 
         Raises:
             ClosedError: The reader is closed, or the client does not know the partition.
@@ -319,8 +321,7 @@ class Reader:
             ClosedError: The reader is closed, or its client is gone.
         """
         if self._c.fl_forget_tags(self._at, TAGS_MAX, TAG_BYTES_MAX):
-            self._names.clear()
-            self._codes.clear()
+            self._forget_tags()
         found = self._c.fl_poll(self._at, most, int(timeout_s * 1000))
         if found < 0:
             raise ClosedError("the reader is closed")
@@ -370,69 +371,82 @@ class Reader:
             error=(shown.err, (shown.error or b"").decode("utf-8", "replace")) if shown.err else None,
         )
 
-    def ids(self, run: Run) -> list[int | None]:
-        """See `Run.ids`."""
-        at = _P()
-        count = self._asked(lambda: self._c.fl_ids(self._at, run.number, at))
-        return _ids(at.value, count)
+    def _keep_to(self, rules: Rules) -> Rules:
+        if rules is not self._rules:
+            places = [_PLACES.index(place) for place in (rules.tag_place, rules.id_place)]
+            headers = [header.encode() for header in (rules.tag_header, rules.id_header)]
+            if self._c.fl_change(self._at, places[0], headers[0], int(rules.envelope), places[1], headers[1]):
+                raise MemoryError
+            self._forget_tags()
+            self._rules = rules
+        return rules
 
-    def sort(self, run: Run, fresh: Sequence[bool] | None) -> Sorted:
+    def _forget_tags(self) -> None:
+        self._names.clear()
+        self._codes.clear()
+
+    def ids(self, run: Run, rules: Rules) -> tuple[list[int | None], int]:
+        """See `Run.ids`."""
+        self._keep_to(rules)
+        at, missing, last = _P(), _P(), _I64()
+        count = self._asked(rules, lambda: self._c.fl_ids(self._at, run.number, at, missing, last))
+        ids: list[int | None] = list(_numbers(at.value, count))
+        flags = ct.string_at(missing, count) if count else b""
+        if 1 in flags:
+            ids = [None if gone else number for number, gone in zip(ids, flags, strict=True)]
+        return ids, last.value
+
+    def sort(self, run: Run, rules: Rules, fresh: Sequence[bool] | None) -> Sorted:
         """See `Run.sort`."""
+        self._keep_to(rules)
         place = self._runs[run.number].topic, run.partition
         head = self._heads.get(place)
         if head is None:
-            head = self._heads[place] = self._head_of(run.topic, run.partition)
+            head = self._heads[place] = rules.row_head(run.topic, run.partition)
         flags = None if fresh is None else bytes(fresh)
-        count = self._asked(lambda: self._c.fl_sort(self._at, run.number, flags, head, len(head)))
+        count = self._asked(rules, lambda: self._c.fl_sort(self._at, run.number, flags, head, len(head)))
         groups = self._c.fl_groups(self._at)
-        rows = [self._rows(groups[number]) for number in range(count)]
+        rows = [self._rows(groups[number], with_ids=fresh is not None) for number in range(count)]
         self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)
         stamp_ms = self._stamp.value if self._has_stamp.value else None
         return Sorted(rows, self._filtered.value, self._duplicate.value, stamp_ms)
 
-    def _rows(self, group: _Group) -> Rows:
-        count, odd = group.count, group.odd
+    def _rows(self, group: _Group, *, with_ids: bool) -> Rows:
         return Rows(
             self._names[group.code],
-            array("q", ct.string_at(group.offsets, 8 * count) if count else b""),
-            ct.string_at(group.data, group.bytes) if count else b"",
-            _ids(group.ids, count) if self._with_ids else None,
-            array("q", ct.string_at(group.odd_offsets, 8 * odd) if odd else b""),
+            _numbers(group.offsets, group.count),
+            ct.string_at(group.data, group.bytes) if group.count else b"",
+            _numbers(group.ids, group.count) if with_ids else None,
+            _numbers(group.odd_offsets, group.odd),
         )
 
-    def _asked(self, call: Callable[[], int]) -> int:
-        """Repeat a call until Python has been asked about each tag."""
+    def _asked(self, rules: Rules, call: Callable[[], int]) -> int:
+        """Repeat a call until the rules have been asked about each tag."""
         while (result := call()) < 0:
             if result == _UNKNOWN_TAG:
-                self._tell()
+                self._tell(rules)
             elif result == _NO_MEMORY:
                 raise MemoryError
             else:
                 raise GoneError
         return result
 
-    def _tell(self) -> None:
+    def _tell(self, rules: Rules) -> None:
         at, size = _P(), _I64()
         kind = self._c.fl_unknown(self._at, at, size)
         content = ct.string_at(at, size.value) if size.value else b""
         raw: Raw = None if kind == 0 else content
         if kind == _SEVERAL:
             raw = tuple(_values(content))
-        group, code, tag = self._rules.group_of(raw), -1, b""
+        group, code, tag = rules.group_of(raw), -1, b""
         if group is not None:
             code = self._codes.setdefault(group, len(self._names))
             if code == len(self._names):
                 self._names.append(group)
-            if self._rules.envelope:
-                tag = self._rules.tag_json(raw)
+            if rules.envelope:
+                tag = rules.tag_json(raw)
         if self._c.fl_tell(self._at, code, tag, len(tag)):
             raise MemoryError
-
-
-def _head(topic: str, partition: int) -> bytes:
-    import orjson
-
-    return b'{"topic":%s,"partition":%d,"offset":' % (orjson.dumps(topic), partition)
 
 
 def _values(content: bytes) -> list[bytes]:
@@ -444,15 +458,8 @@ def _values(content: bytes) -> list[bytes]:
     return found
 
 
-def _ids(at: int | None, count: int) -> list[int | None]:
-    content = ct.string_at(at, _ID * count) if at and count else b""
-    if not content:
-        return []
-    numbers = memoryview(content)
-    return [
-        int.from_bytes(numbers[place : place + 8], "little", signed=True) if numbers[place + 8] else None
-        for place in range(0, len(content), _ID)
-    ]
+def _numbers(at: int | None, count: int) -> array[int]:
+    return array("q", ct.string_at(at, 8 * count) if at and count else b"")
 
 
 def _bytes(at: int | None, size: int) -> bytes | None:

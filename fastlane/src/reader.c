@@ -22,8 +22,7 @@ typedef struct {
   int32_t code, count, odd;
   int64_t bytes;
   char *data;
-  int64_t *offsets, *odd_offsets;
-  uint8_t *ids;
+  int64_t *offsets, *odd_offsets, *ids;
 } group;
 
 typedef struct {
@@ -66,9 +65,10 @@ typedef struct reader {
   int doing, at; /* the run that was begun, and its next message */
   size_t nth;    /* the next wanted message */
   int32_t filtered, duplicate;
-  int64_t stamp;
+  int64_t stamp, last; /* of the first message; the offset of the last wanted one */
   int has_stamp;
-  buffer ids; /* an id and whether there is one, for each wanted message */
+  int64_t no_id;          /* stands for a missing one */
+  buffer ids, id_missing; /* for each wanted message */
 } reader;
 
 static reader *readers;
@@ -83,21 +83,23 @@ void readers_forget(rd_kafka_t *rk) {
 
 /* ---- A reader's life ---- */
 
+/* Then codes begin anew. */
+static void forget_tags(reader *r) {
+  memo_clear(&r->memo);
+  free(r->place_of);
+  r->place_of = NULL;
+  r->codes = 0;
+}
+
 API void fl_free(reader *r);
 
-API reader *fl_open(rd_kafka_t *rk, int most, int tag_place, const char *tag_header, int format, int id_place, const char *id_header) {
+API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
   reader *r = take(NULL, sizeof *r);
   if (!r) return NULL;
-  *r = (reader){.rk = rk, .most = most, .tag_place = tag_place, .format = format, .id_place = id_place, .doing = -1};
-  r->tag_header = take(NULL, strlen(tag_header) + 1);
-  r->id_header = take(NULL, strlen(id_header) + 1);
+  *r = (reader){.rk = rk, .most = most, .no_id = no_id, .doing = -1};
   r->messages = take(NULL, (size_t)most * sizeof *r->messages);
   r->runs = take(NULL, (size_t)most * sizeof *r->runs);
-  if (r->tag_header && r->id_header && r->messages && r->runs) {
-    strcpy(r->tag_header, tag_header);
-    strcpy(r->id_header, id_header);
-    r->queue = kafka_rd_kafka_queue_new(rk);
-  }
+  if (r->messages && r->runs) r->queue = kafka_rd_kafka_queue_new(rk);
   if (!r->queue) {
     fl_free(r);
     return NULL;
@@ -107,6 +109,25 @@ API reader *fl_open(rd_kafka_t *rk, int most, int tag_place, const char *tag_hea
   readers = r;
   pthread_mutex_unlock(&readers_lock);
   return r;
+}
+
+/* How runs are sorted from now on. Without memory, all is as it was. */
+API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header) {
+  char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
+  if (!tag || !id) {
+    free(tag);
+    free(id);
+    return NO_MEMORY;
+  }
+  free(r->tag_header);
+  free(r->id_header);
+  r->tag_header = strcpy(tag, tag_header);
+  r->id_header = strcpy(id, id_header);
+  r->tag_place = tag_place;
+  r->format = format;
+  r->id_place = id_place;
+  forget_tags(r);
+  return 0;
 }
 
 /* Destroys the messages that are left. */
@@ -150,6 +171,7 @@ API void fl_free(reader *r) {
   memo_clear(&r->memo);
   drop(&r->several);
   drop(&r->ids);
+  drop(&r->id_missing);
   free(r->slots);
   free(r->groups);
   free(r->place_of);
@@ -215,7 +237,7 @@ API int fl_count(const reader *r) { return r->count; }
 API int64_t fl_bytes(const reader *r) { return r->bytes; }
 
 API int64_t fl_memory(const reader *r) {
-  size_t sum = sizeof *r + r->memo.bytes + r->memo.cap * sizeof *r->memo.slots + r->several.cap + r->ids.cap;
+  size_t sum = sizeof *r + r->memo.bytes + r->memo.cap * sizeof *r->memo.slots + r->several.cap + r->ids.cap + r->id_missing.cap;
   sum += (size_t)r->most * (sizeof *r->messages + sizeof *r->runs) + r->codes * sizeof *r->place_of;
   for (int i = 0; i < r->slots_cap; i++) {
     const slot *s = &r->slots[i];
@@ -363,13 +385,10 @@ API int fl_tell(reader *r, int32_t code, const char *tag, int64_t tag_len) {
   return memo_tell(&r->memo, r->unknown, code, tag, (size_t)tag_len);
 }
 
-/* Forgets the tags if they are too many or too large; then codes begin anew. Only between a poll's end and the next. */
+/* Forgets the tags if they are too many or too large. Only right before a poll. */
 API int fl_forget_tags(reader *r, int64_t most, int64_t most_bytes) {
   if ((int64_t)r->memo.len <= most && (int64_t)r->memo.bytes <= most_bytes) return 0;
-  memo_clear(&r->memo);
-  free(r->place_of);
-  r->place_of = NULL;
-  r->codes = 0;
+  forget_tags(r);
   return 1;
 }
 
@@ -462,12 +481,7 @@ static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const entry 
   s->told.count++;
   if (put_i64(&s->offsets, m->offset)) return NO_MEMORY;
   if (r->id_place == PLACE_NONE) return 0;
-  const char *id = r->ids.data + 9 * r->nth; /* an id, and whether there is one */
-  char *p = room(&s->ids, 9);
-  if (!p) return NO_MEMORY;
-  memcpy(p, id, 9);
-  s->ids.len += 9;
-  return 0;
+  return put_i64(&s->ids, ((const int64_t *)r->ids.data)[r->nth]);
 }
 
 static void begin(reader *r, int which) {
@@ -482,38 +496,42 @@ static void begin(reader *r, int which) {
   r->has_stamp = kind != KAFKA_NO_TIMESTAMP;
 }
 
-/* The ids of the wanted messages of a run: 9 bytes each, the id and whether there is one. Returns how many;
- * UNKNOWN_TAG: tell it, and call again. */
-API int fl_ids(reader *r, int which, const uint8_t **ids) {
+/* What was begun is given up. */
+static int lost(reader *r) {
+  r->doing = -1;
+  return NO_MEMORY;
+}
+
+/* The ids of the wanted messages of a run, whether they are missing, and the offset of the last of these messages, -1 if
+ * there is none. Returns how many; UNKNOWN_TAG: tell it, and call again. */
+API int fl_ids(reader *r, int which, const int64_t **ids, const uint8_t **missing, int64_t *last) {
   const run *a = &r->runs[which];
   if (!r->queue || !r->messages[a->start]) return GONE;
   if (r->doing != which) {
     begin(r, which);
-    r->ids.len = 0;
+    r->ids.len = r->id_missing.len = 0;
+    r->last = -1;
   }
   for (; r->at < a->stop; r->at++) {
     const rd_kafka_message_t *m = r->messages[r->at];
     entry *e;
     int failed = tag_of(r, m, a->topic, &e);
+    if (failed == NO_MEMORY) return lost(r);
     if (failed) return failed;
     if (e->code == UNWANTED) continue;
-    char *p = room(&r->ids, 9);
-    if (!p) return NO_MEMORY;
-    int64_t id = 0;
+    int64_t id = r->no_id;
     int has = id_of(r, m, a->topic, &id);
-    if (has < 0) return has;
-    memcpy(p, &id, 8);
-    p[8] = (char)has;
-    r->ids.len += 9;
+    char *flag = room(&r->id_missing, 1);
+    if (has < 0 || !flag || put_i64(&r->ids, id)) return lost(r);
+    *flag = !has;
+    r->id_missing.len++;
+    r->last = m->offset;
   }
   r->doing = -1;
-  *ids = (const uint8_t *)r->ids.data;
-  return (int)(r->ids.len / 9);
-}
-
-static int lost(reader *r) {
-  r->doing = -1;
-  return NO_MEMORY;
+  *ids = (const int64_t *)r->ids.data;
+  *missing = (const uint8_t *)r->id_missing.data;
+  *last = r->last;
+  return (int)r->id_missing.len;
 }
 
 /* Sorts a run, and destroys its messages. `fresh` says of each wanted message whether its id is new; NULL without ids.
@@ -558,7 +576,7 @@ API int fl_sort(reader *r, int which, const uint8_t *fresh, const char *head, in
     s->told.data = s->data.data;
     s->told.offsets = (int64_t *)s->offsets.data;
     s->told.odd_offsets = (int64_t *)s->odd.data;
-    s->told.ids = (uint8_t *)s->ids.data;
+    s->told.ids = (int64_t *)s->ids.data;
     r->groups[i] = s->told;
   }
   return r->nslots;

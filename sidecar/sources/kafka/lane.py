@@ -1,0 +1,200 @@
+"""The fast lane: runs of messages that stay in C until they are sorted there, or asked for. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, overload
+
+import confluent_kafka as ck
+import xxhash
+from confluent_kafka import KafkaError
+
+from sidecar.core.records import NO_ID, Header, Run, TopicPartition
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.sources.kafka.columns import Failed
+
+if TYPE_CHECKING:
+    import sidecar_fastlane as fastlane
+
+CHUNK_MESSAGES = 2_000
+
+
+class LaneColumns:
+    """`records.Columns` for messages of the lane."""
+
+    def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
+        """The offset of each message."""
+        return [message.offset for message in messages]
+
+    def timestamps(self, messages: Sequence[fastlane.Message]) -> Iterable[int | None]:
+        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
+        return [at_ms if kind else None for kind, at_ms in (message.timestamp for message in messages)]
+
+    def keys(self, messages: Sequence[fastlane.Message]) -> Iterable[bytes | None]:
+        """The key of each message."""
+        return [message.key for message in messages]
+
+    def headers(self, messages: Sequence[fastlane.Message]) -> Iterable[Sequence[Header] | None]:
+        """The headers of each message."""
+        return [message.headers for message in messages]
+
+    def values(self, messages: Sequence[fastlane.Message]) -> Iterable[bytes | None]:
+        """The value of each message."""
+        return [message.value for message in messages]
+
+    def details(self, messages: Sequence[fastlane.Message]) -> Iterable[None]:
+        """None."""
+        return repeat(None, len(messages))
+
+    def digest(self, message: fastlane.Message) -> int:
+        """The same hash as `columns.digest_of`."""
+        return _digest_of(message)
+
+
+def _digest_of(message: fastlane.Message) -> int:
+    whole = xxhash.xxh3_64()
+    parts = [message.key, message.value]
+    for name, value in message.headers or ():
+        parts += [name.encode("utf-8", "surrogateescape"), value]
+    whole.update(repr((message.leader_epoch, message.timestamp, [part and len(part) for part in parts])).encode())
+    for part in parts:
+        whole.update(part or b"")
+    return int(whole.intdigest())
+
+
+class LaneMessages(Sequence["fastlane.Message"]):
+    """The messages of a run, which come from C when they are asked for; they sort themselves there.
+
+    Args:
+        run: The run in C.
+    """
+
+    def __init__(self, run: fastlane.Run) -> None:
+        self._run = run
+        self._all: list[fastlane.Message] | None = None
+        self._newest: fastlane.Message | None = None
+
+    def __len__(self) -> int:
+        return self._run.count
+
+    @overload
+    def __getitem__(self, place: int) -> fastlane.Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[fastlane.Message]: ...
+    def __getitem__(self, place: int | slice) -> fastlane.Message | list[fastlane.Message]:
+        if place == -1 and self._newest is not None:
+            return self._newest
+        return self._loaded()[place]
+
+    def __iter__(self) -> Iterator[fastlane.Message]:
+        return iter(self._loaded())
+
+    def _loaded(self) -> list[fastlane.Message]:
+        if self._all is None:
+            self._all = [self._run.message(place) for place in range(self._run.count)]
+        return self._all
+
+    def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
+        """See `RunSorter.ids`."""
+        return self._run.ids(rules)
+
+    def sort(self, rules: Any, fresh: Sequence[bool] | None, /) -> fastlane.Sorted:
+        """See `RunSorter.sort`; the newest message is kept for its fingerprint."""
+        self._newest = self._run.message(-1)
+        return self._run.sort(rules, fresh)
+
+
+class Lane:
+    """Reads the group's client in C.
+
+    Args:
+        library: The compiled part.
+        queue_bytes: Limit of the client's queue.
+    """
+
+    def __init__(self, library: fastlane.Library, queue_bytes: int) -> None:
+        self._library = library
+        self._queue_bytes = queue_bytes
+        self._chunk = CHUNK_MESSAGES
+        self._reader: fastlane.Reader | None = None
+        self._tps: dict[tuple[str, int], TopicPartition] = {}
+
+    def make(self, consumer: Callable[[dict[str, Any]], ck.Consumer]) -> ck.Consumer:
+        """Make the client, and take its handle.
+
+        Args:
+            consumer: Makes it, with these settings added.
+
+        Raises:
+            UnavailableError: The client did not tell its handle.
+        """
+        from sidecar_fastlane import Reader
+        from sidecar_fastlane import UnavailableError as NoHandleError
+
+        self._library.expect()
+        made = consumer({"plugin.library.paths": str(self._library.path)})
+        try:
+            self._reader = Reader(self._library, self._library.born(), NO_ID)
+        except NoHandleError as error:
+            made.close()
+            raise UnavailableError(f"the fast lane: {error}", hint="set source.kafka.lane: off") from error
+        return made
+
+    def close(self) -> None:
+        """Let go of the client, before it is closed."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def forward(self, tps: Iterable[TopicPartition]) -> None:
+        """Take these partitions' messages. Call it before and after they are assigned, see `Reader.forward`."""
+        assert self._reader is not None
+        for tp in tps:
+            self._reader.forward(tp.topic, tp.partition)
+
+    def read(self, timeout_s: float) -> tuple[list[Run | Failed], bool]:
+        """Runs and errors that arrived, and whether there may be more."""
+        from sidecar_fastlane import Message
+
+        assert self._reader is not None
+        found = self._reader.poll(self._chunk, timeout_s)
+        count, nbytes = self._reader.polled
+        has_more = count == self._chunk
+        if count:
+            # One call may return messages of 1 MB each: request fewer if they are large.
+            self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes * count // (2 * max(1, nbytes))))
+        return [self._failed(each) if isinstance(each, Message) else self._run(each) for each in found], has_more
+
+    def _failed(self, message: fastlane.Message) -> Failed:
+        assert message.error is not None
+        return Failed(self._tp(message), KafkaError(*message.error), message.offset)
+
+    def _run(self, run: fastlane.Run) -> Run:
+        messages = LaneMessages(run)
+        return Run(self._tp(run), messages, run.first, run.last, messages)
+
+    def _tp(self, of: fastlane.Run | fastlane.Message) -> TopicPartition:
+        place = of.topic, of.partition
+        tp = self._tps.get(place)
+        if tp is None:
+            tp = self._tps[place] = TopicPartition(*place)
+        return tp
+
+
+def load() -> fastlane.Library:
+    """The compiled part.
+
+    Raises:
+        ConfigError: It is not installed, or does not fit.
+    """
+    try:
+        from sidecar_fastlane import Library
+        from sidecar_fastlane import UnavailableError as UnfitError
+    except ImportError as error:
+        raise ConfigError(
+            "the package consumer-sidecar-fastlane is not installed", hint="pip install 'consumer-sidecar[fastlane]'"
+        ) from error
+    try:
+        return Library()
+    except UnfitError as error:
+        raise ConfigError(f"the fast lane cannot be used: {error}", hint="set source.kafka.lane: off") from error
