@@ -215,8 +215,12 @@ class Run:
     __slots__ = ("_reader", "count", "first", "last", "number", "partition", "start", "topic")
 
     def __init__(self, reader: Reader, number: int, topic: str, run: _Run) -> None:
-        self._reader, self.number, self.topic, self.partition = reader, number, topic, run.partition
-        self.start, self.count, self.first, self.last = run.start, run.stop - run.start, run.first, run.last
+        self._reader, self.number, self.topic = reader, number, topic
+        self.partition: int = run.partition
+        self.start: int = run.start
+        self.count: int = run.stop - run.start
+        self.first: int = run.first
+        self.last: int = run.last
 
     def offsets(self) -> array[int]:
         """The offset of each message.

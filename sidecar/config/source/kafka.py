@@ -94,7 +94,8 @@ class KafkaSource(SourceSettings):
     lane: Annotated[Literal["auto", "on", "off"], OnSpark("is not used")] = Field(
         default="auto",
         description="Whether messages are read and sorted in C: with `auto`, if the package "
-        "`consumer-sidecar-fastlane` is installed and can do what these settings need; with `on`, it is an error if it cannot.",
+        "`consumer-sidecar-fastlane` is installed and can do what these settings need; with `on`, it is an error if it "
+        "cannot.",
     )
     properties: Annotated[
         dict[PropertyName, PropertyValue],

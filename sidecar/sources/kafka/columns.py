@@ -79,14 +79,19 @@ def headers_of(message: Message) -> Sequence[Header] | None:
 
 def digest_of(message: Message) -> int:
     """Hash over leader epoch, timestamp, key, headers and value, 64 bits: it identifies the message at its offset."""
-    whole = xxhash.xxh3_64()
     parts = [message.key(), message.value()]
     for name, value in headers_of(message) or ():
         parts += [name.encode("utf-8", "surrogateescape"), value]
-    whole.update(repr((message.leader_epoch(), message.timestamp(), [part and len(part) for part in parts])).encode())
+    return hash_of(message.leader_epoch(), message.timestamp(), parts)
+
+
+def hash_of(leader_epoch: int | None, timestamp: tuple[int, int], parts: Sequence[bytes | None]) -> int:
+    """The hash over these; `parts` are key, value, and the names and values of the headers."""
+    whole = xxhash.xxh3_64()
+    whole.update(repr((leader_epoch, timestamp, [part and len(part) for part in parts])).encode())
     for part in parts:
         whole.update(part or b"")
-    return whole.intdigest()
+    return int(whole.intdigest())
 
 
 def runs_and_errors(messages: list[Message], *, one_topic: bool = False) -> list[Run | Failed]:

@@ -7,12 +7,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import confluent_kafka as ck
-import xxhash
 from confluent_kafka import KafkaError
 
 from sidecar.core.records import NO_ID, Header, Run, TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.sources.kafka.columns import Failed
+from sidecar.sources.kafka.columns import Failed, hash_of
 
 if TYPE_CHECKING:
     import sidecar_fastlane as fastlane
@@ -49,18 +48,10 @@ class LaneColumns:
 
     def digest(self, message: fastlane.Message) -> int:
         """The same hash as `columns.digest_of`."""
-        return _digest_of(message)
-
-
-def _digest_of(message: fastlane.Message) -> int:
-    whole = xxhash.xxh3_64()
-    parts = [message.key, message.value]
-    for name, value in message.headers or ():
-        parts += [name.encode("utf-8", "surrogateescape"), value]
-    whole.update(repr((message.leader_epoch, message.timestamp, [part and len(part) for part in parts])).encode())
-    for part in parts:
-        whole.update(part or b"")
-    return int(whole.intdigest())
+        parts = [message.key, message.value]
+        for name, value in message.headers or ():
+            parts += [name.encode("utf-8", "surrogateescape"), value]
+        return hash_of(message.leader_epoch, message.timestamp, parts)
 
 
 class LaneMessages(Sequence["fastlane.Message"]):
