@@ -27,7 +27,7 @@ from sidecar.runtime.lane import refusal, rules_of
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane import LaneColumns
+from sidecar.sources.kafka.lane.messages import LaneColumns
 
 QUEUE_SHARE = 16
 """The client's queue gets 1/16 of the budget; one call may return four times the queue (measured: 15 of 4 MiB)."""

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from sidecar.config.model import Settings
 from sidecar.core.messages.fields import Field
+from sidecar.errors import ConfigError
 from sidecar.sinks.formats import row_head, tag_members
+from sidecar.sources.kafka.lane.lane import load
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Place, Rules
@@ -27,6 +29,18 @@ def refusal(settings: Settings) -> str:
         "the format json_array": settings.sink.chosen.row_format not in ("envelope", "ndjson"),
     }
     return "; ".join(f"it does not do {what}" for what, is_so in reasons.items() if is_so)
+
+
+def lane_summary(settings: Settings) -> str:
+    """Whether the lane reads Kafka's messages, for `validate`; empty for other sources."""
+    kafka = settings.source.kafka
+    if settings.source.name != "kafka":
+        return ""
+    try:
+        used = kafka.lane != "off" and not refusal(settings) and bool(load())
+    except ConfigError:
+        used = False
+    return ", in C" if used else ""
 
 
 def rules_of(settings: Settings) -> Rules:

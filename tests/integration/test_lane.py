@@ -24,7 +24,8 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
 from sidecar.sources.kafka.columns import KafkaColumns, runs_of
-from sidecar.sources.kafka.lane import Lane, LaneColumns
+from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.messages import LaneColumns
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 
 pytestmark = pytest.mark.skipif(not fastlane.LIBRARY.exists(), reason="the fast lane is not built: make fastlane")

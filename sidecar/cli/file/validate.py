@@ -80,7 +80,7 @@ def summary(settings: Settings) -> list[str]:
     letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
     return [
-        f"reads   {settings.source.chosen.summary()}",
+        f"reads   {settings.source.chosen.summary()}{lane_summary(settings)}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
         *_delays(settings, shown),
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",

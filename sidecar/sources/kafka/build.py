@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidecar.config.source.kafka import KafkaSource as Settings
 from sidecar.errors import ConfigError
 from sidecar.sources.context import SourceContext
-from sidecar.sources.kafka.lane import Lane, load
+from sidecar.sources.kafka.lane.lane import Lane, load
 from sidecar.sources.kafka.source import KafkaSource
 
 

@@ -17,7 +17,7 @@ from sidecar.core.records import Run
 from sidecar.sources.kafka.columns import Failed, runs_and_errors
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.errors import is_credentials, text_of
-from sidecar.sources.kafka.lane import Lane
+from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.topics import MadeAgain
 from sidecar.sources.troubles import Troubles
 

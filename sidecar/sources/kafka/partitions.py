@@ -13,7 +13,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.ends import Ends
 from sidecar.sources.kafka.errors import forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.lane import Lane
+from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.start.start_offsets import Found, StartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles

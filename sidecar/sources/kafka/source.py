@@ -20,7 +20,8 @@ from sidecar.sources.kafka.commits import Commits
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.ends import Ends
 from sidecar.sources.kafka.fetch import Fetcher
-from sidecar.sources.kafka.lane import Lane, LaneColumns
+from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.messages import LaneColumns
 from sidecar.sources.kafka.membership import Membership, Rebalances
 from sidecar.sources.kafka.partitions import Partitions
 from sidecar.sources.kafka.reach import await_topics, metadata_characters
