@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from sidecar.config.model import Settings
 from sidecar.core.messages.fields import Field
-from sidecar.errors import ConfigError
 from sidecar.sinks.formats import row_head, tag_members
-from sidecar.sources.kafka.lane.lane import load
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Place, Rules
@@ -32,15 +30,19 @@ def refusal(settings: Settings) -> str:
 
 
 def lane_summary(settings: Settings) -> str:
-    """Whether the lane reads Kafka's messages, for `validate`; empty for other sources."""
-    kafka = settings.source.kafka
-    if settings.source.name != "kafka":
+    """Whether the lane is to read Kafka's messages, for `validate`, which loads no client; empty if it is not."""
+    if settings.source.name != "kafka" or settings.source.kafka.lane == "off" or refusal(settings):
         return ""
+    return ", in C" if settings.source.kafka.lane == "on" or is_built() else ""
+
+
+def is_built() -> bool:
+    """Whether the package is installed, with its compiled part."""
     try:
-        used = kafka.lane != "off" and not refusal(settings) and bool(load())
-    except ConfigError:
-        used = False
-    return ", in C" if used else ""
+        from sidecar_fastlane import LIBRARY
+    except ImportError:
+        return False
+    return LIBRARY.exists()
 
 
 def rules_of(settings: Settings) -> Rules:
