@@ -23,6 +23,7 @@ from sidecar.core.partition.room import Room
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
+from sidecar.runtime.lane import rules_of
 from sidecar.sources.kafka.columns import KafkaColumns, runs_of
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
@@ -250,3 +251,42 @@ def test_both_ways_give_the_same(kafka: Broker, make_topic: MakeTopic) -> None:
         )
         compared += 1
     assert compared == 78
+
+
+def test_each_lack_of_memory_is_an_error_and_no_more(kafka: Broker, topic: str) -> None:
+    """Whichever allocation fails, Python is told; the next run is sorted again."""
+    produce(kafka.bootstrap, topic, strange(random.Random(3), 60))
+    tp, library = TopicPartition(topic, 0), fastlane.Library()
+    settings = settings_of(kafka.bootstrap, topic, TAG_PLACES["header"], {"header": "id"}, "envelope")
+    rules, failed, allocations = rules_of(settings), 0, 0
+    library.expect()
+    consumer = client(kafka.bootstrap, {"plugin.library.paths": str(library.path)})
+    handle = library.born()
+    while True:
+        library.c.fl_fail_after(allocations)
+        try:
+            reader = fastlane.Reader(library, handle)
+        except MemoryError:
+            failed, allocations = failed + 1, allocations + 1
+            continue
+        reader.forward(tp.topic, 0)
+        consumer.incremental_assign([ck.TopicPartition(tp.topic, 0, 0)])
+        reader.forward(tp.topic, 0)
+        seen, is_whole = 0, True
+        while seen < 60:
+            for run in reader.poll(1_000, 1.0):
+                assert isinstance(run, fastlane.Run)
+                seen += run.count
+                try:
+                    ids, _ = run.ids(rules)
+                    run.sort(rules, [True] * len(ids))
+                except MemoryError:
+                    failed, is_whole = failed + 1, False
+        library.c.fl_fail_after(-1)
+        consumer.incremental_unassign([ck.TopicPartition(tp.topic, 0)])
+        reader.close()
+        if is_whole:
+            break
+        allocations += 1
+    consumer.close()
+    assert failed > 20
