@@ -161,9 +161,51 @@ class Run:
     """Consecutively read messages of one partition, offsets strictly rising."""
 
     tp: TopicPartition
-    messages: list[Message]
+    messages: Sequence[Message]
     first: int
     last: int
+    sorter: RunSorter | None = None
+    """Sorts the messages in place of the core; None if nothing does. Then of the messages only the last one is left."""
+
+
+class GroupRows(Protocol):
+    """Rows of one group, see `Fragment`."""
+
+    @property
+    def group(self) -> str: ...  # noqa: D102
+    @property
+    def offsets(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def data(self) -> bytes: ...  # noqa: D102
+    @property
+    def ids(self) -> Sequence[int] | None: ...  # noqa: D102
+    @property
+    def unframeable(self) -> Sequence[int]: ...  # noqa: D102
+
+
+class SortedRows(Protocol):
+    """What became of the messages of a run."""
+
+    @property
+    def rows(self) -> Sequence[GroupRows]: ...  # noqa: D102
+    @property
+    def filtered(self) -> int: ...  # noqa: D102
+    @property
+    def duplicate(self) -> int: ...  # noqa: D102
+    @property
+    def stamp_ms(self) -> int | None: ...  # noqa: D102
+
+
+class RunSorter(Protocol):
+    """Sorts a run by the rules of `Reading.sorting`, with the result that the core has by the others of `Reading`."""
+
+    def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
+        """The ids of the wanted messages, and the offset of the last of these; -1 if there is none."""
+        ...
+
+    def sort(self, rules: Any, fresh: Sequence[bool] | None, /) -> SortedRows:
+        """Sort the messages; `fresh` says of each wanted one whether its id is new, and is None without ids."""
+        ...
 
 
 @dataclass(slots=True)

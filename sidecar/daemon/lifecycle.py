@@ -43,6 +43,7 @@ from sidecar.runtime.build import (
 )
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter
 from sidecar.runtime.dead_letters import open_dead_letters
+from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
 from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
@@ -249,6 +250,7 @@ def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWo
         groups_of=partial(groups_of, settings),
         keeps_order=settings.sink.chosen.keeps_order,
         remembers_ids=settings.dedup.remembers_ids,
+        lane_refusal=refusal(settings),
         exchange=ledger if ledger and chosen and chosen.postgresql else None,
         tell=_tell,
     )

@@ -23,9 +23,11 @@ from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
+from sidecar.runtime.lane import refusal, rules_of
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
-from sidecar.sources.kafka.columns import KafkaColumns, digest_of
+from sidecar.sources.kafka.columns import KafkaColumns
+from sidecar.sources.kafka.lane.messages import LaneColumns
 
 QUEUE_SHARE = 16
 """The client's queue gets 1/16 of the budget; one call may return four times the queue (measured: 15 of 4 MiB)."""
@@ -144,10 +146,12 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
         StateError: Another process writes to the sink's file.
     """
     reading, sink = build_reading(settings, columns)
-    digest = digest_of if isinstance(columns, KafkaColumns) else None
+    digest = columns.digest if isinstance(columns, KafkaColumns | LaneColumns) else None
+    sorting = rules_of(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else None
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     cancels = cancel_reader(columns) if settings.delay else None
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due_reader_of(settings, columns), cancels=cancels)
+    due = due_reader_of(settings, columns)
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, sorting=sorting)
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
 
 

@@ -149,9 +149,7 @@ def envelope_row(
     """One message as a line of JSON, without its line end."""
     row: dict[str, Any] = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "timestamp": timestamp_ms}
     _put(row, "key", key)
-    _put(row, "tag", tags[0] if tags else None)
-    if len(tags) > 1:
-        row["tags"] = [_text(tag) for tag in tags]
+    _put_tags(row, tags)
     if details is None:
         row["headers"] = [[_header_name(name), _text(raw)] for name, raw in headers] if headers else []
     else:
@@ -167,6 +165,24 @@ def envelope_row(
         return _row_of_pieces(row, value)
     _put(row, "value", value)
     return orjson.dumps(row)
+
+
+def row_head(topic: str, partition: int) -> bytes:
+    """The beginning of a Kafka message's row, up to its offset."""
+    return b'{"topic":%s,"partition":%d,"offset":' % (orjson.dumps(topic), partition)
+
+
+def tag_members(tags: tuple[bytes, ...]) -> bytes:
+    """The tags in a row, with a comma in front."""
+    row: dict[str, Any] = {}
+    _put_tags(row, tags)
+    return b"," + orjson.dumps(row)[1:-1]
+
+
+def _put_tags(row: dict[str, Any], tags: tuple[bytes, ...]) -> None:
+    _put(row, "tag", tags[0] if tags else None)
+    if len(tags) > 1:
+        row["tags"] = [_text(tag) for tag in tags]
 
 
 def _row_of_pieces(row: dict[str, Any], value: bytes) -> bytes:

@@ -47,6 +47,7 @@ class SourceContext:
         groups_of: Creates a function that returns the groups of messages.
         keeps_order: Whether the sink must get messages in order.
         remembers_ids: Whether message ids identify duplicates.
+        lane_refusal: Why Kafka's messages cannot be sorted in the fast lane; empty if they can.
         exchange: Table through which members of the group exchange messages; None if there is none.
         tell: Writes a log event.
     """
@@ -61,5 +62,6 @@ class SourceContext:
     groups_of: Callable[[Columns], GroupsOf]
     keeps_order: bool
     remembers_ids: bool
+    lane_refusal: str
     exchange: Table | None
     tell: Tell

@@ -66,6 +66,7 @@ class Shell:
         give_up: int | None = None,
         give_up_ms: int | None = None,
         numbered: bool = False,
+        sorting: object | None = None,
     ) -> None:
         batch_rules = BatchRules(
             by_group=False,
@@ -92,6 +93,7 @@ class Shell:
             read_ids if ids else None,
             keys=read_keys if ledger else None,
             copies=copies,
+            sorting=sorting,
         )
         self.ledger = ledger
         chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn

@@ -79,8 +79,10 @@ def summary(settings: Settings) -> list[str]:
     shown = settings.public()
     letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
+    from sidecar.runtime.lane import lane_summary
+
     return [
-        f"reads   {settings.source.chosen.summary()}",
+        f"reads   {settings.source.chosen.summary()}{lane_summary(settings)}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
         *_delays(settings, shown),
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",

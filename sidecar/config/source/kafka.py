@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -90,6 +90,12 @@ class KafkaSource(SourceSettings):
         alias="start_timeout",
         description="How long startup waits for an unreachable broker or a missing topic before it exits with 69. "
         "Later outages are waited out.",
+    )
+    lane: Annotated[Literal["auto", "on", "off"], OnSpark("is not used")] = Field(
+        default="auto",
+        description="Whether messages are read and sorted in C: with `auto`, if the package "
+        "`consumer-sidecar-fastlane` is installed and can do what these settings need; with `on`, it is an error if it "
+        "cannot.",
     )
     properties: Annotated[
         dict[PropertyName, PropertyValue],

@@ -19,7 +19,6 @@ class Identities:
     """
 
     def __init__(self, reading: Reading, windows: Deduplicator[TopicPartition]) -> None:
-        self._columns = reading.columns
         self._read = reading.ids
         self._copies = reading.copies
         self._windows = windows
@@ -34,11 +33,15 @@ class Identities:
         assert self._read is not None
         return self._read(tp, messages) if messages else ()
 
-    def take(
-        self, partition: Partition, messages: Sequence[Message], numbers: Sequence[int | None], now_ms: float
-    ) -> list[bool]:
-        """Whether the id of each message is new, in the order of their offsets; new ids are known from now on."""
-        last = max(self._columns.offsets(messages[-1:]), default=-1)
+    def take(self, partition: Partition, last: int, numbers: Sequence[int | None], now_ms: float) -> list[bool]:
+        """Whether the id of each message is new, in the order of their offsets; new ids are known from now on.
+
+        Args:
+            partition: Their partition.
+            last: The offset of the last of them, -1 if there is none.
+            numbers: Their ids.
+            now_ms: Monotonic time.
+        """
         moment = Moment(last, partition.reach.committed, now_ms)
         known = self._known_of_origins(partition.tp, numbers)
         others = [None if number in known else number for number in numbers] if known else numbers

@@ -21,7 +21,7 @@ from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
-from sidecar.core.records import Fragment, Message, Run, TopicPartition
+from sidecar.core.records import Fragment, Message, Run, RunSorter, TopicPartition
 from sidecar.core.windows.dedup import Deduplicator
 
 CHOSEN_MAX = 256
@@ -103,6 +103,15 @@ class Intake:
 
     def _sorted(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
         result = Sorted()
+        if (
+            run.sorter is not None
+            and self._r.sorting is not None
+            and self.tap is None
+            and not partition.reach.replaying
+            and self.positions.take_whole(partition, run)
+        ):
+            self._sort_by(run.sorter, partition, result, now_ms)
+            return result
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
         if self._r.cancels is not None and not partition.is_delayed:
@@ -125,6 +134,19 @@ class Intake:
             fragment.stamp_ms = stamp_ms
         return result
 
+    def _sort_by(self, sorter: RunSorter, partition: Partition, result: Sorted, now_ms: float) -> None:
+        """Let a run sort itself, of which every message is new."""
+        fresh = None
+        if self._r.ids is not None:
+            numbers, last = sorter.ids(self._r.sorting)
+            fresh = self.identities.take(partition, last, numbers, now_ms)
+        found = sorter.sort(self._r.sorting, fresh)
+        result.filtered, result.duplicate = found.filtered, found.duplicate
+        for rows in found.rows:
+            fragment = Fragment(rows.offsets, rows.data, rows.ids, rows.unframeable, now_ms)
+            fragment.after, fragment.stamp_ms = partition.passed.pop(rows.group), found.stamp_ms
+            result.opened.append((rows.group, fragment))
+
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
         """Divide a run at the offset `border`: lower messages, if any, and the others; `run.last` is not below it."""
         offsets = list(self._r.columns.offsets(run.messages))
@@ -135,7 +157,7 @@ class Intake:
         return below, Run(run.tp, run.messages[index:], offsets[index], run.last)
 
     def _wanted(
-        self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float
+        self, partition: Partition, messages: Sequence[Message], result: Sorted, now_ms: float
     ) -> Iterator[tuple[str, list[Message]]]:
         raws = self._r.tags(partition.tp, messages)
         if self._r.ids is not None and not partition.is_delayed:
@@ -159,7 +181,7 @@ class Intake:
             self._chosen.clear()
             self._appends.clear()
 
-    def _without_cancellers(self, messages: list[Message], result: Sorted) -> list[Message]:
+    def _without_cancellers(self, messages: Sequence[Message], result: Sorted) -> Sequence[Message]:
         """Leave out the messages that cancel others, whatever else they have; they are filtered."""
         assert self._r.cancels is not None
         found = self._r.cancels(messages)
@@ -172,14 +194,18 @@ class Intake:
         return [message for place, message in enumerate(messages) if place not in found]
 
     def _new_ids(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> list[bool]:
-        new = self.identities.take(partition, messages, self.identities.read(partition.tp, messages), now_ms)
+        numbers = self.identities.read(partition.tp, messages)
+        new = self.identities.take(partition, self._last(messages), numbers, now_ms)
         result.duplicate += len(new) - sum(new)
         return new
+
+    def _last(self, messages: Sequence[Message]) -> int:
+        return max(self._r.columns.offsets(messages[-1:]), default=-1)
 
     def _sort_slowly(
         self,
         partition: Partition,
-        messages: list[Message],
+        messages: Sequence[Message],
         settled: BitMap64 | None,
         due: Sequence[int | str | None],
         result: Sorted,
@@ -228,7 +254,7 @@ class Intake:
             message for _, message in sorted(zip(offsets, result.delayed, strict=True), key=itemgetter(0))
         ]
 
-    def _note_due(self, messages: list[Message], due: Sequence[int | str | None], result: Sorted) -> Iterable[bool]:
+    def _note_due(self, messages: Sequence[Message], due: Sequence[int | str | None], result: Sorted) -> Iterable[bool]:
         """Note due times and refusals in the result; return for each message whether it is delayed."""
         if not any(due):
             return repeat(object=False)
@@ -271,7 +297,7 @@ class Intake:
         messages = [messages[i] for i in order]
         numbers = self.identities.read(partition.tp, messages)
         fresh = [True] * len(messages)
-        taken = self.identities.take(partition, messages, numbers, now_ms)
+        taken = self.identities.take(partition, self._last(messages), numbers, now_ms)
         for i, number, new in zip(order, numbers, taken, strict=True):
             if not settled[i]:
                 fresh[i] = new

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyroaring import BitMap64
 
@@ -35,7 +35,21 @@ class Positions:
         self._windows.forget(tp)
         self._settled.pop(tp, None)
 
-    def unseen(self, partition: Partition, run: Run) -> tuple[list[Message], BitMap64 | None]:
+    def take_whole(self, partition: Partition, run: Run) -> bool:
+        """Record all offsets of a run, if none was handed over or settled before; else record nothing."""
+        if run.first < partition.reach.position or run.tp in self._settled:
+            return False
+        self._add(partition, run)
+        return True
+
+    def _add(self, partition: Partition, run: Run) -> None:
+        window, keep_from = self._window(run.tp), partition.reach.committed
+        if run.last - run.first + 1 == len(run.messages):
+            window.add_range(run.first, run.last, keep_from)
+        else:
+            window.update(list(self._columns.offsets(run.messages)), keep_from)
+
+    def unseen(self, partition: Partition, run: Run) -> tuple[Sequence[Message], BitMap64 | None]:
         """The messages not handed over before in this ownership, and their offsets that were settled earlier, if any.
 
         Raises:
@@ -45,14 +59,11 @@ class Positions:
             partition.is_delayed
         ):  # the store gives each message once, and a second of positions would take 16,384 containers
             return self._not_parked(run), None
-        window = self._window(run.tp)
-        messages, keep_from = run.messages, partition.reach.committed
+        messages = run.messages
         if run.first >= partition.reach.position:
-            if run.last - run.first + 1 == len(messages):
-                window.add_range(run.first, run.last, keep_from)
-            else:
-                window.update(list(self._columns.offsets(messages)), keep_from)
+            self._add(partition, run)
             return messages, self._settled_within(run.tp, run.first, run.last)
+        window, keep_from = self._window(run.tp), partition.reach.committed
         offsets = list(self._columns.offsets(messages))
         border = bisect_left(offsets, partition.reach.position)
         for offset in offsets[:border]:
@@ -61,7 +72,7 @@ class Positions:
         window.update(offsets[border:], keep_from)
         return messages[border:], self._settled_within(run.tp, partition.reach.position, run.last)
 
-    def _not_parked(self, run: Run) -> list[Message]:
+    def _not_parked(self, run: Run) -> Sequence[Message]:
         parked = self._settled.get(run.tp)
         if parked is None:
             return run.messages

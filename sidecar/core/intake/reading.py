@@ -35,6 +35,7 @@ class Reading:
             sent again unchanged.
         due: Reads due times, if a store holds messages until they are due. The result follows from the message, never
             from the clock: otherwise a part that is read again would have other members.
+        sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
     """
 
@@ -51,3 +52,4 @@ class Reading:
     copies: Callable[[TopicPartition], bool] | None = None
     due: ReadDue | None = None
     cancels: ReadCancels | None = None
+    sorting: object | None = None

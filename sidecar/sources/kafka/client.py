@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import Run
-from sidecar.sources.kafka.columns import runs_of
+from sidecar.sources.kafka.columns import Failed, runs_and_errors
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.errors import is_credentials, text_of
+from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.topics import MadeAgain
 from sidecar.sources.troubles import Troubles
 
@@ -31,12 +32,14 @@ class Client:
         settings: `source.kafka`.
         queue_bytes: Limit of the client's queue.
         client_id: Its client id, unless the settings have one.
+        lane: Reads in its place; None if there is none.
     """
 
     consumer: ck.Consumer
     """The consumer, after `open`."""
 
-    def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str) -> None:
+    def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str, lane: Lane | None = None) -> None:
+        self.lane = lane
         self.made_again = MadeAgain(aloud="debug" in settings.properties)
         self.refusal = ""
         """The reason for which the broker refused the credentials."""
@@ -65,7 +68,12 @@ class Client:
                 troubles.put("client", text_of(error))
 
         callbacks = {"error_cb": self.safely(on_error), "on_commit": self.safely(on_commit)}
-        self.consumer = ck.Consumer(self._config | {"logger": self.made_again} | callbacks)
+        config = self._config | {"logger": self.made_again} | callbacks
+
+        def make(more: dict[str, Any]) -> ck.Consumer:
+            return ck.Consumer(config | more)
+
+        self.consumer = make({}) if self.lane is None else self.lane.make(make)
 
     @property
     def isolation_level(self) -> str:
@@ -88,19 +96,33 @@ class Client:
         if self.failure is not None:
             raise self.failure
 
-    def consume(self, timeout_s: float) -> list[Message]:
-        """Fetched messages, waiting this long for them; serves callbacks meanwhile."""
+    def read(self, timeout_s: float) -> list[Run | Failed]:
+        """Runs and errors that were fetched, waiting this long for them; serves callbacks meanwhile."""
         # A waiting call returns everything that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8
         # MB.
         if not self.has_more:
             time.sleep(timeout_s)
-        messages = self.consumer.consume(self._chunk, min(timeout_s, BUSY_WAIT_S) if self.has_more else 0)
+        wait_s = min(timeout_s, BUSY_WAIT_S) if self.has_more else 0
+        if self.lane is not None:
+            strayed = self._strayed()
+            found, self.has_more = self.lane.read(wait_s)
+            return [*strayed, *found]
+        messages = self.consumer.consume(self._chunk, wait_s)
         self.has_more = len(messages) == self._chunk
-        return messages
+        if messages:
+            # One call may return 500 messages of 1 MB each: request fewer if messages are large.
+            sample = max(len(messages[i]) for i in (0, len(messages) // 2, -1))
+            self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes // (4 * max(sample, 1))))
+        return runs_and_errors(messages, one_topic=self._one_topic)
 
-    def runs(self, messages: list[Message]) -> list[Run]:
-        """Messages without errors, at least one, as runs."""
-        # One call may return 500 messages of 1 MB each: request fewer if messages are large.
-        sample = max(len(messages[i]) for i in (0, len(messages) // 2, -1))
-        self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes // (4 * max(sample, 1))))
-        return runs_of(messages, one_topic=self._one_topic)
+    def _strayed(self) -> list[Run | Failed]:
+        """Serve callbacks; what comes beside them is an error, or a message that went past the lane."""
+        found = []
+        while (message := self.consumer.poll(0)) is not None:
+            found.append(message)
+        return runs_and_errors(found)
+
+    def release(self) -> None:
+        """Have the lane let go of the consumer, which is closed next."""
+        if self.lane is not None:
+            self.lane.close()

@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, repeat
-from typing import Any
+from itertools import groupby, pairwise, repeat
+from typing import Any, NamedTuple
 
 import xxhash
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, Message
 
 from sidecar.core.records import Header, Run, TopicPartition
+
+
+class Failed(NamedTuple):
+    """An error in the place of a message."""
+
+    tp: TopicPartition
+    error: KafkaError
+    offset: int
+
 
 _NO_NAME = "\N{REPLACEMENT CHARACTER}"
 
@@ -47,6 +56,10 @@ class KafkaColumns:
         """None."""
         return repeat(None, len(messages))
 
+    def digest(self, message: Message) -> int:
+        """See `digest_of`."""
+        return digest_of(message)
+
 
 def headers_of(message: Message) -> Sequence[Header] | None:
     """The headers of one message, repaired if the client cannot decode a name.
@@ -66,14 +79,36 @@ def headers_of(message: Message) -> Sequence[Header] | None:
 
 def digest_of(message: Message) -> int:
     """Hash over leader epoch, timestamp, key, headers and value, 64 bits: it identifies the message at its offset."""
-    whole = xxhash.xxh3_64()
     parts = [message.key(), message.value()]
     for name, value in headers_of(message) or ():
         parts += [name.encode("utf-8", "surrogateescape"), value]
-    whole.update(repr((message.leader_epoch(), message.timestamp(), [part and len(part) for part in parts])).encode())
+    return hash_of(message.leader_epoch(), message.timestamp(), parts)
+
+
+def hash_of(leader_epoch: int | None, timestamp: tuple[int, int], parts: Sequence[bytes | None]) -> int:
+    """The hash over these; `parts` are key, value, and the names and values of the headers."""
+    whole = xxhash.xxh3_64()
+    whole.update(repr((leader_epoch, timestamp, [part and len(part) for part in parts])).encode())
     for part in parts:
         whole.update(part or b"")
-    return whole.intdigest()
+    return int(whole.intdigest())
+
+
+def runs_and_errors(messages: list[Message], *, one_topic: bool = False) -> list[Run | Failed]:
+    """Cut messages as `runs_of` does; errors are in their places."""
+    if not any(map(Message.error, messages)):
+        return list[Run | Failed](runs_of(messages, one_topic=one_topic)) if messages else []
+    found: list[Run | Failed] = []
+    for is_good, group in groupby(messages, lambda message: message.error() is None):
+        some = list(group)
+        found += runs_of(some, one_topic=one_topic) if is_good else map(_failed, some)
+    return found
+
+
+def _failed(message: Message) -> Failed:
+    error = message.error()
+    assert error is not None
+    return Failed(TopicPartition(message.topic() or "", message.partition() or 0), error, message.offset() or 0)
 
 
 def runs_of(messages: list[Message], *, one_topic: bool = False) -> list[Run]:

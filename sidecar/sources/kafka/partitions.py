@@ -13,6 +13,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.ends import Ends
 from sidecar.sources.kafka.errors import forbidden, is_forbidden, text_of
+from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.start.start_offsets import Found, StartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles
@@ -71,6 +72,7 @@ class Partitions:
         starts: Determines start offsets.
         ends: Requests the ends of logs.
         topic_ids: Knows topics that were recreated or deleted.
+        lane: Takes their messages; None if the consumer does.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Partitions:
         starts: StartOffsets,
         ends: Ends,
         topic_ids: TopicIds,
+        lane: Lane | None = None,
     ) -> None:
+        self._lane = lane
         self.identities: dict[TopicPartition, Identity] = {}
         """Identities of the partitions that are read or paused."""
         self._consumer = consumer
@@ -118,9 +122,16 @@ class Partitions:
         self._waiting.tell()
         self.identities.update({assignment.tp: self._start_offsets.identity(assignment) for assignment in assignments})
         self._paused -= {assignment.tp for assignment in assignments}
+        here = [assignment.tp for assignment in assignments]
+        # Before, so that nothing goes to the consumer's queue; after, as the end of an earlier ownership may have
+        # undone it until then.
+        if self._lane is not None:
+            self._lane.forward(here)
         self._consumer.incremental_assign(
             [ck.TopicPartition(*assignment.tp[:2], assignment.read_from) for assignment in assignments]
         )
+        if self._lane is not None:
+            self._lane.forward(here)
         self._ends.ask_soon()
         if assignments or not tps:
             self._joined = True

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
@@ -15,11 +15,13 @@ from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import Listener, ReadPast
 from sidecar.sources.kafka.client import Client
-from sidecar.sources.kafka.columns import KafkaColumns
+from sidecar.sources.kafka.columns import Failed, KafkaColumns
 from sidecar.sources.kafka.commits import Commits
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.ends import Ends
 from sidecar.sources.kafka.fetch import Fetcher
+from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.messages import LaneColumns
 from sidecar.sources.kafka.membership import Membership, Rebalances
 from sidecar.sources.kafka.partitions import Partitions
 from sidecar.sources.kafka.reach import await_topics, metadata_characters
@@ -42,9 +44,9 @@ class KafkaSource:
         rules: The rules in force.
         queue_bytes: Limit of the client's queue.
         client_id: See `place_id`. A `client.id` of the settings may be shared, so no member is looked up by it.
+        lane: Reads in place of the client; None if there is none.
     """
 
-    columns: Columns = KafkaColumns()
     name = "Kafka"
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = 0.05
@@ -55,13 +57,20 @@ class KafkaSource:
         return not self._client.has_more
 
     def __init__(
-        self, settings: KafkaSettings, state: State, rules: Rules, queue_bytes: int, client_id: str = ""
+        self,
+        settings: KafkaSettings,
+        state: State,
+        rules: Rules,
+        queue_bytes: int,
+        client_id: str = "",
+        lane: Lane | None = None,
     ) -> None:
+        self.columns: Columns = KafkaColumns() if lane is None else LaneColumns()
         self._settings = settings
         self._state = state
         self._rules = rules
         self._client_id = "" if "client.id" in settings.properties else client_id
-        self._client = Client(settings, queue_bytes, client_id or "sidecar")
+        self._client = Client(settings, queue_bytes, client_id or "sidecar", lane)
         self._fetcher = Fetcher(client_config(settings))
         self._rebalances: Rebalances | None = None
 
@@ -86,6 +95,7 @@ class KafkaSource:
         try:
             cluster_id = await_topics(consumer, settings, lambda: client.refusal, troubles.now, listener.waiting)
         except BaseException:
+            client.release()
             consumer.close()
             raise
         admin, answers = AdminClient(client_config(settings)), not is_mock(cluster_id)
@@ -107,7 +117,7 @@ class KafkaSource:
             listener.event,
         )
         ends = Ends(admin, client.isolation_level)
-        self._partitions = Partitions(consumer, settings, listener, troubles, starts, ends, topic_ids)
+        self._partitions = Partitions(consumer, settings, listener, troubles, starts, ends, topic_ids, client.lane)
         self._commits = Commits(consumer, listener, self._rules, self._partitions.identities, memories)
         self._rebalances = Rebalances(self._partitions, self._membership, listener, troubles)
         consumer.subscribe(
@@ -124,35 +134,29 @@ class KafkaSource:
         """Messages that arrived, in the order of each partition; calls the listener meanwhile."""
         client, partitions = self._client, self._partitions
         partitions.tend()  # before consume(): messages of the old id must not be taken for the new one's
-        messages = client.consume(timeout_s)
+        found = client.read(timeout_s)
         if anew := {tp for topic in client.made_again.take().items() for tp in partitions.reload_topic(*topic)}:
-            messages = [message for message in messages if _tp_of(message) not in anew]
+            found = [each for each in found if each.tp not in anew]
         if client.failure is None:
             partitions.take_given()
         client.check()
-        if not messages:
-            return ()
-        return self._with_errors(messages) if any(map(Message.error, messages)) else client.runs(messages)
+        return self._without_errors(found)
 
-    def _with_errors(self, messages: list[Message]) -> list[Run | ReadPast]:
+    def _without_errors(self, found: list[Run | Failed]) -> list[Run | ReadPast]:
         results: list[Run | ReadPast] = []
-        good: list[Message] = []
         reloaded: set[TopicPartition] = set()
-        for message in messages:
-            error = message.error()
-            if error is None:
-                good.append(message)
-                continue
-            results += self._client.runs(good) if good else ()
-            good = []
-            tp = _tp_of(message)
-            if error.code() == KafkaError._PARTITION_EOF:
-                results.append(ReadPast(tp, message.offset() or 0))
-            elif self._partitions.failed(tp, error):
-                reloaded.add(tp)
-        results += self._client.runs(good) if good else ()
+        for each in found:
+            if isinstance(each, Run):
+                if self._client.lane is not None and each.sorter is None:  # it went past the lane, and left a hole
+                    self._partitions.reload([each.tp])
+                    reloaded.add(each.tp)
+                results.append(each)
+            elif each.error.code() == KafkaError._PARTITION_EOF:
+                results.append(ReadPast(each.tp, each.offset))
+            elif self._partitions.failed(each.tp, each.error):
+                reloaded.add(each.tp)
         # Earlier messages of a partition that is taken again belong to an ownership that has ended.
-        return [result for result in results if result.tp not in reloaded]
+        return [result for result in results if result.tp not in reloaded] if reloaded else results
 
     def problems(self) -> Mapping[str, str]:
         """Present problems with the broker: a key, and a sentence for an operator."""
@@ -190,12 +194,9 @@ class KafkaSource:
 
     def close(self) -> None:
         """Leave the group and disconnect; assigned partitions are revoked first."""
+        self._client.release()
         with contextlib.suppress(RuntimeError):
             self._membership.leave()
         self._commits.close()
         self._fetcher.close()
         self._client.check()
-
-
-def _tp_of(message: Message) -> TopicPartition:
-    return TopicPartition(message.topic() or "", message.partition() or 0)

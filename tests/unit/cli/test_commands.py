@@ -44,13 +44,15 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_validate_says_what_it_would_do() -> None:
-    """A good file gives OK and six lines."""
+@pytest.mark.parametrize("built", [False, True])
+def test_validate_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    """A good file gives OK and six lines, the first of which tells of the fast lane."""
+    monkeypatch.setattr("sidecar.runtime.lane.is_built", lambda: built)
     result = run("validate", "-c", str(MINIMAL), HOME="/home/me", XDG_STATE_HOME="")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"{MINIMAL}: OK",
-        "  reads   orders from localhost:9092 as group orders-sidecar",
+        f"  reads   orders from localhost:9092 as group orders-sidecar{', in C' * built}",
         "  keeps   created || paid || refunded by header tag, one group per tag; duplicates have the same position",
         "  sends   envelope to http://localhost:8080/ingest, 4 at a time, in batches of 5000 messages or 4MiB or 200ms",
         "  stores  state in /home/me/.local/state/sidecar/orders-sidecar, dead letters there too; retries: unlimited",

@@ -1,0 +1,48 @@
+"""Compiles the C part: for `make fastlane`, and as the hook of hatchling, which builds the wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).parent
+TARGET = ROOT / "sidecar_fastlane" / "libfastlane.so"
+FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
+
+
+def compiled(target: Path = TARGET, *flags: str) -> Path:
+    """Compile, with these flags too.
+
+    Raises:
+        FileNotFoundError: There is no C compiler.
+        subprocess.CalledProcessError: It failed.
+    """
+    sources = sorted(map(str, (ROOT / "src").glob("*.c")))
+    command = [*os.environ.get("CC", "cc").split(), *FLAGS, *flags, "-o", str(target), *sources, "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return target
+
+
+class LaneHook(BuildHookInterface[Any]):
+    """Adds the library to the wheel, which is for this platform and any CPython."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """See `BuildHookInterface`."""
+        compiled()
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["pure_python"] = False
+        build_data["artifacts"].append("sidecar_fastlane/libfastlane.so")
+
+
+if __name__ == "__main__":
+    if shutil.which(os.environ.get("CC", "cc").split()[0]) is None:
+        print("there is no C compiler: the fast lane is left out, and Python does its work")
+        sys.exit()
+    compiled()

@@ -1,0 +1,56 @@
+/* What the files of the lane share. Every function that may lack memory returns NO_MEMORY (or NULL), and leaves its
+ * arguments usable and complete. */
+#pragma once
+#include <stdint.h>
+#include <stddef.h>
+#include "kafka.h"
+
+#define API __attribute__((visibility("default")))
+
+enum { UNKNOWN_TAG = -1, NO_MEMORY = -2, CLOSED = -3, GONE = -4 };
+
+/* memory.c: the allocator, which tests let fail. */
+void *take(void *old, size_t bytes);
+
+typedef struct {
+  char *data;
+  size_t len, cap;
+} buffer;
+
+/* Room for so many more bytes behind `len`; NULL without memory, and then the buffer is as it was. */
+char *room(buffer *b, size_t more);
+void drop(buffer *b);
+int put_i64(buffer *b, int64_t value);
+
+/* xxh3.c */
+uint64_t xxh3_64(const void *data, size_t len);
+
+/* text.c: each writes at `p`, for which the caller has made room, and returns the place behind. */
+char *text_number(char *p, int64_t value);
+char *text_value(char *p, const void *data, size_t len);                    /* a string, or {"base64":...}; null */
+char *text_field(char *p, const char *name, const void *data, size_t len);  /* ,"name":... or ,"name_base64":... */
+char *text_name(char *p, const char *name);                                 /* of a header; U+FFFD if it is no UTF-8 */
+#define TEXT_ROOM(len) (6 * (size_t)(len) + 40)
+
+/* memo.c: what Python has said of the raw content of a field. */
+enum { RAW_NONE, RAW_ONE, RAW_SEVERAL };
+enum { UNWANTED = -1, NOT_ASKED = -2 };
+
+typedef struct {
+  uint64_t hash;
+  char *tag; /* the JSON of its tags */
+  size_t tag_len;
+  size_t len;
+  int32_t code; /* of its group, or UNWANTED, or NOT_ASKED */
+  int32_t kind;
+  char raw[];
+} entry;
+
+typedef struct {
+  entry **slots;
+  size_t cap, len, bytes;
+} memo;
+
+entry *memo_find(memo *m, int kind, const char *raw, size_t len);
+int memo_tell(memo *m, entry *e, int32_t code, const char *tag, size_t tag_len);
+void memo_clear(memo *m);

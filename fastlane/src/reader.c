@@ -1,0 +1,592 @@
+/* One client's messages: taken from a queue of their own, cut into runs, sorted into rows by group.
+ *
+ * A message belongs to `messages` from `fl_poll` on, and is destroyed as soon as its row is written, or by the next poll.
+ * All but `readers_forget` is for one thread. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include "client.h"
+
+enum { PLACE_NONE, PLACE_HEADER, PLACE_KEY, PLACE_TOPIC };
+enum { NDJSON, ENVELOPE };
+enum { AHEAD = 8, LARGE = 1 << 20 };
+
+typedef struct {
+  const char *topic;
+  int64_t first, last;
+  int32_t partition, start, stop, err;
+} run;
+
+/* What a run has for one group. */
+typedef struct {
+  int32_t code, count, odd;
+  int64_t bytes;
+  char *data;
+  int64_t *offsets, *odd_offsets, *ids;
+} group;
+
+typedef struct {
+  group told;
+  buffer data, offsets, odd, ids;
+} slot;
+
+typedef struct {
+  int64_t offset, timestamp, key_len, len;
+  const char *topic, *key, *value, *error;
+  int32_t partition, err, has_timestamp, headers, leader_epoch;
+} shown;
+
+typedef struct reader {
+  struct reader *next;
+  rd_kafka_t *rk;
+  rd_kafka_queue_t *queue; /* NULL once the reader is closed, or the client is gone */
+  int tag_place, format, id_place;
+  char *tag_header, *id_header;
+
+  rd_kafka_message_t **messages;
+  run *runs;
+  int count, most, nruns;
+  int64_t bytes;
+
+  memo memo;
+  entry *unknown; /* that Python is asked about */
+  buffer several; /* the values of a repeated header */
+
+  slot *slots;
+  group *groups;
+  int nslots, slots_cap;
+  struct {
+    uint64_t sorting;
+    int32_t slot;
+  } *place_of; /* by code: the slot, if it is of this sorting */
+  size_t codes;
+  uint64_t sorting;
+
+  int doing, at; /* the run that was begun, and its next message */
+  size_t nth;    /* the next wanted message */
+  int32_t filtered, duplicate;
+  int64_t stamp, last; /* of the first message; the offset of the last wanted one */
+  int has_stamp;
+  int64_t no_id;          /* stands for a missing one */
+  buffer ids, id_missing; /* for each wanted message */
+} reader;
+
+static reader *readers;
+static pthread_mutex_t readers_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void readers_forget(rd_kafka_t *rk) {
+  pthread_mutex_lock(&readers_lock);
+  for (reader *r = readers; r; r = r->next)
+    if (r->rk == rk) r->queue = NULL; /* its memory is the client's, which leaves with it */
+  pthread_mutex_unlock(&readers_lock);
+}
+
+/* ---- A reader's life ---- */
+
+/* Then codes begin anew. */
+static void forget_tags(reader *r) {
+  memo_clear(&r->memo);
+  free(r->place_of);
+  r->place_of = NULL;
+  r->codes = 0;
+}
+
+API void fl_free(reader *r);
+
+API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
+  reader *r = take(NULL, sizeof *r);
+  if (!r) return NULL;
+  *r = (reader){.rk = rk, .most = most, .no_id = no_id, .doing = -1};
+  r->messages = take(NULL, (size_t)most * sizeof *r->messages);
+  r->runs = take(NULL, (size_t)most * sizeof *r->runs);
+  if (r->messages && r->runs) r->queue = kafka_rd_kafka_queue_new(rk);
+  if (!r->queue) {
+    fl_free(r);
+    return NULL;
+  }
+  pthread_mutex_lock(&readers_lock);
+  r->next = readers;
+  readers = r;
+  pthread_mutex_unlock(&readers_lock);
+  return r;
+}
+
+/* How runs are sorted from now on. Without memory, all is as it was. */
+API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header) {
+  char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
+  if (!tag || !id) {
+    free(tag);
+    free(id);
+    return NO_MEMORY;
+  }
+  free(r->tag_header);
+  free(r->id_header);
+  r->tag_header = strcpy(tag, tag_header);
+  r->id_header = strcpy(id, id_header);
+  r->tag_place = tag_place;
+  r->format = format;
+  r->id_place = id_place;
+  forget_tags(r);
+  return 0;
+}
+
+/* Destroys the messages that are left. */
+static void let_go(reader *r) {
+  for (int i = 0; i < r->count; i++)
+    if (r->messages[i]) kafka_rd_kafka_message_destroy(r->messages[i]);
+  r->count = r->nruns = 0;
+  r->bytes = 0;
+  r->doing = -1;
+}
+
+/* Must come before the client is destroyed; a second call does nothing. */
+API void fl_close(reader *r) {
+  if (!r->queue) {
+    r->count = r->nruns = 0; /* the client's, which is gone */
+    return;
+  }
+  let_go(r);
+  kafka_rd_kafka_queue_destroy(r->queue);
+  r->queue = NULL;
+}
+
+static void drop_slot(slot *s) {
+  drop(&s->data);
+  drop(&s->offsets);
+  drop(&s->odd);
+  drop(&s->ids);
+}
+
+API void fl_free(reader *r) {
+  if (!r) return;
+  fl_close(r);
+  pthread_mutex_lock(&readers_lock);
+  for (reader **at = &readers; *at; at = &(*at)->next)
+    if (*at == r) {
+      *at = r->next;
+      break;
+    }
+  pthread_mutex_unlock(&readers_lock);
+  for (int i = 0; i < r->slots_cap; i++) drop_slot(&r->slots[i]);
+  memo_clear(&r->memo);
+  drop(&r->several);
+  drop(&r->ids);
+  drop(&r->id_missing);
+  free(r->slots);
+  free(r->groups);
+  free(r->place_of);
+  free(r->messages);
+  free(r->runs);
+  free(r->tag_header);
+  free(r->id_header);
+  free(r);
+}
+
+/* The partition's messages come here from now on. */
+API int fl_forward(reader *r, const char *topic, int32_t partition) {
+  if (!r->queue) return CLOSED;
+  rd_kafka_queue_t *queue = kafka_rd_kafka_queue_get_partition(r->rk, topic, partition);
+  if (!queue) return GONE;
+  kafka_rd_kafka_queue_forward(queue, r->queue);
+  kafka_rd_kafka_queue_destroy(queue);
+  return 0;
+}
+
+/* ---- Reading ---- */
+
+static void cut(reader *r) {
+  run *a = NULL;
+  const rd_kafka_topic_t *topic = NULL;
+  for (int i = 0; i < r->count; i++) {
+    const rd_kafka_message_t *m = r->messages[i];
+    r->bytes += (int64_t)(m->len + m->key_len);
+    if (a && !m->err && !a->err && m->rkt == topic && m->partition == a->partition && m->offset > a->last) {
+      a->last = m->offset;
+      a->stop = i + 1;
+      continue;
+    }
+    a = &r->runs[r->nruns++];
+    topic = m->rkt;
+    *a = (run){m->rkt ? kafka_rd_kafka_topic_name(m->rkt) : "", m->offset, m->offset, m->partition, i, i + 1, m->err};
+  }
+}
+
+/* Gives memory back that the last runs did not need. */
+static void shrink(reader *r) {
+  for (int i = 0; i < r->slots_cap; i++) {
+    slot *s = &r->slots[i];
+    if (s->data.cap > LARGE && s->data.len < s->data.cap / 4) drop_slot(s);
+    s->data.len = 0;
+  }
+}
+
+/* Takes up to so many messages; returns the number of runs. What an error says is a run of its own. */
+API int fl_poll(reader *r, int most, int timeout_ms) {
+  if (!r->queue) return CLOSED;
+  let_go(r);
+  shrink(r);
+  ssize_t count = kafka_rd_kafka_consume_batch_queue(r->queue, timeout_ms, r->messages, (size_t)(most < r->most ? most : r->most));
+  if (count < 0) return GONE;
+  r->count = (int)count;
+  cut(r);
+  return r->nruns;
+}
+
+API const run *fl_runs(const reader *r) { return r->runs; }
+API int fl_count(const reader *r) { return r->count; }
+API int64_t fl_bytes(const reader *r) { return r->bytes; }
+
+API int64_t fl_memory(const reader *r) {
+  size_t sum = sizeof *r + r->memo.bytes + r->memo.cap * sizeof *r->memo.slots + r->several.cap + r->ids.cap + r->id_missing.cap;
+  sum += (size_t)r->most * (sizeof *r->messages + sizeof *r->runs) + r->codes * sizeof *r->place_of;
+  for (int i = 0; i < r->slots_cap; i++) {
+    const slot *s = &r->slots[i];
+    sum += sizeof *s + sizeof *r->groups + s->data.cap + s->offsets.cap + s->odd.cap + s->ids.cap;
+  }
+  return (int64_t)sum;
+}
+
+/* GONE if it was destroyed. What is shown lasts until the next poll. */
+API int fl_show(const reader *r, int i, shown *s) {
+  if (!r->queue || i < 0 || i >= r->count || !r->messages[i]) return GONE;
+  const rd_kafka_message_t *m = r->messages[i];
+  rd_kafka_timestamp_type_t kind;
+  rd_kafka_headers_t *headers;
+  int64_t at = kafka_rd_kafka_message_timestamp(m, &kind);
+  *s = (shown){
+      .offset = m->offset, .timestamp = at, .key_len = (int64_t)m->key_len, .len = (int64_t)m->len,
+      .topic = m->rkt ? kafka_rd_kafka_topic_name(m->rkt) : "", .key = m->key, .value = m->payload,
+      .error = m->err ? kafka_rd_kafka_message_errstr(m) : NULL, .partition = m->partition, .err = m->err,
+      .has_timestamp = kind != KAFKA_NO_TIMESTAMP ? kind : 0,
+      .headers = kafka_rd_kafka_message_headers(m, &headers) ? -1 : (int32_t)kafka_rd_kafka_header_cnt(headers),
+      .leader_epoch = m->err ? -1 : kafka_rd_kafka_message_leader_epoch(m),
+  };
+  return 0;
+}
+
+API int fl_header(const reader *r, int i, int at, const char **name, const char **value, int64_t *len) {
+  if (!r->queue || i < 0 || i >= r->count || !r->messages[i]) return GONE;
+  rd_kafka_headers_t *headers;
+  const void *found = NULL;
+  size_t size = 0;
+  if (kafka_rd_kafka_message_headers(r->messages[i], &headers)) return GONE;
+  if (kafka_rd_kafka_header_get_all(headers, (size_t)at, name, &found, &size)) return GONE;
+  *value = found;
+  *len = (int64_t)size;
+  return 0;
+}
+
+API int fl_offsets(const reader *r, int which, int64_t *to) {
+  const run *a = &r->runs[which];
+  for (int i = a->start; i < a->stop; i++) {
+    if (!r->messages[i]) return GONE;
+    *to++ = r->messages[i]->offset;
+  }
+  return 0;
+}
+
+/* ---- Fields ---- */
+
+/* The content of a field. Of a repeated header: each value behind its length, 8 bytes. Returns its kind, or NO_MEMORY. */
+static int raw_of(reader *r, const rd_kafka_message_t *m, int place, const char *header, const char *topic, const char **at, size_t *len) {
+  *at = "";
+  *len = 0;
+  switch (place) {
+    case PLACE_TOPIC: *at = topic; *len = strlen(topic); return RAW_ONE;
+    case PLACE_KEY:
+      if (!m->key) return RAW_NONE;
+      *at = m->key;
+      *len = m->key_len;
+      return RAW_ONE;
+    case PLACE_HEADER: break;
+    default: return RAW_NONE;
+  }
+  rd_kafka_headers_t *headers;
+  if (kafka_rd_kafka_message_headers(m, &headers)) return RAW_NONE;
+  size_t n = kafka_rd_kafka_header_cnt(headers), found = 0;
+  for (size_t i = 0; i < n; i++) {
+    const char *name;
+    const void *value;
+    size_t size;
+    if (kafka_rd_kafka_header_get_all(headers, i, &name, &value, &size)) break;
+    if (!value || strcmp(name, header)) continue;
+    if (!found++) {
+      *at = value;
+      *len = size;
+      continue;
+    }
+    if (found == 2) {
+      r->several.len = 0;
+      char *p = room(&r->several, 8 + *len);
+      if (!p) return NO_MEMORY;
+      memcpy(p, len, 8);
+      memcpy(p + 8, *at, *len);
+      r->several.len += 8 + *len;
+    }
+    char *p = room(&r->several, 8 + size);
+    if (!p) return NO_MEMORY;
+    memcpy(p, &size, 8);
+    memcpy(p + 8, value, size);
+    r->several.len += 8 + size;
+  }
+  if (found < 2) return found ? RAW_ONE : RAW_NONE;
+  *at = r->several.data;
+  *len = r->several.len;
+  return RAW_SEVERAL;
+}
+
+/* 1 with an id, the signed number of `text_id`; 0 without. */
+static int id_of(reader *r, const rd_kafka_message_t *m, const char *topic, int64_t *id) {
+  const char *at;
+  size_t len;
+  int kind = raw_of(r, m, r->id_place, r->id_header, topic, &at, &len);
+  if (kind < 0) return kind;
+  if (kind == RAW_SEVERAL) {
+    memcpy(&len, at, 8);
+    at += 8;
+  }
+  if (kind == RAW_NONE || !len) return 0;
+  *id = (int64_t)(xxh3_64(at, len) ^ (uint64_t)1 << 63);
+  return 1;
+}
+
+/* The entry of a message's tag; UNKNOWN_TAG if Python is to be asked about `r->unknown`. */
+static int tag_of(reader *r, const rd_kafka_message_t *m, const char *topic, entry **found) {
+  const char *at;
+  size_t len;
+  int kind = raw_of(r, m, r->tag_place, r->tag_header, topic, &at, &len);
+  if (kind < 0) return kind;
+  entry *e = memo_find(&r->memo, kind, at, len);
+  if (!e) return NO_MEMORY;
+  if (e->code == NOT_ASKED) {
+    r->unknown = e;
+    return UNKNOWN_TAG;
+  }
+  *found = e;
+  return 0;
+}
+
+API int fl_unknown(const reader *r, const char **at, int64_t *len) {
+  *at = r->unknown->raw;
+  *len = (int64_t)r->unknown->len;
+  return r->unknown->kind;
+}
+
+/* What Python has said: the code of the group, or UNWANTED, and the JSON of the tags. */
+API int fl_tell(reader *r, int32_t code, const char *tag, int64_t tag_len) {
+  if (code >= 0 && (size_t)code >= r->codes) {
+    size_t codes = 2 * (size_t)code + 64;
+    void *wider = take(r->place_of, codes * sizeof *r->place_of);
+    if (!wider) return NO_MEMORY;
+    r->place_of = wider;
+    memset(r->place_of + r->codes, 0, (codes - r->codes) * sizeof *r->place_of);
+    r->codes = codes;
+  }
+  return memo_tell(&r->memo, r->unknown, code, tag, (size_t)tag_len);
+}
+
+/* Forgets the tags if they are too many or too large. Only right before a poll. */
+API int fl_forget_tags(reader *r, int64_t most, int64_t most_bytes) {
+  if ((int64_t)r->memo.len <= most && (int64_t)r->memo.bytes <= most_bytes) return 0;
+  forget_tags(r);
+  return 1;
+}
+
+/* ---- Sorting ---- */
+
+static int envelope(reader *r, buffer *b, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
+  rd_kafka_headers_t *headers = NULL;
+  size_t n = kafka_rd_kafka_message_headers(m, &headers) ? 0 : kafka_rd_kafka_header_cnt(headers);
+  size_t needed = 256 + head_len + e->tag_len + TEXT_ROOM(m->len) + TEXT_ROOM(m->key_len), size;
+  const char *name;
+  const void *value;
+  (void)r;
+  for (size_t i = 0; i < n; i++) {
+    if (kafka_rd_kafka_header_get_all(headers, i, &name, &value, &size)) return NO_MEMORY;
+    needed += TEXT_ROOM(strlen(name)) + TEXT_ROOM(value ? size : 0);
+  }
+  char *begin = room(b, needed), *p = begin;
+  if (!p) return NO_MEMORY;
+  memcpy(p, head, head_len); /* {"topic":"...","partition":3,"offset": */
+  p = text_number(p + head_len, m->offset);
+  rd_kafka_timestamp_type_t kind;
+  int64_t at = kafka_rd_kafka_message_timestamp(m, &kind);
+  memcpy(p, ",\"timestamp\":", 13);
+  p += 13;
+  if (kind == KAFKA_NO_TIMESTAMP) p = text_value(p, NULL, 0);
+  else p = text_number(p, at);
+  p = text_field(p, "key", m->key, m->key_len);
+  memcpy(p, e->tag, e->tag_len);
+  p += e->tag_len;
+  memcpy(p, ",\"headers\":[", 12);
+  p += 12;
+  for (size_t i = 0; i < n; i++) {
+    kafka_rd_kafka_header_get_all(headers, i, &name, &value, &size);
+    if (i) *p++ = ',';
+    *p++ = '[';
+    p = text_name(p, name);
+    *p++ = ',';
+    p = text_value(p, value, size);
+    *p++ = ']';
+  }
+  *p++ = ']';
+  p = text_field(p, "value", m->payload, m->len);
+  *p++ = '}';
+  b->len += (size_t)(p - begin);
+  return 0;
+}
+
+static int line(buffer *b, const rd_kafka_message_t *m) {
+  char *p = room(b, m->len);
+  if (!p) return NO_MEMORY;
+  memcpy(p, m->payload, m->len);
+  b->len += m->len;
+  return 0;
+}
+
+/* The slot of a group in this sorting; NULL without memory. */
+static slot *slot_for(reader *r, int32_t code) {
+  if (r->place_of[code].sorting == r->sorting) return &r->slots[r->place_of[code].slot];
+  if (r->nslots == r->slots_cap) {
+    int cap = 2 * r->slots_cap + 8;
+    slot *slots = take(r->slots, (size_t)cap * sizeof *slots);
+    if (!slots) return NULL;
+    r->slots = slots;
+    group *groups = take(r->groups, (size_t)cap * sizeof *groups);
+    if (!groups) return NULL;
+    r->groups = groups;
+    memset(slots + r->slots_cap, 0, (size_t)(cap - r->slots_cap) * sizeof *slots);
+    r->slots_cap = cap;
+  }
+  slot *s = &r->slots[r->nslots];
+  s->told = (group){.code = code};
+  s->data.len = s->offsets.len = s->odd.len = s->ids.len = 0;
+  r->place_of[code].sorting = r->sorting;
+  r->place_of[code].slot = r->nslots++;
+  return s;
+}
+
+static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
+  if (r->format == NDJSON && (!m->payload || !m->len || memchr(m->payload, '\n', m->len))) {
+    s->told.odd++;
+    return put_i64(&s->odd, m->offset);
+  }
+  if (s->told.count) {
+    char *p = room(&s->data, 1);
+    if (!p) return NO_MEMORY;
+    *p = '\n';
+    s->data.len++;
+  }
+  if (r->format == NDJSON ? line(&s->data, m) : envelope(r, &s->data, m, e, head, head_len)) return NO_MEMORY;
+  s->told.count++;
+  if (put_i64(&s->offsets, m->offset)) return NO_MEMORY;
+  if (r->id_place == PLACE_NONE) return 0;
+  return put_i64(&s->ids, ((const int64_t *)r->ids.data)[r->nth]);
+}
+
+static void begin(reader *r, int which) {
+  r->doing = which;
+  r->at = r->runs[which].start;
+  r->nth = 0;
+  r->filtered = r->duplicate = 0;
+  r->nslots = 0;
+  r->sorting++;
+  rd_kafka_timestamp_type_t kind;
+  r->stamp = kafka_rd_kafka_message_timestamp(r->messages[r->at], &kind);
+  r->has_stamp = kind != KAFKA_NO_TIMESTAMP;
+}
+
+/* What was begun is given up. */
+static int lost(reader *r) {
+  r->doing = -1;
+  return NO_MEMORY;
+}
+
+/* The ids of the wanted messages of a run, whether they are missing, and the offset of the last of these messages, -1 if
+ * there is none. Returns how many; UNKNOWN_TAG: tell it, and call again. */
+API int fl_ids(reader *r, int which, const int64_t **ids, const uint8_t **missing, int64_t *last) {
+  const run *a = &r->runs[which];
+  if (!r->queue || !r->messages[a->start]) return GONE;
+  if (r->doing != which) {
+    begin(r, which);
+    r->ids.len = r->id_missing.len = 0;
+    r->last = -1;
+  }
+  for (; r->at < a->stop; r->at++) {
+    const rd_kafka_message_t *m = r->messages[r->at];
+    entry *e;
+    int failed = tag_of(r, m, a->topic, &e);
+    if (failed == NO_MEMORY) return lost(r);
+    if (failed) return failed;
+    if (e->code == UNWANTED) continue;
+    int64_t id = r->no_id;
+    int has = id_of(r, m, a->topic, &id);
+    char *flag = room(&r->id_missing, 1);
+    if (has < 0 || !flag || put_i64(&r->ids, id)) return lost(r);
+    *flag = !has;
+    r->id_missing.len++;
+    r->last = m->offset;
+  }
+  r->doing = -1;
+  *ids = (const int64_t *)r->ids.data;
+  *missing = (const uint8_t *)r->id_missing.data;
+  *last = r->last;
+  return (int)r->id_missing.len;
+}
+
+/* Sorts a run, and destroys its messages. `fresh` says of each wanted message whether its id is new; NULL without ids.
+ * Returns the number of groups; UNKNOWN_TAG: tell it, and call again. After any other error the run is lost. */
+API int fl_sort(reader *r, int which, const uint8_t *fresh, const char *head, int64_t head_len) {
+  const run *a = &r->runs[which];
+  if (!r->queue) return GONE;
+  if (r->doing != which) {
+    if (!r->messages[a->start]) return GONE;
+    begin(r, which);
+  }
+  for (; r->at < a->stop; r->at++) {
+    rd_kafka_message_t *m = r->messages[r->at];
+    if (r->at + AHEAD < a->stop) {
+      const char *next = (const char *)r->messages[r->at + AHEAD];
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + 64);
+      __builtin_prefetch(next - 64);
+      __builtin_prefetch(next + 128);
+    }
+    entry *e;
+    int failed = tag_of(r, m, a->topic, &e);
+    if (failed == NO_MEMORY) return lost(r);
+    if (failed) return failed;
+    if (e->code == UNWANTED) {
+      r->filtered++;
+    } else if (fresh && !fresh[r->nth]) {
+      r->duplicate++;
+      r->nth++;
+    } else {
+      slot *s = slot_for(r, e->code);
+      if (!s || add_row(r, s, m, e, head, (size_t)head_len)) return lost(r);
+      r->nth++;
+    }
+    kafka_rd_kafka_message_destroy(m);
+    r->messages[r->at] = NULL;
+  }
+  r->doing = -1;
+  for (int i = 0; i < r->nslots; i++) {
+    slot *s = &r->slots[i];
+    s->told.bytes = (int64_t)s->data.len;
+    s->told.data = s->data.data;
+    s->told.offsets = (int64_t *)s->offsets.data;
+    s->told.odd_offsets = (int64_t *)s->odd.data;
+    s->told.ids = (int64_t *)s->ids.data;
+    r->groups[i] = s->told;
+  }
+  return r->nslots;
+}
+
+API const group *fl_groups(const reader *r) { return r->groups; }
+
+API void fl_tally(const reader *r, int32_t *filtered, int32_t *duplicate, int64_t *stamp, int32_t *has_stamp) {
+  *filtered = r->filtered;
+  *duplicate = r->duplicate;
+  *stamp = r->stamp;
+  *has_stamp = r->has_stamp;
+}

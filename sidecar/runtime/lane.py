@@ -1,0 +1,66 @@
+"""The rules of the fast lane, made of the settings, and why there are none. Starts nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+from sidecar.config.model import Settings
+from sidecar.core.messages.fields import Field
+from sidecar.sinks.formats import row_head, tag_members
+
+if TYPE_CHECKING:
+    from sidecar_fastlane import Place, Rules
+
+PLACES = ("header", "key", "topic")
+
+
+def refusal(settings: Settings) -> str:
+    """Why messages of these settings cannot be sorted in the lane; empty if they can."""
+    tags, dedup = settings.tags.field, settings.dedup
+    reasons = {
+        "delayed messages": settings.delay is not None,
+        "tags in JSON": tags is not None and tags.kind not in PLACES,
+        "a ledger": dedup.ledger is not None,
+        "message ids in JSON, or as numbers": dedup.field is not None
+        and (dedup.field.kind not in PLACES or dedup.as_ != "text"),
+        f"sink.{settings.sink.name}": settings.sink.name != "http",
+        "the format json_array": settings.sink.chosen.row_format not in ("envelope", "ndjson"),
+    }
+    return "; ".join(f"it does not do {what}" for what, is_so in reasons.items() if is_so)
+
+
+def lane_summary(settings: Settings) -> str:
+    """Whether the lane is to read Kafka's messages, for `validate`, which loads no client; empty if it is not."""
+    if settings.source.name != "kafka" or settings.source.kafka.lane == "off" or refusal(settings):
+        return ""
+    return ", in C" if settings.source.kafka.lane == "on" or is_built() else ""
+
+
+def is_built() -> bool:
+    """Whether the package is installed, with its compiled part."""
+    try:
+        from sidecar_fastlane import LIBRARY
+    except ImportError:
+        return False
+    return LIBRARY.exists()
+
+
+def rules_of(settings: Settings) -> Rules:
+    """The rules of the lane for these settings, which `refusal` does not refuse."""
+    from sidecar_fastlane import Rules
+
+    filter_, tag, id_ = settings.tags.filter(), settings.tags.field, settings.dedup.field
+    return Rules(
+        group_of=filter_.groups.__getitem__,
+        row_head=row_head,
+        tag_json=lambda raw: tag_members(filter_.tags(raw)),
+        tag_place=_place(tag),
+        tag_header=tag.name if tag else "",
+        envelope=settings.sink.chosen.row_format == "envelope",
+        id_place=_place(id_),
+        id_header=id_.name if id_ else "",
+    )
+
+
+def _place(field: Field | None) -> Place:
+    return "none" if field is None else cast(Literal["header", "key", "topic"], field.kind)

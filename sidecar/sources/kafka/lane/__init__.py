@@ -1,0 +1,1 @@
+"""The fast lane, an optional way to read Kafka."""

@@ -1,0 +1,114 @@
+"""The fast lane: reads the group's client in C. Decides about no message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError
+
+from sidecar.core.records import NO_ID, Run, TopicPartition
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.sources.kafka.columns import Failed
+from sidecar.sources.kafka.lane.messages import LaneMessages
+
+if TYPE_CHECKING:
+    import sidecar_fastlane as fastlane
+
+CHUNK_MESSAGES = 2_000
+
+
+class Lane:
+    """Reads the group's client in C.
+
+    Args:
+        library: The compiled part.
+        queue_bytes: Limit of the client's queue.
+    """
+
+    def __init__(self, library: fastlane.Library, queue_bytes: int) -> None:
+        self._library = library
+        self._queue_bytes = queue_bytes
+        self._chunk = CHUNK_MESSAGES
+        self._reader: fastlane.Reader | None = None
+        self._tps: dict[tuple[str, int], TopicPartition] = {}
+
+    def make(self, consumer: Callable[[dict[str, Any]], ck.Consumer]) -> ck.Consumer:
+        """Make the client, and take its handle.
+
+        Args:
+            consumer: Makes it, with these settings added.
+
+        Raises:
+            UnavailableError: The client did not tell its handle.
+        """
+        from sidecar_fastlane import Reader
+        from sidecar_fastlane import UnavailableError as NoHandleError
+
+        self._library.expect()
+        made = consumer({"plugin.library.paths": str(self._library.path)})
+        try:
+            self._reader = Reader(self._library, self._library.born(), NO_ID)
+        except NoHandleError as error:
+            made.close()
+            raise UnavailableError(f"the fast lane: {error}", hint="set source.kafka.lane: off") from error
+        return made
+
+    def close(self) -> None:
+        """Let go of the client, before it is closed."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def forward(self, tps: Iterable[TopicPartition]) -> None:
+        """Take these partitions' messages. Call it before and after they are assigned, see `Reader.forward`."""
+        assert self._reader is not None
+        for tp in tps:
+            self._reader.forward(tp.topic, tp.partition)
+
+    def read(self, timeout_s: float) -> tuple[list[Run | Failed], bool]:
+        """Runs and errors that arrived, and whether there may be more."""
+        from sidecar_fastlane import Message
+
+        assert self._reader is not None
+        found = self._reader.poll(self._chunk, timeout_s)
+        count, nbytes = self._reader.polled
+        has_more = count == self._chunk
+        if count:
+            # One call may return messages of 1 MB each: request fewer if they are large.
+            self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes * count // (2 * max(1, nbytes))))
+        return [self._failed(each) if isinstance(each, Message) else self._run(each) for each in found], has_more
+
+    def _failed(self, message: fastlane.Message) -> Failed:
+        assert message.error is not None
+        return Failed(self._tp(message), KafkaError(*message.error), message.offset)
+
+    def _run(self, run: fastlane.Run) -> Run:
+        messages = LaneMessages(run)
+        return Run(self._tp(run), messages, run.first, run.last, messages)
+
+    def _tp(self, of: fastlane.Run | fastlane.Message) -> TopicPartition:
+        place = of.topic, of.partition
+        tp = self._tps.get(place)
+        if tp is None:
+            tp = self._tps[place] = TopicPartition(*place)
+        return tp
+
+
+def load() -> fastlane.Library:
+    """The compiled part.
+
+    Raises:
+        ConfigError: It is not installed, or does not fit.
+    """
+    try:
+        from sidecar_fastlane import Library
+        from sidecar_fastlane import UnavailableError as UnfitError
+    except ImportError as error:
+        raise ConfigError(
+            "the package consumer-sidecar-fastlane is not installed", hint="pip install 'consumer-sidecar[fastlane]'"
+        ) from error
+    try:
+        return Library()
+    except UnfitError as error:
+        raise ConfigError(f"the fast lane cannot be used: {error}", hint="set source.kafka.lane: off") from error
