@@ -319,7 +319,7 @@ class Reader:
             raise ClosedError(f"{topic}[{partition}] cannot be read")
 
     def poll(self, most: int, timeout_s: float) -> list[Run | Message]:
-        """Up to so many messages, waiting for the first one; what came before is gone. Errors are in their places.
+        """Up to so many messages; what came before is gone. It waits this long for fewer. Errors are in their places.
 
         Raises:
             ClosedError: The reader is closed, or its client is gone.

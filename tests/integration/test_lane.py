@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ import confluent_kafka as ck
 import pytest
 import sidecar_fastlane as fastlane
 import xxhash
+from build_lane import compiled
 
 from sidecar.config.model import Settings
 from sidecar.core.intake.intake import Intake
@@ -27,9 +29,10 @@ from sidecar.runtime.lane import rules_of
 from sidecar.sources.kafka.columns import KafkaColumns, runs_of
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
+from tests.support.jars import CACHE, locked
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 
-pytestmark = pytest.mark.skipif(not fastlane.LIBRARY.exists(), reason="the fast lane is not built: make fastlane")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 MESSAGES = 5_000
 TEXTS = [*'a"\\\n\t\0\x1b\x7f/,', "é", "€", "😀", "\u2028", "tag", " b ", "0123456789abcdef" * 3]
@@ -47,6 +50,13 @@ FILTERS: list[dict[str, Any]] = [
     {"subscribe": "a || b || c", "groups": {"g": "a || b"}, "split": ","},
 ]
 IDS: list[Any] = ["position", "key", {"header": "id"}]
+
+
+@pytest.fixture(scope="module")
+def library() -> fastlane.Library:
+    """The compiled part; no daemon of another test uses it."""
+    with locked(CACHE / "lock"):
+        return fastlane.Library(compiled(CACHE / "libfastlane.so"))
 
 
 def blob(chance: random.Random, most: int = 40) -> bytes | None:
@@ -155,9 +165,11 @@ def by_python(bootstrap: str, tp: TopicPartition, count: int) -> list[Run]:
     return runs_of(messages)
 
 
-def by_lane(bootstrap: str, tp: TopicPartition, count: int, take: Callable[[Run], None]) -> None:
+def by_lane(
+    library: fastlane.Library, bootstrap: str, tp: TopicPartition, count: int, take: Callable[[Run], None]
+) -> None:
     """All messages of a partition as the lane reads them, each run as soon as it comes."""
-    lane = Lane(fastlane.Library(), 1 << 20)
+    lane = Lane(library, 1 << 20)
     consumer = lane.make(partial(client, bootstrap))
     try:
         lane.forward([tp])
@@ -166,7 +178,7 @@ def by_lane(bootstrap: str, tp: TopicPartition, count: int, take: Callable[[Run]
         seen = 0
         while seen < count:
             consumer.poll(0)
-            for run in lane.read(1.0)[0]:
+            for run in lane.read(0.02)[0]:
                 assert isinstance(run, Run)
                 seen += len(run.messages)
                 take(run)
@@ -190,17 +202,16 @@ def handle_of(library: fastlane.Library) -> tuple[ck.Consumer, int]:
     return consumer, library.born()
 
 
-def test_the_hash_is_xxh3() -> None:
+def test_the_hash_is_xxh3(library: fastlane.Library) -> None:
     """Of every length up to 2,000 bytes, and of long texts."""
-    library, chance = fastlane.Library(), random.Random(5)
+    chance = random.Random(5)
     for size in [*range(2_000), 4_095, 100_001, 1 << 20]:
         data = chance.randbytes(size)
         assert library.xxh3(data) == xxhash.xxh3_64_intdigest(data), size
 
 
-def test_a_client_that_is_not_the_only_one_is_not_taken() -> None:
+def test_a_client_that_is_not_the_only_one_is_not_taken(library: fastlane.Library) -> None:
     """Two births, or none, give no handle."""
-    library = fastlane.Library()
     library.expect()
     with pytest.raises(fastlane.UnavailableError):
         library.born()
@@ -213,9 +224,8 @@ def test_a_client_that_is_not_the_only_one_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("first", ["reader", "client"])
-def test_reader_and_client_may_end_in_any_order(first: str) -> None:
+def test_reader_and_client_may_end_in_any_order(library: fastlane.Library, first: str) -> None:
     """What is closed says so, twice too, and nothing of a client that is gone is touched."""
-    library = fastlane.Library()
     consumer, handle = handle_of(library)
     reader = fastlane.Reader(library, handle)
     ends = [reader.close, consumer.close]
@@ -229,7 +239,7 @@ def test_reader_and_client_may_end_in_any_order(first: str) -> None:
         reader.forward("orders", 0)
 
 
-def test_both_ways_give_the_same(kafka: Broker, make_topic: MakeTopic) -> None:
+def test_both_ways_give_the_same(library: fastlane.Library, kafka: Broker, make_topic: MakeTopic) -> None:
     """Rows, offsets, ids, groups, counts and fingerprints of 5,000 messages, in each configuration."""
     topic = make_topic(name="lane")
     produce(kafka.bootstrap, topic, strange(random.Random(17), MESSAGES))
@@ -241,7 +251,7 @@ def test_both_ways_give_the_same(kafka: Broker, make_topic: MakeTopic) -> None:
         assert lane.reading.sorting is not None
         for run in runs:
             twin.take(run)
-        by_lane(kafka.bootstrap, tp, MESSAGES, lane.take)
+        by_lane(library, kafka.bootstrap, tp, MESSAGES, lane.take)
         ours, theirs = lane.found(), twin.found()
         assert ours._replace(digests=[]) == theirs._replace(digests=[]), (place, tags, dedup, row_format)
         assert ours.digests[-1] == theirs.digests[-1]
@@ -253,10 +263,10 @@ def test_both_ways_give_the_same(kafka: Broker, make_topic: MakeTopic) -> None:
     assert compared == 78
 
 
-def test_each_lack_of_memory_is_an_error_and_no_more(kafka: Broker, topic: str) -> None:
+def test_each_lack_of_memory_is_an_error_and_no_more(library: fastlane.Library, kafka: Broker, topic: str) -> None:
     """Whichever allocation fails, Python is told; the next run is sorted again."""
     produce(kafka.bootstrap, topic, strange(random.Random(3), 60))
-    tp, library = TopicPartition(topic, 0), fastlane.Library()
+    tp = TopicPartition(topic, 0)
     settings = settings_of(kafka.bootstrap, topic, TAG_PLACES["header"], {"header": "id"}, "envelope")
     rules, failed, allocations = rules_of(settings), 0, 0
     library.expect()
@@ -274,7 +284,7 @@ def test_each_lack_of_memory_is_an_error_and_no_more(kafka: Broker, topic: str) 
         reader.forward(tp.topic, 0)
         seen, is_whole = 0, True
         while seen < 60:
-            for run in reader.poll(1_000, 1.0):
+            for run in reader.poll(1_000, 0.02):
                 assert isinstance(run, fastlane.Run)
                 seen += run.count
                 try:
@@ -287,6 +297,6 @@ def test_each_lack_of_memory_is_an_error_and_no_more(kafka: Broker, topic: str) 
         reader.close()
         if is_whole:
             break
-        allocations += 1
+        allocations += 1 if allocations < 16 else 5
     consumer.close()
     assert failed > 20
