@@ -11,16 +11,17 @@ INSTALLED := $(VENV)/installed
 PURE := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help fastlane test test-all lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
-	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 7 minutes on two cores"
-	@echo "make test-all   make test, then the slow tests: 26 minutes"
+	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 10 minutes on two cores"
+	@echo "make test-all   make test, then the slow tests: 35 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
 	@echo "make docs    generate the tables of keys in docs/ from sidecar/config, and the manual page from sidecar/cli; build the site in build/site"
 	@echo "make examples   run the receivers in examples/ that are built with npm, go and Maven, and kill them"
+	@echo "make fastlane   compile the fast lane for Kafka, if there is a C compiler, and install it"
 	@echo "make first-hour   do the tutorial from an empty environment, and tell what each step takes"
 	@echo "make bench   measure the cost of a message against a bare consumer loop, of the ledger, and of delayed messages"
 	@echo "make bench-spark   measure a row of the zone and a message of the pipeline on Spark, against Spark's own sources"
@@ -36,6 +37,11 @@ test: lint jars
 
 test-all: test
 	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests
+
+# Editable: the daemon of this environment uses it from then on.
+fastlane: $(INSTALLED)
+	@$(BIN)/python fastlane/build_lane.py
+	@test ! -f fastlane/sidecar_fastlane/libfastlane.so || $(PIP) --no-build-isolation --no-deps -e fastlane
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .
