@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
@@ -29,8 +31,10 @@ from sidecar.runtime.lane import rules_of
 from sidecar.sources.kafka.columns import KafkaColumns, runs_of
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
-from tests.support.jars import CACHE, locked
+from tests.support.jars import CACHE, ROOT, locked
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
+from tests.support.process import Daemon, wait_until
+from tests.support.scene import Scene
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -300,3 +304,25 @@ def test_each_lack_of_memory_is_an_error_and_no_more(library: fastlane.Library, 
         allocations += 1 if allocations < 16 else 5
     consumer.close()
     assert failed > 20
+
+
+def test_a_daemon_on_the_lane_is_exact_through_kills(library: fastlane.Library, scene: Scene, tmp_path: Path) -> None:
+    """Killed three times in mid-flow: each message arrives once, and the log says who read."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))
+    env = {"PYTHONPATH": paths, "SIDECAR_FASTLANE_LIBRARY": str(library.path)}
+    with Daemon(tmp_path, scene.config(source={"kafka": {"lane": "on"}}), env=env) as daemon:
+        for life in range(3):
+            daemon.wait_ready()
+            goal = len(scene.expected) + 100
+            scene.send([b"%d of %d" % (number, life) for number in range(3_000)], tag=f"tag{life}")
+            wait_until(partial(has_rows, scene, goal), 30, "it delivers", detail=daemon.log_tail)
+            daemon.kill9()
+            daemon.start()
+        scene.await_all(daemon)
+        assert len(daemon.events("lane.used")) == 4
+        daemon.stop()
+
+
+def has_rows(scene: Scene, count: int) -> bool:
+    """Whether so many rows have arrived."""
+    return len(scene.receiver.rows()) >= count

@@ -68,14 +68,15 @@ def _arrived(receiver: Receiver) -> list[dict[str, Any]]:
 
 def test_a_message_cancels_those_with_its_name(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
     """Names are properties: of two that are held one is cancelled, and the other arrives."""
-    sent = [
-        Message(b"first", tag="paid", properties={**_due(5_000), NAME_HEADER: "x"}),
-        Message(b"second", tag="paid", properties={**_due(5_000), NAME_HEADER: "y"}),
-        Message(b"cancels", tag="paid", properties={CANCEL_HEADER: "x"}),
-    ]
     with Receiver() as receiver:
         with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
             daemon.wait_ready()
+            # On a busy machine some seconds pass until the queue is read.
+            sent = [
+                Message(b"first", tag="paid", properties={**_due(15_000), NAME_HEADER: "x"}),
+                Message(b"second", tag="paid", properties={**_due(15_000), NAME_HEADER: "y"}),
+                Message(b"cancels", tag="paid", properties={CANCEL_HEADER: "x"}),
+            ]
             rocketmq.send(topic, sent, queues=1)
             wait_until(lambda: daemon.status()["delivered"] == 1, PATIENCE_S, "it arrives", detail=daemon.log_tail)
             status = await_rest(daemon, PATIENCE_S)

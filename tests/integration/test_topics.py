@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tests.support.kafka import Broker, MakeTopic, Outgoing, produce, produce_transaction, unique
+from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce, produce_transaction, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, Row, value_hash
-from tests.support.scene import Scene, await_rest, values
+from tests.support.scene import Scene, await_rest, new_scene, values
 
 
 def settled(scene: Scene, daemon: Daemon) -> None:
@@ -313,23 +313,24 @@ def surviving(broker: Broker, topic: str) -> list[Row]:
         consumer.close()
 
 
-def test_compaction_under_way_loses_nothing_that_is_left(scene: Scene, make_topic: MakeTopic) -> None:
+def test_compaction_under_way_loses_nothing_that_is_left(tmp_path: Path) -> None:
     """Killed with a batch under way that compaction then thins out: what is left arrives once, under the same name."""
-    scene.topic = make_topic(1, COMPACT)
-    keyed = [Outgoing(0, None if i % 5 == 4 else b"%d" % i, b"%d" % (i % 20), [("tag", b"a")]) for i in range(100)]
-    with scene.daemon() as daemon:
-        daemon.wait_ready()
-        scene.receiver.fail("status", status=503)
-        produce(scene.broker.bootstrap, scene.topic, keyed)
-        wait_until(lambda: daemon.events("group.failed"), 10, "the batch was sent", detail=daemon.log_tail)
-        daemon.kill9()
-        produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"last", b"last", [("tag", b"a")])])
-        # Each message rolls the segment before it, and only rolled segments are compacted.
-        # The cleaner may be busy with larger topics of other tests.
-        wait_until(lambda: len(surviving(scene.broker, scene.topic)) < 30, 120, "the topic is compacted")
-        scene.expected = surviving(scene.broker, scene.topic)
-        assert None in {row[3] for row in scene.expected}
-        scene.receiver.faults.clear()
-        daemon.start()
-        scene.await_all(daemon)
-        assert max(part["attempt"] for part in scene.receiver.parts()) > 1
+    # A broker of its own: the cleaner of a shared one is busy with topics of other tests.
+    with KafkaBroker(tmp_path / "broker") as broker, new_scene(broker, tmp_path) as scene:
+        scene.topic = broker.create_topic(unique("compacted"), 1, COMPACT)
+        keyed = [Outgoing(0, None if i % 5 == 4 else b"%d" % i, b"%d" % (i % 20), [("tag", b"a")]) for i in range(100)]
+        with scene.daemon() as daemon:
+            daemon.wait_ready()
+            scene.receiver.fail("status", status=503)
+            produce(broker.bootstrap, scene.topic, keyed)
+            wait_until(lambda: daemon.events("group.failed"), 10, "the batch was sent", detail=daemon.log_tail)
+            daemon.kill9()
+            produce(broker.bootstrap, scene.topic, [Outgoing(0, b"last", b"last", [("tag", b"a")])])
+            # Each message rolls the segment before it, and only rolled segments are compacted.
+            wait_until(lambda: len(surviving(broker, scene.topic)) < 30, 60, "the topic is compacted")
+            scene.expected = surviving(broker, scene.topic)
+            assert None in {row[3] for row in scene.expected}
+            scene.receiver.faults.clear()
+            daemon.start()
+            scene.await_all(daemon)
+            assert max(part["attempt"] for part in scene.receiver.parts()) > 1
