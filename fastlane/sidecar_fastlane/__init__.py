@@ -19,7 +19,7 @@ OLDEST = 0x02100000
 """librdkafka 2.16: earlier ones skip messages when partitions are paused."""
 TAGS_MAX, TAG_BYTES_MAX = 65_536, 16 << 20
 MOST = 10_000
-_UNKNOWN_TAG, _NO_MEMORY, _CLOSED, _GONE = -1, -2, -3, -4
+_UNKNOWN_TAG, _NO_MEMORY = -1, -2
 _SEVERAL = 2
 
 Raw: TypeAlias = bytes | tuple[bytes, ...] | None
@@ -122,7 +122,7 @@ class _Shown(ct.Structure):
     _fields_ = [
         ("offset", ct.c_int64), ("timestamp", ct.c_int64), ("key_len", ct.c_int64), ("len", ct.c_int64),
         ("topic", ct.c_char_p), ("key", ct.c_void_p), ("value", ct.c_void_p), ("error", ct.c_char_p),
-        ("partition", ct.c_int32), ("err", ct.c_int32), ("has_timestamp", ct.c_int32), ("headers", ct.c_int32),
+        ("partition", ct.c_int32), ("err", ct.c_int32), ("timestamp_kind", ct.c_int32), ("headers", ct.c_int32),
         ("leader_epoch", ct.c_int32),
     ]  # fmt: skip
 
@@ -367,7 +367,7 @@ class Reader:
             topic=self._topic(shown.topic or b""),
             partition=shown.partition,
             offset=shown.offset,
-            timestamp=(shown.has_timestamp, shown.timestamp),
+            timestamp=(shown.timestamp_kind, shown.timestamp),
             key=_bytes(shown.key, shown.key_len),
             headers=headers or None,
             value=_bytes(shown.value, shown.len),

@@ -13,7 +13,7 @@ typedef struct rd_kafka_headers_s rd_kafka_headers_t;
 typedef int rd_kafka_resp_err_t;
 typedef int rd_kafka_timestamp_type_t;
 
-enum { KAFKA_OK = 0, KAFKA_FAIL = -196, KAFKA_STATE = -172, KAFKA_NO_TIMESTAMP = 0 };
+enum { KAFKA_OK = 0, KAFKA_STATE = -172, KAFKA_NO_TIMESTAMP = 0 };
 
 typedef struct {
   rd_kafka_resp_err_t err;

@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
   int64_t offset, timestamp, key_len, len;
   const char *topic, *key, *value, *error;
-  int32_t partition, err, has_timestamp, headers, leader_epoch;
+  int32_t partition, err, timestamp_kind, headers, leader_epoch;
 } shown;
 
 typedef struct reader {
@@ -257,7 +257,7 @@ API int fl_show(const reader *r, int i, shown *s) {
       .offset = m->offset, .timestamp = at, .key_len = (int64_t)m->key_len, .len = (int64_t)m->len,
       .topic = m->rkt ? kafka_rd_kafka_topic_name(m->rkt) : "", .key = m->key, .value = m->payload,
       .error = m->err ? kafka_rd_kafka_message_errstr(m) : NULL, .partition = m->partition, .err = m->err,
-      .has_timestamp = kind != KAFKA_NO_TIMESTAMP ? kind : 0,
+      .timestamp_kind = kind,
       .headers = kafka_rd_kafka_message_headers(m, &headers) ? -1 : (int32_t)kafka_rd_kafka_header_cnt(headers),
       .leader_epoch = m->err ? -1 : kafka_rd_kafka_message_leader_epoch(m),
   };
@@ -394,13 +394,12 @@ API int fl_forget_tags(reader *r, int64_t most, int64_t most_bytes) {
 
 /* ---- Sorting ---- */
 
-static int envelope(reader *r, buffer *b, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
+static int envelope(buffer *b, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
   rd_kafka_headers_t *headers = NULL;
   size_t n = kafka_rd_kafka_message_headers(m, &headers) ? 0 : kafka_rd_kafka_header_cnt(headers);
   size_t needed = 256 + head_len + e->tag_len + TEXT_ROOM(m->len) + TEXT_ROOM(m->key_len), size;
   const char *name;
   const void *value;
-  (void)r;
   for (size_t i = 0; i < n; i++) {
     if (kafka_rd_kafka_header_get_all(headers, i, &name, &value, &size)) return NO_MEMORY;
     needed += TEXT_ROOM(strlen(name)) + TEXT_ROOM(value ? size : 0);
@@ -477,7 +476,7 @@ static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const entry 
     *p = '\n';
     s->data.len++;
   }
-  if (r->format == NDJSON ? line(&s->data, m) : envelope(r, &s->data, m, e, head, head_len)) return NO_MEMORY;
+  if (r->format == NDJSON ? line(&s->data, m) : envelope(&s->data, m, e, head, head_len)) return NO_MEMORY;
   s->told.count++;
   if (put_i64(&s->offsets, m->offset)) return NO_MEMORY;
   if (r->id_place == PLACE_NONE) return 0;

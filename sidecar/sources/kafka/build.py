@@ -25,8 +25,6 @@ def _lane(settings: Settings, context: SourceContext) -> Lane | None:
             raise ConfigError(
                 f"the fast lane cannot be used: {context.lane_refusal}", hint="set source.kafka.lane: off"
             )
-        if "plugin.library.paths" in settings.properties:
-            raise ConfigError("plugin.library.paths is set", hint="set source.kafka.lane: off")
         lane = Lane(load(), context.queue_bytes)
     except ConfigError as error:
         if settings.lane == "on":
