@@ -207,7 +207,9 @@ class AdminServer:
                 status = self._snapshot().to_json() | {"pid": os.getpid()}
                 return _Reply("200 OK", "application/json", json.dumps(status).encode())
             case "/":
-                html = page(self._snapshot(), self._history.points(), self._kinds(), acts="letters" in self._tokens)
+                now = self._snapshot()
+                kinds = self._kinds() if now.dead_letters else ()
+                html = page(now, self._history.points(), kinds, acts="letters" in self._tokens)
                 return _Reply("200 OK", "text/html; charset=utf-8", html)
         return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
 
