@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# The stamp stands for the whole environment: gone or older than what it is made from, it is made again.
+# The stamps stand for the environment's packages, and for all of it: gone or older than what it is made from, it is made again.
+PACKAGES := $(VENV)/packages
 INSTALLED := $(VENV)/installed
 
 PURE := tests/unit tests/property tests/simulation
@@ -38,8 +39,7 @@ test: lint jars
 test-all: test
 	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests
 
-# Editable: the daemon of this environment uses it from then on.
-fastlane: $(INSTALLED)
+fastlane: $(PACKAGES)
 	@$(BIN)/python fastlane/build_lane.py
 	@test ! -f fastlane/sidecar_fastlane/libfastlane.so || $(PIP) --no-build-isolation --no-deps -e fastlane
 
@@ -104,7 +104,12 @@ jars: $(INSTALLED)
 clean:
 	rm -rf $(VENV) .cache .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The fast lane for Kafka too, where there is a C compiler.
+$(INSTALLED): $(PACKAGES) fastlane/build_lane.py fastlane/pyproject.toml $(wildcard fastlane/src/*)
+	@$(MAKE) --no-print-directory fastlane
+	@touch $@
+
+$(PACKAGES): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed: $(PYTHON) is older or missing (choose one: make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \

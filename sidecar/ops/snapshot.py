@@ -137,6 +137,15 @@ NO_WAITING = Waiting()
 
 
 @dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """Whether Kafka's messages are sorted in the fast lane."""
+
+    used: bool
+    reason: str
+    """Why not."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadStatus:
     """The last time that the configuration was read again; keys are dotted, as the file has them."""
 
@@ -210,6 +219,7 @@ class StatusSnapshot:
     blocking: tuple[BlockingGroup, ...] = ()
     dead_letters: int = 0
     delay: DelayStatus | None = None
+    lane: LaneStatus | None = None
     reload: ReloadStatus | None = None
     waiting: Waiting = NO_WAITING
     activity: Activity = NO_ACTIVITY
@@ -248,6 +258,7 @@ class StatusSnapshot:
             ],
             "dead_letters_stored": self.dead_letters,
             "delay": asdict(self.delay) if self.delay is not None else None,
+            "lane": asdict(self.lane) if self.lane is not None else None,
             "reload": self.reload.to_json() if self.reload is not None else None,
             "partitions": [partition.to_json() for partition in self.partitions],
         }

@@ -145,6 +145,8 @@ class Source(Protocol):
     """Maximum size of a partition's state, known once the source is open."""
     idle_poll_s: float
     """Longest time that `poll` may wait while nothing is in flight."""
+    no_lane: str | None
+    """Why the fast lane does not read, empty if it does; None if there is none for this kind of broker."""
 
     @property
     def is_emptied(self) -> bool:

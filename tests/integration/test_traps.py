@@ -17,8 +17,10 @@ from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition
+from sidecar.errors import ConfigError
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.kafka.config import consumer_config
+from sidecar.sources.kafka.lane.lane import Lane, load
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules
@@ -112,12 +114,12 @@ class Opened:
 
     Args:
         settings: Of the source.
-        state: What it knows of earlier lives.
+        lane: Reads for it; a text if the client does.
     """
 
-    def __init__(self, settings: KafkaSettings, state: MemoryState) -> None:
+    def __init__(self, settings: KafkaSettings, lane: Lane | str) -> None:
         self.listener = Listening()
-        self.source = KafkaSource(settings, state, Rules(RULES), QUEUE_BYTES)
+        self.source = KafkaSource(settings, MemoryState(), Rules(RULES), QUEUE_BYTES, "", lane)
         self.offsets: list[int] = []
         self.position = 0
 
@@ -144,10 +146,21 @@ def settings(kafka: Broker, topic: str, group: str) -> KafkaSettings:
     return KafkaSettings(bootstrap_servers=kafka.bootstrap, group_id=group, topics=[topic])
 
 
+@pytest.fixture(params=["Python", "the lane"])
+def lane(request: pytest.FixtureRequest) -> Lane | str:
+    """Both ways to read."""
+    if request.param == "Python":
+        return "off"
+    try:
+        return Lane(load(), QUEUE_BYTES)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
-def opened(settings: KafkaSettings) -> Iterator[Opened]:
+def opened(settings: KafkaSettings, lane: Lane | str) -> Iterator[Opened]:
     """The source alone, joined to its group when the test polls."""
-    opened = Opened(settings, MemoryState())
+    opened = Opened(settings, lane)
     opened.source.open(opened.listener)
     yield opened
     opened.source.close()
@@ -166,9 +179,9 @@ def test_the_clients_pace_is_set(settings: KafkaSettings) -> None:
     assert (config["session.timeout.ms"], config["heartbeat.interval.ms"]) == (9_000, 500)
 
 
-def test_a_callback_that_raises_is_heard(settings: KafkaSettings, kafka: Broker, topic: str) -> None:
+def test_a_callback_that_raises_is_heard(settings: KafkaSettings, lane: Lane | str, kafka: Broker, topic: str) -> None:
     """An error in a callback comes out of `poll`, instead of being swallowed together with what was fetched."""
-    opened = Opened(settings, MemoryState())
+    opened = Opened(settings, lane)
 
     def fail() -> None:
         raise ZeroDivisionError("in a callback")

@@ -19,8 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+from sidecar.config.model import Settings
+from sidecar.runtime.lane import refusal
 from tests.support.jars import ROOT
 
 T = TypeVar("T")
@@ -169,6 +172,18 @@ def http_get(url: str, *, timeout_s: float = 2.0) -> tuple[int, bytes]:
         return 0, b""
 
 
+def on_lane(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration, with the way to read Kafka of `SIDECAR_TEST_LANE`: `off`, or `on` where the lane can."""
+    kafka, way = config.get("source", {}).get("kafka"), os.environ.get("SIDECAR_TEST_LANE")
+    if not way or not isinstance(kafka, Mapping) or "lane" in kafka:
+        return config
+    try:
+        can = not refusal(Settings.model_validate({"state": {"dir": "/nowhere"}, **config}))
+    except ValidationError:
+        return config
+    return {**config, "source": {"kafka": {**kafka, "lane": way if can else "off"}}}
+
+
 class Daemon:
     """`sidecar run` as a process: its own admin port, its log in a file, killed when the block ends.
 
@@ -195,6 +210,7 @@ class Daemon:
             "admin": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
             "log": {"format": "json"},
         }
+        config = on_lane(config)
         self.config = {**config, **{key: {**value, **config.get(key, {})} for key, value in filled.items()}}
         self.config_path = write_config(folder / f"{name}.yaml", self.config)
         self.admin_url = f"http://{self.config['admin']['listen']}"
@@ -254,6 +270,9 @@ class Daemon:
             return http_get(f"{self.admin_url}/readyz")[0] == 200
 
         wait_until(ready, timeout_s, "the daemon is ready", detail=self.log_tail)
+        wanted = self.config["source"].get("kafka", {}).get("lane", "auto")
+        if wanted != "auto":
+            assert self.status()["lane"]["used"] == (wanted == "on")
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`.

@@ -10,21 +10,19 @@ import random
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import confluent_kafka as ck
 
 from sidecar.config.file.loader import load
-from sidecar.config.model import Settings
 from sidecar.core.records import Run
 from sidecar.daemon.lifecycle import Daemon
 from sidecar.daemon.signals import Signals
 from sidecar.ops.log import configure
-from sidecar.runtime.build import plan_memory, rules_hash
-from sidecar.sources.base import ReadPast, Source
+from sidecar.sources.base import ReadPast
+from sidecar.sources.kafka import build
 from sidecar.sources.kafka.source import KafkaSource
-from sidecar.state.interface import State
-from sidecar.state.rules import Rules
 
 SHARE = 0.12
 """Of the runs, that are read again; of each on average the half."""
@@ -33,7 +31,7 @@ SHARE = 0.12
 class SeekingSource(KafkaSource):
     """The Kafka source, which seeks back on its own thread."""
 
-    random: random.Random
+    random: ClassVar[random.Random]
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         """What has come; some of it will come once more."""
@@ -49,18 +47,13 @@ class SeekingSource(KafkaSource):
 
 def main(path: str, seed: str) -> None:
     """Run until SIGTERM."""
-
-    def source(settings: Settings, state: State) -> Source:
-        kafka, queue_bytes = settings.source.kafka, plan_memory(settings.memory.budget_bytes).queue_bytes
-        made = SeekingSource(kafka, state, Rules(rules_hash(settings)), queue_bytes)
-        made.random = random.Random(int(seed))
-        return made
-
+    SeekingSource.random = random.Random(int(seed))
     settings = load(Path(path))
     configure(settings.log.format, settings.log.level)
     signals = Signals()
     signals.install()
-    Daemon(settings, signals.stop_asked, source=source).run()
+    with patch.object(build, "KafkaSource", SeekingSource):
+        Daemon(settings, signals.stop_asked).run()
 
 
 if __name__ == "__main__":

@@ -99,11 +99,17 @@ def lines(snapshot: dict[str, Any]) -> list[str | Table]:
         *(f"[red]{escape(problem)}[/]" for problem in snapshot["problems"][1:]),
         f"{escape(stopped)}running since {snapshot['started_at']}, version {snapshot['version']}",
         f"{memory}, {stored}",
+        *_lane(snapshot.get("lane")),
         _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(snapshot)]),
         *_reloaded(snapshot.get("reload")),
         *(_waiting(wait) for wait in snapshot["retrying"]),
         *(_holding(block) for block in snapshot["blocking"]),
     ]
+
+
+def _lane(lane: dict[str, Any] | None) -> list[str]:
+    """Why the fast lane is not used."""
+    return [] if lane is None or lane["used"] else [escape(f"without the fast lane: {lane['reason']}")]
 
 
 def _reloaded(reload: dict[str, Any] | None) -> list[str]:

@@ -26,11 +26,13 @@ from sidecar.ops.snapshot import (
     RETRYING_MAX,
     Activity,
     BlockingGroup,
+    LaneStatus,
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
     Waiting,
 )
+from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.state.interface import State
 from sidecar.version import version
@@ -128,9 +130,17 @@ class StatusKeeper:
             blocking=tuple(_blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
+            lane=self._lane(),
             waiting=self._find_waiting(pipeline, now_s),
             activity=self._activity(pipeline),
         )
+
+    def _lane(self) -> LaneStatus | None:
+        reason = self._supervisor.source.no_lane
+        if reason is None:
+            return None
+        reason = reason or refusal(self._reload.settings)  # a reload may bring rules that it does not know
+        return LaneStatus(not reason, reason)
 
     def _find_waiting(self, pipeline: Pipeline, now_s: float) -> Waiting:
         if now_s >= self._waiting_at_s:

@@ -15,11 +15,11 @@ def build(settings: Settings, context: SourceContext) -> KafkaSource:
     Raises:
         ConfigError: `lane` is `on`, and the fast lane cannot be used.
     """
-    lane = None if settings.lane == "off" else _lane(settings, context)
+    lane = "source.kafka.lane is off" if settings.lane == "off" else _lane(settings, context)
     return KafkaSource(settings, context.state, context.rules, context.queue_bytes, context.place, lane)
 
 
-def _lane(settings: Settings, context: SourceContext) -> Lane | None:
+def _lane(settings: Settings, context: SourceContext) -> Lane | str:
     try:
         if context.lane_refusal:
             raise ConfigError(
@@ -30,6 +30,6 @@ def _lane(settings: Settings, context: SourceContext) -> Lane | None:
         if settings.lane == "on":
             raise
         context.tell("lane.not_used", "info", {"reason": str(error)})
-        return None
+        return str(error)
     context.tell("lane.used", "info", {})
     return lane

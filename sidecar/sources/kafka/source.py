@@ -44,7 +44,7 @@ class KafkaSource:
         rules: The rules in force.
         queue_bytes: Limit of the client's queue.
         client_id: See `place_id`. A `client.id` of the settings may be shared, so no member is looked up by it.
-        lane: Reads in place of the client; None if there is none.
+        lane: Reads in place of the client; the reason if there is none.
     """
 
     name = "Kafka"
@@ -62,15 +62,17 @@ class KafkaSource:
         state: State,
         rules: Rules,
         queue_bytes: int,
-        client_id: str = "",
-        lane: Lane | None = None,
+        client_id: str,
+        lane: Lane | str,
     ) -> None:
-        self.columns: Columns = KafkaColumns() if lane is None else LaneColumns()
+        taken = lane if isinstance(lane, Lane) else None
+        self.no_lane: str | None = "" if isinstance(lane, Lane) else lane
+        self.columns: Columns = LaneColumns() if taken else KafkaColumns()
         self._settings = settings
         self._state = state
         self._rules = rules
         self._client_id = "" if "client.id" in settings.properties else client_id
-        self._client = Client(settings, queue_bytes, client_id or "sidecar", lane)
+        self._client = Client(settings, queue_bytes, client_id or "sidecar", taken)
         self._fetcher = Fetcher(client_config(settings))
         self._rebalances: Rebalances | None = None
 

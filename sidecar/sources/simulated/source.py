@@ -140,6 +140,7 @@ class SimulatedSource:
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = 0.05
     is_emptied = True
+    no_lane: str | None = None
 
     def __init__(self, broker: SimulatedBroker, group: str, topics: Sequence[str], rules: bytes = b"rule") -> None:
         self.group = group

@@ -60,6 +60,7 @@ class LeasedSource:
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = WAKING_POLL_S
     is_emptied = True
+    no_lane: str | None = None
     columns: Columns = LeasedColumns()
 
     def __init__(

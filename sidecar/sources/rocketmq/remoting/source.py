@@ -47,6 +47,7 @@ class RocketMqSource:
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = WAKING_POLL_S
     is_emptied = True
+    no_lane: str | None = None
     columns: Columns = RocketMqColumns()
 
     def __init__(
