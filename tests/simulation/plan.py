@@ -200,7 +200,13 @@ class Plan:
         groups = {tag: f"g{(tag + number) % count}" if tag < count else None for tag in range(count + 1)}
         batching = replace(self.batching, linger_ms=(0, 30, 300)[number % 3], by_group=number % 2 == 0)
         rules = replace(self.rules, concurrency=1 + number % 4, backoff=Backoff(10, 20 + 100 * (number % 3)))
-        return replace(self.reading, groups=groups), batching, rules  # type: ignore[arg-type]
+        reading = replace(self.reading, groups=groups, sorting=groups if self.is_sorted else None)  # type: ignore[arg-type]
+        return reading, batching, rules
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether runs sort themselves."""
+        return self.reading.sorting is not None
 
     @property
     def gives_up(self) -> bool:
@@ -208,8 +214,17 @@ class Plan:
         return self.rules.give_up_attempts is not None or self.rules.give_up_ms is not None
 
 
-def make_plan(seed: int, *, newer: bool = True, ledger: bool = False, reloads: bool = False) -> Plan:
+def make_plan(
+    seed: int, *, newer: bool = True, ledger: bool = False, reloads: bool = False, lane: bool = False
+) -> Plan:
     """The circumstances of a seed; `newer` ones are drawn apart, so that older seeds keep their meaning."""
+    plan = _plan_of(seed, newer=newer, ledger=ledger, reloads=reloads)
+    if lane:
+        plan.reading = replace(plan.reading, sorting=plan.reading.groups)
+    return plan
+
+
+def _plan_of(seed: int, *, newer: bool, ledger: bool, reloads: bool) -> Plan:
     plan = _make_plan(seed)
     if reloads:
         plan.ids, plan.reloads = False, random.Random(seed ^ 0x4E10AD).choice((0.01, 0.03, 0.1))

@@ -24,6 +24,7 @@ from tests.simulation.broker import BrokenPromiseError, Broker, Life
 from tests.simulation.folder import Folder
 from tests.simulation.plan import MANY_GROUPS, TPS, Plan
 from tests.simulation.receiver import HALT, Receiver, Request
+from tests.simulation.sorter import Sorter
 
 CHECK_EVERY = 4
 """Steps between two looks at all that is held."""
@@ -223,7 +224,8 @@ class Process:
 
     def _hand_over(self, number: int, found: list) -> None:  # type: ignore[type-arg]
         self.positions[number] = max(self.positions[number], found[-1][0] + 1)
-        self.pipeline.read(Run(TPS[number], found, found[0][0], found[-1][0]), self.now_ms)
+        sorter = Sorter(found) if self._plan.is_sorted else None
+        self.pipeline.read(Run(TPS[number], found, found[0][0], found[-1][0], sorter), self.now_ms)
 
     def read_again(self, back: int, count: int, now_ms: float) -> None:
         """The client seeks back, and hands over again what it had."""

@@ -39,6 +39,8 @@ KINDS: dict[str, Callable[[int], object]] = {
     "postgresql-bare": partial(run_delayed, hosts=3, fenced=True, bare=True),
     "parked-postgresql-3": partial(run_delayed, hosts=3, fenced=True, parks=True),
     "reloads": partial(run_schedule, reloads=True),
+    "lane": partial(run_schedule, lane=True),
+    "lane-reloads": partial(run_schedule, reloads=True, lane=True),
     "leased": run_leased,
     "leased-2": partial(run_leased, members=2),
     "leased-ledger": partial(run_leased, members=2, copies=15),
@@ -46,7 +48,8 @@ KINDS: dict[str, Callable[[int], object]] = {
     "fifo": run_fifo,
     "remoting": run_remoting,
 }
-"""Delayed messages, changed configurations, and sources of RocketMQ; without any it is the core, as Kafka drives it."""
+"""Delayed messages, changed configurations, runs that sort themselves, and sources of RocketMQ; without any it is the
+core, as Kafka drives it."""
 CHUNK = 25
 FAILURES_MAX = 10
 

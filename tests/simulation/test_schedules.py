@@ -83,6 +83,14 @@ def test_some_schedules_with_reloads_in_this_process() -> None:
     assert outcome.schedules == HERE
 
 
+@pytest.mark.parametrize("kind", ["lane", "lane-reloads"])
+def test_some_schedules_with_runs_that_sort_themselves(kind: str) -> None:
+    """The same, where the core decides only about messages that it has seen before."""
+    outcome = run(300, seed=0, jobs=JOBS, kind=kind)
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.schedules == 300
+
+
 @pytest.mark.timeout(900)
 def test_a_thousand_schedules_with_reloads() -> None:
     """Messages that go to other groups under changed rules are not lost, nor sent twice but where a crash allows."""

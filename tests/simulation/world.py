@@ -340,10 +340,16 @@ class World:
 
 
 def run_schedule(
-    seed: int, steps: int = 200, *, newer: bool = True, ledger: bool = False, reloads: bool = False
+    seed: int,
+    steps: int = 200,
+    *,
+    newer: bool = True,
+    ledger: bool = False,
+    reloads: bool = False,
+    lane: bool = False,
 ) -> int:
     """Run one schedule; returns its steps, raises `BrokenPromiseError`."""
-    world = World(make_plan(seed, newer=newer, ledger=ledger, reloads=reloads))
+    world = World(make_plan(seed, newer=newer, ledger=ledger, reloads=reloads, lane=lane))
     for _ in range(steps):
         world.event()
     if not reloads:  # else a message may have been of another group

@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 import random
-from array import array
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import pytest
 
 from sidecar.core.partition_state import LaneState, PartitionState
-from sidecar.core.records import NO_ID, Run
-from tests.simulation.plan import LineFramer, Row
+from sidecar.core.records import Run
+from tests.simulation.plan import Row
+from tests.simulation.sorter import Sorter
 from tests.support.shell import TP, AllGroups, Shell, rows
 
-RULES = "the rules of the sorter"
-
-
-class Rows(NamedTuple):
-    """See `GroupRows`."""
-
-    group: str
-    offsets: Sequence[int]
-    data: bytes
-    ids: Sequence[int] | None
-    unframeable: Sequence[int]
-
-
-class Sorted(NamedTuple):
-    """See `SortedRows`."""
-
-    rows: list[Rows]
-    filtered: int
-    duplicate: int
-    stamp_ms: int | None = None
-
-
-class Sorter:
-    """Sorts rows of a test by their tags, as the shell's reading does."""
-
-    def __init__(self, messages: Sequence[Row]) -> None:
-        self._messages, self._groups = messages, AllGroups()
-        self.calls = 0
-
-    def _wanted(self) -> list[Row]:
-        return [row for row in self._messages if self._groups[row[1]] is not None]
-
-    def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
-        """See `RunSorter.ids`."""
-        assert rules == RULES
-        wanted = self._wanted()
-        return [row[2] for row in wanted], wanted[-1][0] if wanted else -1
-
-    def sort(self, rules: Any, fresh: Sequence[bool] | None, /) -> Sorted:
-        """See `RunSorter.sort`."""
-        assert rules == RULES
-        self.calls += 1
-        wanted, chosen = self._wanted(), defaultdict[str, list[Row]](list)
-        for row, is_new in zip(wanted, fresh if fresh is not None else [True] * len(wanted), strict=True):
-            if is_new:
-                chosen[str(self._groups[row[1]])].append(row)
-        found = []
-        for group, some in chosen.items():
-            data, odd = LineFramer().frame(TP, some)
-            kept = [row for place, row in enumerate(some) if place not in set(odd)]
-            ids = None if fresh is None else array("q", [NO_ID if row[2] is None else row[2] for row in kept])
-            offsets = array("q", [row[0] for row in kept])
-            found.append(Rows(group, offsets, data, ids, [some[place][0] for place in odd]))
-        return Sorted(found, len(self._messages) - len(wanted), len(wanted) - sum(map(len, chosen.values())))
+RULES = AllGroups()
 
 
 def read(shell: Shell, messages: list[Row]) -> Sorter:
@@ -89,7 +33,7 @@ def test_it_is_as_the_core_sorts_it(ids: bool) -> None:
             offset += chance.choice([1, 1, 1, 2, 7])
             value = None if chance.random() < 0.05 else b"%d" % offset
             messages.append((offset, chance.choice([-1, 0, 1, 2]), chance.choice([None, *range(300)]), value))
-        assert read(ours, messages).calls == 1
+        assert read(ours, [*messages]).calls == 1
         theirs.read(*messages)
         for shell in (ours, theirs):
             shell.run(4)
