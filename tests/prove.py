@@ -141,6 +141,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "outages": outages,
         "rewinds": lambda broker, folder: rewinds.rewinds(broker, folder, n(5)),
         "ids": lambda broker, folder: [ids.restored(broker, folder, n(30_000_000, 1_000_000), n(200_000, 2_000))],
+        "ids-lane": lambda broker, folder: [ids.switched(broker, folder, n(300_000, 20_000), n(50, 4))],
         "health": lambda broker, folder: [health.outages(broker, folder, n(5))],
         "library": lambda broker, folder: [library.kills(broker, folder, n(20, 2))],
         "memory": partial(held, n(64, 32) * memory.MIB),
@@ -156,6 +157,9 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
         "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
+        "simulator-lane": partial(
+            simulated_kinds, {"lane": "runs that sort themselves, as in the fast lane"}, n(100_000, 300)
+        ),
         "simulator-leased": partial(simulated_kinds, SIMULATED, n(20_000, 50)),
         "simulator-delayed": partial(simulated_kinds, delayed.SIMULATED, delayed.schedules(n)),
     }

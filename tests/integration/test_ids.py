@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.scenarios.ids import outgoing, restored
+import pytest
+
+from sidecar.runtime.lane import is_built
+from tests.scenarios.ids import outgoing, restored, switched
 from tests.support.kafka import Broker, produce, unique
 from tests.support.process import Daemon, http_get, wait_until
 from tests.support.receiver import Receiver
@@ -22,6 +25,12 @@ REMEMBERED, FLOWING = 3_000_000, 2_000
 def test_ids_are_restored_beside_the_flow(kafka: Broker, tmp_path: Path) -> None:
     """Millions of ids are known again after a restart within seconds, in mapped files; a stop waits for none of it."""
     assert restored(kafka, tmp_path, REMEMBERED, FLOWING).exact
+
+
+@pytest.mark.skipif(not is_built(), reason="the fast lane is not built")
+def test_the_fast_lane_knows_the_ids_that_python_knew(kafka: Broker, tmp_path: Path) -> None:
+    """Killed four times, and each life reads the other way: each id is delivered once."""
+    assert switched(kafka, tmp_path, 20_000, 4).exact
 
 
 def settled(daemon: Daemon, delivered: int, duplicate: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 import time
 from collections import Counter
@@ -17,9 +18,9 @@ from sidecar.core.windows.idruns import mixed
 from sidecar.state.ids.files import IdFiles
 from tests.support.audit import Finding, tally_counts
 from tests.support.kafka import Broker, Outgoing, produce
-from tests.support.process import http_get, wait_until
+from tests.support.process import Daemon, http_get, wait_until, write_config
 from tests.support.receiver import value_hash
-from tests.support.scene import new_scene, rss_bytes
+from tests.support.scene import await_rest, new_scene, rss_bytes
 
 MEMORY_BYTES = 120 << 20
 
@@ -30,6 +31,54 @@ def outgoing(partition: int, first: int, last: int) -> list[Outgoing]:
         Outgoing(partition, b"%d" % i, None, [("tag", b"a"), ("id", b"%d-%d" % (partition, i))])
         for i in range(first, last)
     ]
+
+
+def switched(broker: Broker, folder: Path, messages: int, times: int, seed: int = 1) -> Finding:
+    """Kills in mid-flow, and at each the other way to read Kafka; one in ten messages has an id that came before.
+
+    Args:
+        broker: The broker.
+        folder: For the daemon's files.
+        messages: How many.
+        times: How many kills.
+        seed: Of the instants and ids.
+    """
+    begun, chance, partitions = time.monotonic(), random.Random(seed), 2
+    sent = [0] * partitions
+    with new_scene(broker, folder, partitions) as scene:
+        daemon = scene.daemon(dedup={"by": {"header": "id"}}, source={"kafka": {"lane": "on"}})
+        with daemon:
+            for life in range(times):
+                for partition in range(partitions):
+                    first = sent[partition]
+                    fresh = outgoing(partition, first, first + messages * 9 // 10 // partitions // times)
+                    sent[partition] += len(fresh)
+                    again = [one for i in chance.choices(range(sent[partition]), k=len(fresh) // 9)
+                             for one in outgoing(partition, i, i + 1)]  # fmt: skip
+                    # A twin behind its origin, else in a random order.
+                    produce(broker.bootstrap, scene.topic, [*fresh, *again])
+                daemon.wait_ready()
+                goal = len(scene.receiver.rows()) + chance.randrange(sum(sent) // (life + 1))
+                wait_until(lambda goal=goal: len(scene.receiver.rows()) >= goal or daemon.status()["lag"] == 0, 60,  # type: ignore[misc]
+                           "it delivers", detail=daemon.log_tail)  # fmt: skip
+                daemon.kill9()
+                _switch(daemon)
+                daemon.start()
+            daemon.wait_ready()
+            await_rest(daemon, 60, {(scene.topic, p): end for p, end in broker.end_offsets(scene.topic).items()})
+            daemon.stop()
+        got = Counter((partition, value) for _, partition, _, value in scene.receiver.rows())
+        wanted = Counter((p, value_hash(b"%d" % i)) for p in range(partitions) for i in range(sent[p]))
+        uses = len(daemon.events("lane.used"))
+    assert uses == times // 2 + 1
+    point = "`kill -9`, and at each the fast lane is switched on or off; one in ten messages has a known id"
+    return Finding(point, times, messages, tally_counts(got, wanted), time.monotonic() - begun, f"{uses} lives in C")
+
+
+def _switch(daemon: Daemon) -> None:
+    kafka = daemon.config["source"]["kafka"]
+    kafka["lane"] = "off" if kafka["lane"] == "on" else "on"
+    write_config(daemon.config_path, daemon.config)
 
 
 def remember(folder: Path, topic: str, count: int) -> None:
