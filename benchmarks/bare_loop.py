@@ -13,14 +13,17 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.sources.kafka.config import consumer_config
 
 
-def main(bootstrap: str, topic: str, messages: int) -> None:
-    """Count `messages` messages; print CPU and wall seconds from the first to the last, and how many that were."""
-    settings = KafkaSource.model_validate(
-        {"bootstrap_servers": bootstrap, "group_id": f"bare-{uuid.uuid4().hex}", "topics": [topic]}
-    )
+def main(kafka: str, messages: int) -> None:
+    """Count messages of a topic; print CPU and wall seconds from the first to the last, and how many that were.
+
+    Args:
+        kafka: `source.kafka` as JSON, without the group.
+        messages: How many are counted.
+    """
+    settings = KafkaSource.model_validate({"group_id": f"bare-{uuid.uuid4().hex}", **json.loads(kafka)})
     config = consumer_config(settings, 4 << 20) | {"auto.offset.reset": "earliest"}
     consumer = Consumer(config)
-    consumer.subscribe([topic])
+    consumer.subscribe(settings.topics)
     counted = 0
     while not counted:
         counted = len(consumer.consume(500, 0.02))
@@ -37,4 +40,4 @@ def main(bootstrap: str, topic: str, messages: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))
