@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -150,7 +150,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_unknown": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_tell": (ct.c_int, _P, _I32, ct.c_char_p, _I64),
     "fl_forget_tags": (ct.c_int, _P, _I64, _I64),
-    "fl_ids": (ct.c_int, _P, ct.c_int, ct.POINTER(_P), ct.POINTER(_P), ct.POINTER(_I64)),
+    "fl_ids": (ct.c_int, _P, ct.c_int, ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_char_p, _I64),
     "fl_groups": (ct.POINTER(_Group), _P),
     "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
@@ -238,8 +238,8 @@ class Run:
         """
         return self._reader.message(self.start + (place if place >= 0 else self.count + place))
 
-    def ids(self, rules: Rules) -> tuple[list[int | None], int]:
-        """The id of each wanted message, None without one, and the offset of the last of these, -1 if there is none.
+    def ids(self, rules: Rules) -> tuple[array[int], int]:
+        """The id of each wanted message, or `no_id`, and the offset of the last of these, -1 if there is none.
 
         Sort the run next.
 
@@ -249,12 +249,12 @@ class Run:
         """
         return self._reader.ids(self, rules)
 
-    def sort(self, rules: Rules, fresh: Sequence[bool] | None = None) -> Sorted:
+    def sort(self, rules: Rules, fresh: bytes | None = None) -> Sorted:
         """Sort the messages into rows. They are gone afterwards.
 
         Args:
             rules: By which; the same object as long as they do not change.
-            fresh: For each wanted message, whether its id is new; None without ids.
+            fresh: For each wanted message 1 if its id is new, else 0; None without ids.
 
         Raises:
             GoneError: It was sorted.
@@ -389,26 +389,21 @@ class Reader:
         self._names.clear()
         self._codes.clear()
 
-    def ids(self, run: Run, rules: Rules) -> tuple[list[int | None], int]:
+    def ids(self, run: Run, rules: Rules) -> tuple[array[int], int]:
         """See `Run.ids`."""
         self._keep_to(rules)
-        at, missing, last = _P(), _P(), _I64()
-        count = self._asked(rules, lambda: self._c.fl_ids(self._at, run.number, at, missing, last))
-        ids: list[int | None] = list(_numbers(at.value, count))
-        flags = ct.string_at(missing, count) if count else b""
-        if 1 in flags:
-            ids = [None if gone else number for number, gone in zip(ids, flags, strict=True)]
-        return ids, last.value
+        at, last = _P(), _I64()
+        count = self._asked(rules, lambda: self._c.fl_ids(self._at, run.number, at, last))
+        return _numbers(at.value, count), last.value
 
-    def sort(self, run: Run, rules: Rules, fresh: Sequence[bool] | None) -> Sorted:
+    def sort(self, run: Run, rules: Rules, fresh: bytes | None) -> Sorted:
         """See `Run.sort`."""
         self._keep_to(rules)
         place = self._runs[run.number].topic, run.partition
         head = self._heads.get(place)
         if head is None:
             head = self._heads[place] = rules.row_head(run.topic, run.partition)
-        flags = None if fresh is None else bytes(fresh)
-        count = self._asked(rules, lambda: self._c.fl_sort(self._at, run.number, flags, head, len(head)))
+        count = self._asked(rules, lambda: self._c.fl_sort(self._at, run.number, fresh, head, len(head)))
         groups = self._c.fl_groups(self._at)
         rows = [self._rows(groups[number], with_ids=fresh is not None) for number in range(count)]
         self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)

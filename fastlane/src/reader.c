@@ -68,7 +68,7 @@ typedef struct reader {
   int64_t stamp, last; /* of the first message; the offset of the last wanted one */
   int has_stamp;
   int64_t no_id;          /* stands for a missing one */
-  buffer ids, id_missing; /* for each wanted message */
+  buffer ids; /* of each wanted message */
 } reader;
 
 static reader *readers;
@@ -171,7 +171,6 @@ API void fl_free(reader *r) {
   memo_clear(&r->memo);
   drop(&r->several);
   drop(&r->ids);
-  drop(&r->id_missing);
   free(r->slots);
   free(r->groups);
   free(r->place_of);
@@ -237,7 +236,7 @@ API int fl_count(const reader *r) { return r->count; }
 API int64_t fl_bytes(const reader *r) { return r->bytes; }
 
 API int64_t fl_memory(const reader *r) {
-  size_t sum = sizeof *r + r->memo.bytes + r->memo.cap * sizeof *r->memo.slots + r->several.cap + r->ids.cap + r->id_missing.cap;
+  size_t sum = sizeof *r + r->memo.bytes + r->memo.cap * sizeof *r->memo.slots + r->several.cap + r->ids.cap;
   sum += (size_t)r->most * (sizeof *r->messages + sizeof *r->runs) + r->codes * sizeof *r->place_of;
   for (int i = 0; i < r->slots_cap; i++) {
     const slot *s = &r->slots[i];
@@ -501,14 +500,14 @@ static int lost(reader *r) {
   return NO_MEMORY;
 }
 
-/* The ids of the wanted messages of a run, whether they are missing, and the offset of the last of these messages, -1 if
- * there is none. Returns how many; UNKNOWN_TAG: tell it, and call again. */
-API int fl_ids(reader *r, int which, const int64_t **ids, const uint8_t **missing, int64_t *last) {
+/* The ids of the wanted messages of a run, or `no_id`, and the offset of the last of these messages, -1 if there is none.
+ * Returns how many; UNKNOWN_TAG: tell it, and call again. */
+API int fl_ids(reader *r, int which, const int64_t **ids, int64_t *last) {
   const run *a = &r->runs[which];
   if (!r->queue || !r->messages[a->start]) return GONE;
   if (r->doing != which) {
     begin(r, which);
-    r->ids.len = r->id_missing.len = 0;
+    r->ids.len = 0;
     r->last = -1;
   }
   for (; r->at < a->stop; r->at++) {
@@ -519,18 +518,13 @@ API int fl_ids(reader *r, int which, const int64_t **ids, const uint8_t **missin
     if (failed) return failed;
     if (e->code == UNWANTED) continue;
     int64_t id = r->no_id;
-    int has = id_of(r, m, a->topic, &id);
-    char *flag = room(&r->id_missing, 1);
-    if (has < 0 || !flag || put_i64(&r->ids, id)) return lost(r);
-    *flag = !has;
-    r->id_missing.len++;
+    if (id_of(r, m, a->topic, &id) < 0 || put_i64(&r->ids, id)) return lost(r);
     r->last = m->offset;
   }
   r->doing = -1;
   *ids = (const int64_t *)r->ids.data;
-  *missing = (const uint8_t *)r->id_missing.data;
   *last = r->last;
-  return (int)r->id_missing.len;
+  return (int)(r->ids.len / sizeof **ids);
 }
 
 /* Sorts a run, and destroys its messages. `fresh` says of each wanted message whether its id is new; NULL without ids.

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sidecar.core.records import KEY_BYTES, NO_ID, Fragment
 
 JOINED_BYTES = 16 << 10
@@ -247,9 +249,14 @@ def pick_keys(keys: bytes, rows: Iterable[int]) -> bytes:
     return keys and b"".join([keys[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in rows])
 
 
-def ids_of(fragments: Iterable[Fragment]) -> list[int]:
+def ids_of(fragments: Iterable[Fragment]) -> array[int]:
     """The message ids of the rows that have one."""
-    return [number for fragment in fragments for number in fragment.ids or () if number != NO_ID]
+    found = array("q")
+    for fragment in fragments:
+        if fragment.ids:
+            ids = np.array(fragment.ids, np.int64)
+            found.frombytes(ids[ids != NO_ID].tobytes())
+    return found
 
 
 def rows_of(fragments: list[Fragment], separator: bytes) -> list[tuple[int, bytes]]:

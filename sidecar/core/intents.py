@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from functools import partial
 
 from sidecar.core.batching import Buffer
 from sidecar.core.claims import Mark
@@ -24,7 +26,7 @@ class Withheld:
     all of them.
     """
 
-    ids: list[int] = field(default_factory=list)
+    ids: array[int] = field(default_factory=partial(array, "q"))
     """Message ids of settled rows."""
     errors: list[Mark] = field(default_factory=list)
     """Marks of dead letters: a twin may take their keys once no part of the intent can be sent again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
@@ -199,12 +200,12 @@ class SortedRows(Protocol):
 class RunSorter(Protocol):
     """Sorts a run by the rules of `Reading.sorting`, with the result that the core has by the others of `Reading`."""
 
-    def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
-        """The ids of the wanted messages, and the offset of the last of these; -1 if there is none."""
+    def ids(self, rules: Any, /) -> tuple[array[int], int]:
+        """The ids of the wanted messages or `NO_ID`, and the offset of the last of these; -1 if there is none."""
         ...
 
-    def sort(self, rules: Any, fresh: Sequence[bool] | None, /) -> SortedRows:
-        """Sort the messages; `fresh` says of each wanted one whether its id is new, and is None without ids."""
+    def sort(self, rules: Any, fresh: bytes | None, /) -> SortedRows:
+        """Sort the messages; `fresh` has 1 for each wanted one whose id is new, else 0, and is None without ids."""
         ...
 
 

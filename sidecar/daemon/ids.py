@@ -19,7 +19,7 @@ from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
-from sidecar.core.windows.idset import UNSORTED_BYTES
+from sidecar.core.windows.idset import KEY_BYTES
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem
@@ -273,7 +273,7 @@ class IdKeeper:
         now_ms, wall_ms = time.monotonic() * 1000, time.time_ns() // 1_000_000
         begun = {generation: now_ms - max(0, wall_ms - at_ms) for generation, at_ms in stored.begun_at_ms.items()}
         ids = self._pipeline.intake.ids
-        ids.room.resize(self._memory_bytes // 4 // UNSORTED_BYTES)
+        ids.room.resize(self._memory_bytes // 4 // KEY_BYTES)
         ids.forget(tp)
         self._window(tp).restore(stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
         seconds = round(time.monotonic() - taken.since_s, 3)

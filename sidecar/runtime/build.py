@@ -23,7 +23,7 @@ from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
-from sidecar.runtime.lane import refusal, rules_of
+from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns
@@ -147,11 +147,11 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     """
     reading, sink = build_reading(settings, columns)
     digest = columns.digest if isinstance(columns, KafkaColumns | LaneColumns) else None
-    sorting = rules_of(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else None
+    lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     cancels = cancel_reader(columns) if settings.delay else None
     due = due_reader_of(settings, columns)
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, sorting=sorting)
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, **lane)
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
 
 from sidecar.config.model import Settings
 from sidecar.core.messages.fields import Field
+from sidecar.core.windows.idruns import Keys, Mask, SortedRun
 from sidecar.sinks.formats import row_head, tag_members
 
 if TYPE_CHECKING:
@@ -43,6 +47,20 @@ def is_built() -> bool:
     except ImportError:
         return False
     return LIBRARY.exists()
+
+
+def lane_rules(settings: Settings) -> Mapping[str, Any]:
+    """The fields of `Reading` that are the lane's."""
+    from sidecar_fastlane.search import Search
+
+    native = Search()
+
+    def search(runs: Iterable[SortedRun], keys: Keys) -> Mask:
+        found: Mask = np.zeros(len(keys), np.bool_)
+        native.find(runs, keys, found)
+        return found
+
+    return {"sorting": rules_of(settings), "search": search}
 
 
 def rules_of(settings: Settings) -> Rules:

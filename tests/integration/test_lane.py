@@ -293,7 +293,7 @@ def test_each_lack_of_memory_is_an_error_and_no_more(library: fastlane.Library, 
                 seen += run.count
                 try:
                     ids, _ = run.ids(rules)
-                    run.sort(rules, [True] * len(ids))
+                    run.sort(rules, b"\1" * len(ids))
                 except MemoryError:
                     failed, is_whole = failed + 1, False
         library.c.fl_fail_after(-1)

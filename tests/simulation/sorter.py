@@ -41,16 +41,16 @@ class Sorter:
         self._messages = messages
         self.calls = 0
 
-    def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
+    def ids(self, rules: Any, /) -> tuple[array[int], int]:
         """See `RunSorter.ids`."""
         wanted = [row for row in self._messages if rules[row[1]] is not None]
-        return [row[2] for row in wanted], wanted[-1][0] if wanted else -1
+        return array("q", map(_id, wanted)), wanted[-1][0] if wanted else -1
 
-    def sort(self, rules: Any, fresh: Sequence[bool] | None, /) -> Sorted:
+    def sort(self, rules: Any, fresh: bytes | None, /) -> Sorted:
         """See `RunSorter.sort`."""
         self.calls += 1
         wanted, chosen = [row for row in self._messages if rules[row[1]] is not None], defaultdict[str, list[Row]](list)
-        for row, is_new in zip(wanted, fresh if fresh is not None else [True] * len(wanted), strict=True):
+        for row, is_new in zip(wanted, fresh if fresh is not None else b"\1" * len(wanted), strict=True):
             if is_new:
                 chosen[rules[row[1]]].append(row)
         found = [_rows(group, some, with_ids=fresh is not None) for group, some in chosen.items()]
@@ -59,8 +59,12 @@ class Sorter:
         return Sorted(found, filtered, duplicate)
 
 
+def _id(row: Row) -> int:
+    return NO_ID if row[2] is None else row[2]
+
+
 def _rows(group: str, some: list[Row], *, with_ids: bool) -> Rows:
     data, odd = LineFramer().frame(TPS[0], some)
     kept = [row for place, row in enumerate(some) if place not in set(odd)]
-    ids = array("q", [NO_ID if row[2] is None else row[2] for row in kept]) if with_ids else None
+    ids = array("q", map(_id, kept)) if with_ids else None
     return Rows(group, array("q", [row[0] for row in kept]), data, ids, [some[place][0] for place in odd])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+
+import numpy as np
 
 from sidecar.core.intake.reading import Reading
 from sidecar.core.partition.partition import Partition
-from sidecar.core.records import Message, TopicPartition
-from sidecar.core.windows.dedup import Deduplicator, Moment
+from sidecar.core.records import NO_ID, Message, TopicPartition
+from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingSet
 
 
 class Identities:
@@ -47,6 +50,17 @@ class Identities:
         others = [None if number in known else number for number in numbers] if known else numbers
         new = self._windows.window(partition.tp).take(others, moment)
         return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
+
+    def take_all(self, partition: Partition, last: int, numbers: array[int], now_ms: float) -> bytes:
+        """See `take`; `NO_ID` stands for a missing id, and no other partition has copies. A byte for each message."""
+        ids, window = np.frombuffer(numbers, np.int64), self._windows.window(partition.tp)
+        assert isinstance(window, RotatingSet)
+        new, moment = ids == NO_ID, Moment(last, partition.reach.committed, now_ms)
+        if new.any():
+            new[~new] = window.take_all(ids[~new], moment)
+        else:
+            new = window.take_all(ids, moment)
+        return bytes(new.tobytes())
 
     def know(self, partition: Partition, numbers: Sequence[int], now_ms: float) -> None:
         """Remember the ids of messages that are settled, though they may not be durable."""

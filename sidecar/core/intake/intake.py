@@ -68,7 +68,7 @@ class Intake:
             lambda raw: self._chosen.setdefault(self._r.groups[raw], []).append
         )
         self.ids: Deduplicator[TopicPartition] = Deduplicator(
-            reading.capacity, bitmap=reading.bitmap_ids, keep_ms=reading.keep_ms
+            reading.capacity, bitmap=reading.bitmap_ids, keep_ms=reading.keep_ms, search=reading.search
         )
         """The windows of ids."""
         self.identities = Identities(reading, self.ids)
@@ -139,7 +139,7 @@ class Intake:
         fresh = None
         if self._r.ids is not None:
             numbers, last = sorter.ids(self._r.sorting)
-            fresh = self.identities.take(partition, last, numbers, now_ms)
+            fresh = self.identities.take_all(partition, last, numbers, now_ms)
         found = sorter.sort(self._r.sorting, fresh)
         result.filtered, result.duplicate = found.filtered, found.duplicate
         for rows in found.rows:

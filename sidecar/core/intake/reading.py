@@ -9,6 +9,7 @@ from sidecar.core.messages.cancels import ReadCancels
 from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
+from sidecar.core.windows.idruns import Search, search
 
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
@@ -35,6 +36,7 @@ class Reading:
             sent again unchanged.
         due: Reads due times, if a store holds messages until they are due. The result follows from the message, never
             from the clock: otherwise a part that is read again would have other members.
+        search: Looks ids up in sorted runs.
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
     """
@@ -53,3 +55,4 @@ class Reading:
     due: ReadDue | None = None
     cancels: ReadCancels | None = None
     sorting: object | None = None
+    search: Search = search

@@ -27,7 +27,7 @@ class Dues:
 
     def __init__(self) -> None:
         self._durable: PartitionState | None = None
-        self._ids: list[int] = []
+        self._ids = array("q")
         self._held_ids: list[int] = []
         self._marks: list[Mark] = []
         self._begun_marks = False
@@ -78,7 +78,7 @@ class Dues:
 
     def take_ids(self) -> array[int]:
         """Remove and return the message ids for the journal."""
-        ids, self._ids = array("q", self._ids), []
+        ids, self._ids = self._ids, array("q")
         return ids + self.take_held_ids()
 
     def take_held_ids(self) -> array[int]:
@@ -106,5 +106,5 @@ class Dues:
 
     def drop_ids(self) -> None:
         """Discard ids: this caller has no journal."""
-        self._ids.clear()
+        del self._ids[:]
         self._held_ids.clear()

@@ -180,7 +180,7 @@ class Outstanding:
             parts[-1].life.primary, parts[-1].home = False, part.home
         # Ids of accepted rows wait for the whole intent; the others stay with the pieces.
         later = {number for piece in pieces.values() for number in ids_of(piece)}
-        part.intent.withheld.ids += [number for number in ids_of(part.fragments) if number not in later]
+        part.intent.withheld.ids.extend(number for number in ids_of(part.fragments) if number not in later)
         self._remove(part)
         self.drop_finished()
         return parts

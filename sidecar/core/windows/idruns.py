@@ -7,7 +7,7 @@ not in the run, and to a few neighbours by its index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -121,6 +121,18 @@ class SortedRun:
             low, high = np.where(more, middle + 1, low), np.where(more, high, np.minimum(middle, high))
         equal: Mask = self.keys[np.minimum(low, len(self.keys) - 1)] == keys
         return equal
+
+
+def search(runs: Iterable[SortedRun], keys: Keys) -> Mask:
+    """A mask of the keys that are in any of the runs."""
+    mask: Mask = np.zeros(len(keys), np.bool_)
+    for run in runs:
+        mask |= run.contains(keys)
+    return mask
+
+
+Search: TypeAlias = Callable[[Iterable[SortedRun], Keys], Mask]
+"""See `search`."""
 
 
 def rising(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:

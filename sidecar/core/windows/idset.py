@@ -1,4 +1,4 @@
-"""One generation of message ids: the newest in a set, the others in sorted runs. Rotates nothing."""
+"""One generation of message ids: the newest in one array, the others in sorted runs. Rotates nothing."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sidecar.core.windows.idruns import Keys, SortedRun, add_run, mixed, unmixed
+from sidecar.core.windows.idruns import Keys, Mask, Search, SortedRun, add_run, mixed, search, unmixed
 
-UNSORTED_BYTES = 90
-"""Memory of a number in a Python set, with the number itself."""
-UNSORTED_MIN, UNSORTED_MAX = 64, 8_192
+KEY_BYTES = 8
+RECENT_MIN, RECENT_MAX = 64, 8_192
+"""Number of a window's newest keys: each batch of new ones is merged with them."""
+NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class Room:
-    """Shared by windows: the number of ids that they keep unsorted, and the count of their rotations.
+    """Shared by windows: the number of their newest keys, how keys are looked up, and the count of their rotations.
 
     Args:
-        size: Total of unsorted numbers in all windows, as long as each keeps at least `UNSORTED_MIN`.
+        size: Total of the newest keys of all windows, as long as each keeps at least `RECENT_MIN`.
+        search: Looks keys up in runs.
     """
 
-    def __init__(self, size: int = 1 << 17) -> None:
+    def __init__(self, size: int = 1 << 17, search: Search = search) -> None:
+        self.search = search
         self._size = size
         self._windows = 0
-        self.each = UNSORTED_MAX
+        self.each = RECENT_MAX
         self.rotations = 0
 
     def share(self, windows: int) -> None:
         """Divide the room among this number of windows."""
         self._windows = windows
-        self.each = max(UNSORTED_MIN, min(UNSORTED_MAX, self._size // max(1, windows)))
+        self.each = max(RECENT_MIN, min(RECENT_MAX, self._size // max(1, windows)))
 
     def resize(self, size: int) -> None:
-        """Set the total of unsorted numbers in all windows."""
+        """Set the total of the newest keys of all windows."""
         self._size = size
         self.share(self._windows)
 
@@ -46,12 +49,13 @@ class IdSet:
     """A set of numbers, added many at a time.
 
     Args:
-        room: Limits the unsorted numbers.
+        room: Limits the newest keys.
     """
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self.recent: set[int] = set()
+        self.recent: Keys = NO_KEYS
+        """The newest keys, rising; in no run yet."""
         self.runs: list[SortedRun] = []
         """Runs in memory, made here."""
         self.stored: list[SortedRun] = []
@@ -65,7 +69,7 @@ class IdSet:
         self._sorted = 0
 
     def __contains__(self, number: int) -> bool:
-        return bool(self.known([number], mixed([number]), -1))
+        return bool(self.known(mixed([number]), -1)[0])
 
     def __len__(self) -> int:
         return len(self.recent) + self._sorted
@@ -73,49 +77,46 @@ class IdSet:
     @property
     def nbytes(self) -> int:
         """Bytes of memory, without the runs that the shell stores."""
-        return UNSORTED_BYTES * len(self.recent) + sum(run.nbytes for run in self.runs)
+        return self.recent.nbytes + sum(run.nbytes for run in self.runs)
 
-    def known(self, numbers: Sequence[int], keys: Keys, last: int) -> set[int]:
-        """The `numbers` that are in the set.
+    def known(self, keys: Keys, last: int) -> Mask:
+        """A mask of the keys that are in the set.
 
         Args:
-            numbers: The numbers.
-            keys: The result of `mixed` for the numbers.
+            keys: Any keys.
             last: The highest offset of their messages.
         """
-        known = self.recent.intersection(numbers)
-        if self._sorted:
-            mask = np.zeros(len(keys), np.bool_)
-            for run in (*self.runs, *self.stored):
-                mask |= run.contains(keys)
-            known.update(numbers[index] for index in mask.nonzero()[0].tolist())
-        if known:
+        mask = self._room.search((*self.runs, *self.stored), keys)
+        if len(self.recent):
+            mask |= self.recent[self.recent.searchsorted(keys) % len(self.recent)] == keys
+        if mask.any():
             self.decided = max(self.decided, last)
-        return known
+        return mask
 
-    def update(self, numbers: set[int], last: int, now_ms: float) -> None:
-        """Add numbers that are not in the set."""
-        if not numbers:
+    def update(self, keys: Keys, last: int, now_ms: float) -> None:
+        """Add rising keys that are not in the set."""
+        if not len(keys):
             return
         if not len(self):
             self.begun_ms = now_ms
         self.ended_ms = now_ms
         self.decided = max(self.decided, last)
-        self.recent |= numbers
-        self.added += len(numbers)
+        self.added += len(keys)
+        self.recent = np.concatenate([self.recent, keys])
+        self.recent.sort(kind="stable")  # merges the two
         if len(self.recent) > self._room.each:
-            self.sort()
+            self.settle()
 
-    def sort(self) -> None:
-        """Sort the unsorted numbers."""
-        if self.recent:
-            recent, self.recent = self.recent, set()
-            self.load(np.fromiter(recent, np.int64, len(recent)))
+    def settle(self) -> None:
+        """Make a run of the newest keys."""
+        if len(self.recent):
+            recent, self.recent = self.recent, NO_KEYS
+            self._add(recent)
 
     def numbers(self) -> NDArray[np.int64]:
         """All numbers, in ascending order."""
-        self.sort()
-        numbers = unmixed(np.concatenate([np.empty(0, np.uint64), *(run.keys for run in (*self.runs, *self.stored))]))
+        self.settle()
+        numbers = unmixed(np.concatenate([NO_KEYS, *(run.keys for run in (*self.runs, *self.stored))]))
         numbers.sort()
         return numbers
 
@@ -123,6 +124,9 @@ class IdSet:
         """Add many numbers that are not in the set."""
         keys = mixed(numbers)
         keys.sort()
+        self._add(keys)
+
+    def _add(self, keys: Keys) -> None:
         add_run(self.runs, SortedRun.of(keys))
         self._count()
 
@@ -133,7 +137,7 @@ class IdSet:
             stored: All stored runs of this set.
             elsewhere: Stored runs of another generation, which may have taken some of these numbers.
         """
-        self.sort()
+        self.settle()
         self.stored = list(stored)
         own, self.runs = self.runs, []
         for run in own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, overload
@@ -80,11 +81,11 @@ class LaneMessages(Sequence["fastlane.Message"]):
             self._all = [self._run.message(place) for place in range(self._run.count)]
         return self._all
 
-    def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
+    def ids(self, rules: Any, /) -> tuple[array[int], int]:
         """See `RunSorter.ids`."""
         return self._run.ids(rules)
 
-    def sort(self, rules: Any, fresh: Sequence[bool] | None, /) -> fastlane.Sorted:
+    def sort(self, rules: Any, fresh: bytes | None, /) -> fastlane.Sorted:
         """See `RunSorter.sort`; the newest message is kept for its fingerprint."""
         self._newest = self._run.message(-1)
         return self._run.sort(rules, fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from typing import cast
 
@@ -27,6 +28,7 @@ def test_open_messages_of_many_groups_are_counted_at_what_they_take(rows: int, *
     try:
         for at in range(1, len(messages), 500):
             shell.read(*messages[at : at + 500])
+        gc.collect()
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

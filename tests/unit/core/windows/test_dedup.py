@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 from sidecar.core.windows import dedup
 from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingBitmap, RotatingSet
 from sidecar.core.windows.idruns import SortedRun, mixed
-from sidecar.core.windows.idset import UNSORTED_MIN, Room
+from sidecar.core.windows.idset import RECENT_MIN, Room
 
 
 def test_documented_examples_run() -> None:
@@ -123,8 +123,8 @@ def test_most_numbers_are_sorted() -> None:
     window = small(100_000)
     for at in range(0, 30_000, 100):
         window.take(range(at, at + 100))
-    assert len(window.young.recent) <= UNSORTED_MIN
-    assert window.young.nbytes < 12 * 30_000 + 90 * UNSORTED_MIN
+    assert len(window.young.recent) <= RECENT_MIN
+    assert window.young.nbytes < 12 * 30_000 + 8 * RECENT_MIN
     assert all(number in window for number in range(0, 30_000, 999))
     assert not any(number in window for number in range(30_000, 60_000, 999))
 
