@@ -19,7 +19,7 @@ OLDEST = 0x02100000
 """librdkafka 2.16: earlier ones skip messages when partitions are paused."""
 TAGS_MAX, TAG_BYTES_MAX = 65_536, 16 << 20
 MOST = 10_000
-_UNKNOWN_TAG, _NO_MEMORY = -1, -2
+_UNKNOWN_TAG, _NO_MEMORY, _ODD = -1, -2, -5
 _SEVERAL = 2
 
 Raw: TypeAlias = bytes | tuple[bytes, ...] | None
@@ -143,7 +143,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_runs": (ct.POINTER(_Run), _P),
     "fl_count": (ct.c_int, _P),
     "fl_bytes": (_I64, _P),
-    "fl_memory": (_I64, _P),
+    "fl_memory": (_I64,),
     "fl_show": (ct.c_int, _P, ct.c_int, ct.POINTER(_Shown)),
     "fl_header": (ct.c_int, _P, ct.c_int, ct.c_int, ct.POINTER(ct.c_char_p), ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_offsets": (ct.c_int, _P, ct.c_int, _P),
@@ -151,7 +151,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_tell": (ct.c_int, _P, _I32, ct.c_char_p, _I64),
     "fl_forget_tags": (ct.c_int, _P, _I64, _I64),
     "fl_ids": (ct.c_int, _P, ct.c_int, ct.POINTER(_P), ct.POINTER(_P), ct.POINTER(_I64)),
-    "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_char_p, _I64),
+    "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, _I64, ct.c_char_p, _I64),
     "fl_groups": (ct.POINTER(_Group), _P),
     "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
 }
@@ -212,15 +212,27 @@ class Library:
 class Run:
     """Consecutive messages of one partition with rising offsets, in C until they are sorted or asked for."""
 
-    __slots__ = ("_reader", "count", "first", "last", "number", "partition", "start", "topic")
+    __slots__ = ("_poll", "_reader", "count", "first", "last", "number", "partition", "start", "topic")
 
     def __init__(self, reader: Reader, number: int, topic: str, run: _Run) -> None:
         self._reader, self.number, self.topic = reader, number, topic
+        self._poll = reader.polls
         self.partition: int = run.partition
         self.start: int = run.start
         self.count: int = run.stop - run.start
         self.first: int = run.first
         self.last: int = run.last
+
+    @property
+    def reader(self) -> Reader:
+        """The reader, as long as this is of its last poll.
+
+        Raises:
+            GoneError: It polled again.
+        """
+        if self._reader.polls != self._poll:
+            raise GoneError
+        return self._reader
 
     def offsets(self) -> array[int]:
         """The offset of each message.
@@ -228,7 +240,7 @@ class Run:
         Raises:
             GoneError: It was sorted.
         """
-        return self._reader.offsets(self)
+        return self.reader.offsets(self)
 
     def message(self, place: int) -> Message:
         """One message, negative places from the end.
@@ -236,7 +248,7 @@ class Run:
         Raises:
             GoneError: It was sorted.
         """
-        return self._reader.message(self.start + (place if place >= 0 else self.count + place))
+        return self.reader.message(self.start + (place if place >= 0 else self.count + place))
 
     def ids(self, rules: Rules) -> tuple[list[int | None], int]:
         """The id of each wanted message, None without one, and the offset of the last of these, -1 if there is none.
@@ -247,7 +259,7 @@ class Run:
             GoneError: It was sorted.
             MemoryError: Call it again, or give up.
         """
-        return self._reader.ids(self, rules)
+        return self.reader.ids(self, rules)
 
     def sort(self, rules: Rules, fresh: Sequence[bool] | None = None) -> Sorted:
         """Sort the messages into rows. They are gone afterwards.
@@ -259,8 +271,9 @@ class Run:
         Raises:
             GoneError: It was sorted.
             MemoryError: The run is lost.
+            ValueError: There is not a flag for each of the ids that were asked for right before, by the same rules.
         """
-        return self._reader.sort(self, rules, fresh)
+        return self.reader.sort(self, rules, fresh)
 
 
 class Reader:
@@ -281,6 +294,8 @@ class Reader:
         self._at = self._c.fl_open(handle, MOST, no_id)
         if not self._at:
             raise MemoryError
+        self.polls = 0
+        """How often it polled."""
         self._rules: Rules | None = None
         self._names: list[str] = []
         self._codes: dict[str, int] = {}
@@ -298,8 +313,8 @@ class Reader:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that it holds, without the messages."""
-        return int(self._c.fl_memory(self._at))
+        """Memory that the process's readers hold, without the messages: as malloc has it, to the byte."""
+        return int(self._c.fl_memory())
 
     @property
     def polled(self) -> tuple[int, int]:
@@ -326,6 +341,7 @@ class Reader:
         """
         if self._c.fl_forget_tags(self._at, TAGS_MAX, TAG_BYTES_MAX):
             self._forget_tags()
+        self.polls += 1
         found = self._c.fl_poll(self._at, most, int(timeout_s * 1000))
         if found < 0:
             raise ClosedError("the reader is closed")
@@ -382,6 +398,7 @@ class Reader:
             if self._c.fl_change(self._at, places[0], headers[0], int(rules.envelope), places[1], headers[1]):
                 raise MemoryError
             self._forget_tags()
+            self._heads.clear()
             self._rules = rules
         return rules
 
@@ -407,8 +424,8 @@ class Reader:
         head = self._heads.get(place)
         if head is None:
             head = self._heads[place] = rules.row_head(run.topic, run.partition)
-        flags = None if fresh is None else bytes(fresh)
-        count = self._asked(rules, lambda: self._c.fl_sort(self._at, run.number, flags, head, len(head)))
+        flags, known = (None, 0) if fresh is None else (bytes(fresh), len(fresh))
+        count = self._asked(rules, lambda: self._c.fl_sort(self._at, run.number, flags, known, head, len(head)))
         groups = self._c.fl_groups(self._at)
         rows = [self._rows(groups[number], with_ids=fresh is not None) for number in range(count)]
         self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)
@@ -431,6 +448,8 @@ class Reader:
                 self._tell(rules)
             elif result == _NO_MEMORY:
                 raise MemoryError
+            elif result == _ODD:
+                raise ValueError("ids and flags are not of the same run, or not by the same rules")
             else:
                 raise GoneError
         return result

@@ -132,3 +132,16 @@ char *text_name(char *p, const char *name) {
   *end = '"';
   return end + 1;
 }
+
+/* Six bytes for a control character, two for a quote; or base64, four bytes for three. */
+size_t text_room(const void *data, size_t len) {
+  if (len <= 1024) return 6 * len + 40;
+  const unsigned char *s = data;
+  size_t odd = 0, i = 0;
+  for (; i + 64 <= len; i += 64) {
+    unsigned char some = 0;
+    for (size_t k = 0; k < 64; k++) some += (s[i + k] < 0x20) | (s[i + k] == '"') | (s[i + k] == '\\');
+    odd += some;
+  }
+  return len + len / 3 + 5 * (odd + len - i) + 40;
+}
