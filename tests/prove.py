@@ -28,6 +28,7 @@ from benchmarks import memory
 from tests.scenarios import delayed_proof as delayed
 from tests.scenarios import exactly_once as once
 from tests.scenarios import health, ids, kills, ledger, library, members, reloads, rewinds, rocketmq, tables, upgrade
+from tests.scenarios import lane as both_ways
 from tests.scenarios import rocketmq_resets as resets
 from tests.simulation import run as simulation
 from tests.support import rocketmq_flow as flows
@@ -151,6 +152,10 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "reloads": lambda broker, folder: [
             reloads.reloads(broker, folder, n(200, 10), n(20, 2)),
             reloads.reloads_killed(broker, folder, n(50, 3)),
+        ],
+        "lane": lambda broker, folder: [both_ways.compared(broker, folder, n(160, 8), n(20_000, 2_000))],
+        "lane-sanitized": lambda broker, folder: [
+            both_ways.compared(broker, folder, n(160, 8), n(20_000, 2_000), sanitized=True, seed=1_001)
         ],
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),

@@ -143,15 +143,16 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_runs": (ct.POINTER(_Run), _P),
     "fl_count": (ct.c_int, _P),
     "fl_bytes": (_I64, _P),
-    "fl_memory": (_I64, _P),
+    "fl_memory": (_I64,),
     "fl_show": (ct.c_int, _P, ct.c_int, ct.POINTER(_Shown)),
     "fl_header": (ct.c_int, _P, ct.c_int, ct.c_int, ct.POINTER(ct.c_char_p), ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_offsets": (ct.c_int, _P, ct.c_int, _P),
     "fl_unknown": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_tell": (ct.c_int, _P, _I32, ct.c_char_p, _I64),
     "fl_forget_tags": (ct.c_int, _P, _I64, _I64),
-    "fl_ids": (ct.c_int, _P, ct.c_int, ct.POINTER(_P), ct.POINTER(_I64)),
-    "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_char_p, _I64),
+    "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, _I64),
+    "fl_ids": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
+    "fl_keep": (ct.c_int, _P, ct.c_char_p, _I64),
     "fl_groups": (ct.POINTER(_Group), _P),
     "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
 }
@@ -212,15 +213,27 @@ class Library:
 class Run:
     """Consecutive messages of one partition with rising offsets, in C until they are sorted or asked for."""
 
-    __slots__ = ("_reader", "count", "first", "last", "number", "partition", "start", "topic")
+    __slots__ = ("_poll", "_reader", "count", "first", "last", "number", "partition", "start", "topic")
 
     def __init__(self, reader: Reader, number: int, topic: str, run: _Run) -> None:
         self._reader, self.number, self.topic = reader, number, topic
+        self._poll = reader.polls
         self.partition: int = run.partition
         self.start: int = run.start
         self.count: int = run.stop - run.start
         self.first: int = run.first
         self.last: int = run.last
+
+    @property
+    def reader(self) -> Reader:
+        """The reader, as long as this is of its last poll.
+
+        Raises:
+            GoneError: It polled again.
+        """
+        if self._reader.polls != self._poll:
+            raise GoneError
+        return self._reader
 
     def offsets(self) -> array[int]:
         """The offset of each message.
@@ -228,7 +241,7 @@ class Run:
         Raises:
             GoneError: It was sorted.
         """
-        return self._reader.offsets(self)
+        return self.reader.offsets(self)
 
     def message(self, place: int) -> Message:
         """One message, negative places from the end.
@@ -236,31 +249,32 @@ class Run:
         Raises:
             GoneError: It was sorted.
         """
-        return self._reader.message(self.start + (place if place >= 0 else self.count + place))
+        return self.reader.message(self.start + (place if place >= 0 else self.count + place))
 
     def ids(self, rules: Rules) -> tuple[array[int], int]:
         """The id of each wanted message, or `no_id`, and the offset of the last of these, -1 if there is none.
 
-        Sort the run next.
+        The messages are gone afterwards. Call `sort` next, with the answer.
 
         Raises:
             GoneError: It was sorted.
-            MemoryError: Call it again, or give up.
+            MemoryError: The run is lost.
         """
-        return self._reader.ids(self, rules)
+        return self.reader.ids(self, rules)
 
     def sort(self, rules: Rules, fresh: bytes | None = None) -> Sorted:
         """Sort the messages into rows. They are gone afterwards.
 
         Args:
             rules: By which; the same object as long as they do not change.
-            fresh: For each wanted message 1 if its id is new, else 0; None without ids.
+            fresh: With ids, for each wanted message 1 if its id is new, else 0.
 
         Raises:
             GoneError: It was sorted.
             MemoryError: The run is lost.
+            ValueError: There is not a flag for each of the ids that were asked for right before, by the same rules.
         """
-        return self._reader.sort(self, rules, fresh)
+        return self.reader.sort(self, rules, fresh)
 
 
 class Reader:
@@ -281,7 +295,11 @@ class Reader:
         self._at = self._c.fl_open(handle, MOST, no_id)
         if not self._at:
             raise MemoryError
+        self.polls = 0
+        """How often it polled."""
         self._rules: Rules | None = None
+        self._noted: Run | None = None
+        """The run whose ids were asked for."""
         self._names: list[str] = []
         self._codes: dict[str, int] = {}
         self._heads: dict[tuple[bytes, int], bytes] = {}
@@ -298,8 +316,8 @@ class Reader:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that it holds, without the messages."""
-        return int(self._c.fl_memory(self._at))
+        """Memory that the process's readers hold, without the messages: as malloc has it, to the byte."""
+        return int(self._c.fl_memory())
 
     @property
     def polled(self) -> tuple[int, int]:
@@ -326,6 +344,7 @@ class Reader:
         """
         if self._c.fl_forget_tags(self._at, TAGS_MAX, TAG_BYTES_MAX):
             self._forget_tags()
+        self.polls += 1
         found = self._c.fl_poll(self._at, most, int(timeout_s * 1000))
         if found < 0:
             raise ClosedError("the reader is closed")
@@ -382,6 +401,7 @@ class Reader:
             if self._c.fl_change(self._at, places[0], headers[0], int(rules.envelope), places[1], headers[1]):
                 raise MemoryError
             self._forget_tags()
+            self._heads.clear()
             self._rules = rules
         return rules
 
@@ -391,19 +411,39 @@ class Reader:
 
     def ids(self, run: Run, rules: Rules) -> tuple[array[int], int]:
         """See `Run.ids`."""
-        self._keep_to(rules)
+        self._sort(run, rules)
+        self._noted = run
         at, last = _P(), _I64()
-        count = self._asked(rules, lambda: self._c.fl_ids(self._at, run.number, at, last))
+        count = self._c.fl_ids(self._at, at, last)
         return _numbers(at.value, count), last.value
 
-    def sort(self, run: Run, rules: Rules, fresh: bytes | None) -> Sorted:
-        """See `Run.sort`."""
+    def _sort(self, run: Run, rules: Rules) -> int:
+        self._noted = None
         self._keep_to(rules)
         place = self._runs[run.number].topic, run.partition
         head = self._heads.get(place)
         if head is None:
             head = self._heads[place] = rules.row_head(run.topic, run.partition)
-        count = self._asked(rules, lambda: self._c.fl_sort(self._at, run.number, fresh, head, len(head)))
+        while (count := self._c.fl_sort(self._at, run.number, head, len(head))) < 0:
+            if count == _UNKNOWN_TAG:
+                self._tell(rules)
+            elif count == _NO_MEMORY:
+                raise MemoryError
+            else:
+                raise GoneError
+        return int(count)
+
+    def sort(self, run: Run, rules: Rules, fresh: bytes | None) -> Sorted:
+        """See `Run.sort`."""
+        if fresh is None and rules.id_place == "none":
+            count = self._sort(run, rules)
+        elif fresh is None or self._noted is not run or self._rules is not rules:
+            raise ValueError("ids and flags are not of the same run, or not by the same rules")
+        else:
+            count = self._c.fl_keep(self._at, fresh, len(fresh))
+            if count < 0:
+                raise ValueError("there is not a flag for each id")
+            self._noted = None
         groups = self._c.fl_groups(self._at)
         rows = [self._rows(groups[number], with_ids=fresh is not None) for number in range(count)]
         self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)
@@ -418,17 +458,6 @@ class Reader:
             _numbers(group.ids, group.count) if with_ids else None,
             _numbers(group.odd_offsets, group.odd),
         )
-
-    def _asked(self, rules: Rules, call: Callable[[], int]) -> int:
-        """Repeat a call until the rules have been asked about each tag."""
-        while (result := call()) < 0:
-            if result == _UNKNOWN_TAG:
-                self._tell(rules)
-            elif result == _NO_MEMORY:
-                raise MemoryError
-            else:
-                raise GoneError
-        return result
 
     def _tell(self, rules: Rules) -> None:
         at, size = _P(), _I64()

@@ -31,9 +31,11 @@ static rd_kafka_resp_err_t on_destroy(rd_kafka_t *rk, void *opaque) {
 
 static rd_kafka_resp_err_t on_new(rd_kafka_t *rk, const rd_kafka_conf_t *conf, void *opaque, char *error, size_t size) {
   (void)conf, (void)opaque, (void)error, (void)size;
+  rd_kafka_resp_err_t failed = kafka_rd_kafka_interceptor_add_on_destroy(rk, "sidecar", on_destroy, NULL);
+  if (failed) return failed;
   born = rk;
   births++;
-  return kafka_rd_kafka_interceptor_add_on_destroy(rk, "sidecar", on_destroy, NULL);
+  return KAFKA_OK;
 }
 
 /* librdkafka calls this for `plugin.library.paths`. */

@@ -7,10 +7,15 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { UNKNOWN_TAG = -1, NO_MEMORY = -2, CLOSED = -3, GONE = -4 };
+/* Lengths are multiplied without a check, and lengths and numbers go to Python as they lie in memory. */
+_Static_assert(sizeof(size_t) == 8, "64 bits");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "little-endian");
 
-/* memory.c: the allocator, which tests let fail. */
+enum { UNKNOWN_TAG = -1, NO_MEMORY = -2, CLOSED = -3, GONE = -4, ODD = -5 };
+
+/* memory.c: the allocator, which counts, and which tests let fail. */
 void *take(void *old, size_t bytes);
+void give(void *old);
 
 typedef struct {
   char *data;
@@ -30,7 +35,7 @@ char *text_number(char *p, int64_t value);
 char *text_value(char *p, const void *data, size_t len);                    /* a string, or {"base64":...}; null */
 char *text_field(char *p, const char *name, const void *data, size_t len);  /* ,"name":... or ,"name_base64":... */
 char *text_name(char *p, const char *name);                                 /* of a header; U+FFFD if it is no UTF-8 */
-#define TEXT_ROOM(len) (6 * (size_t)(len) + 40)
+size_t text_room(const void *data, size_t len);                             /* that any of these needs */
 
 /* memo.c: what Python has said of the raw content of a field. */
 enum { RAW_NONE, RAW_ONE, RAW_SEVERAL };
@@ -49,6 +54,7 @@ typedef struct {
 typedef struct {
   entry **slots;
   size_t cap, len, bytes;
+  int is_crowded; /* a search was long: somebody chose contents whose hashes are alike */
 } memo;
 
 entry *memo_find(memo *m, int kind, const char *raw, size_t len);

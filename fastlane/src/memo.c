@@ -3,9 +3,12 @@
 #include <string.h>
 #include "lane.h"
 
-static entry **slot_of(const memo *m, uint64_t hash, int kind, const char *raw, size_t len) {
-  for (size_t i = hash & (m->cap - 1);; i = (i + 1) & (m->cap - 1)) {
+enum { CROWD = 500 };
+
+static entry **slot_of(memo *m, uint64_t hash, int kind, const char *raw, size_t len) {
+  for (size_t i = hash & (m->cap - 1), tries = 0;; i = (i + 1) & (m->cap - 1)) {
     entry *e = m->slots[i];
+    if (++tries > CROWD) m->is_crowded = 1;
     if (!e || (e->hash == hash && e->kind == kind && e->len == len && !memcmp(e->raw, raw, len))) return &m->slots[i];
   }
 }
@@ -15,10 +18,10 @@ static int widen(memo *m) {
   entry **slots = take(NULL, cap * sizeof *slots);
   if (!slots) return NO_MEMORY;
   memset(slots, 0, cap * sizeof *slots);
-  memo wider = {slots, cap, m->len, m->bytes};
+  memo wider = {slots, cap, m->len, m->bytes, m->is_crowded};
   for (size_t i = 0; i < m->cap; i++)
     if (m->slots[i]) *slot_of(&wider, m->slots[i]->hash, m->slots[i]->kind, m->slots[i]->raw, m->slots[i]->len) = m->slots[i];
-  free(m->slots);
+  give(m->slots);
   *m = wider;
   return 0;
 }
@@ -41,7 +44,7 @@ int memo_tell(memo *m, entry *e, int32_t code, const char *tag, size_t tag_len) 
   char *copy = take(NULL, tag_len + 1);
   if (!copy) return NO_MEMORY;
   memcpy(copy, tag, tag_len);
-  free(e->tag);
+  give(e->tag);
   e->tag = copy;
   e->tag_len = tag_len;
   e->code = code;
@@ -52,9 +55,9 @@ int memo_tell(memo *m, entry *e, int32_t code, const char *tag, size_t tag_len) 
 void memo_clear(memo *m) {
   for (size_t i = 0; i < m->cap; i++)
     if (m->slots[i]) {
-      free(m->slots[i]->tag);
-      free(m->slots[i]);
+      give(m->slots[i]->tag);
+      give(m->slots[i]);
     }
-  free(m->slots);
+  give(m->slots);
   *m = (memo){0};
 }

@@ -1,7 +1,7 @@
 /* One client's messages: taken from a queue of their own, cut into runs, sorted into rows by group.
  *
- * A message belongs to `messages` from `fl_poll` on, and is destroyed as soon as its row is written, or by the next poll.
- * All but `readers_forget` is for one thread. */
+ * A message belongs to `messages` from `fl_poll` on, and is destroyed as soon as its row is written, by the next poll, or
+ * with the client, which waits for a call that is under way. All but `readers_forget` is for one thread. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,8 @@
 
 enum { PLACE_NONE, PLACE_HEADER, PLACE_KEY, PLACE_TOPIC };
 enum { NDJSON, ENVELOPE };
-enum { AHEAD = 8, LARGE = 1 << 20 };
+enum { AHEAD = 8 };
+enum { POLLS = 16, SPARE_MAX = 4 << 20, SPARE_TIMES = 16, SEVERAL_MAX = 64 << 10 };
 
 typedef struct {
   const char *topic;
@@ -28,6 +29,8 @@ typedef struct {
 typedef struct {
   group told;
   buffer data, offsets, odd, ids;
+  size_t at, to; /* of fl_keep: bytes read and kept, rows read */
+  int32_t read, read_odd;
 } slot;
 
 typedef struct {
@@ -38,6 +41,7 @@ typedef struct {
 
 typedef struct reader {
   struct reader *next;
+  pthread_mutex_t lock;
   rd_kafka_t *rk;
   rd_kafka_queue_t *queue; /* NULL once the reader is closed, or the client is gone */
   int tag_place, format, id_place;
@@ -61,74 +65,26 @@ typedef struct reader {
   } *place_of; /* by code: the slot, if it is of this sorting */
   size_t codes;
   uint64_t sorting;
+  size_t used; /* bytes of the largest sorting of the last polls */
+  int polls;
 
-  int doing, at; /* the run that was begun, and its next message */
-  size_t nth;    /* the next wanted message */
+  int doing, at; /* the run that was begun, -1 for none, and its next message */
   int32_t filtered, duplicate;
   int64_t stamp, last; /* of the first message; the offset of the last wanted one */
   int has_stamp;
   int64_t no_id;          /* stands for a missing one */
-  buffer ids; /* of each wanted message */
+  buffer ids, wanted;     /* of each wanted message: its id; its slot, twice, and whether it has no row */
 } reader;
 
 static reader *readers;
 static pthread_mutex_t readers_lock = PTHREAD_MUTEX_INITIALIZER;
 
-void readers_forget(rd_kafka_t *rk) {
-  pthread_mutex_lock(&readers_lock);
-  for (reader *r = readers; r; r = r->next)
-    if (r->rk == rk) r->queue = NULL; /* its memory is the client's, which leaves with it */
-  pthread_mutex_unlock(&readers_lock);
-}
+static void unlock(pthread_mutex_t **lock) { pthread_mutex_unlock(*lock); }
+#define HOLD(mutex)                                                     \
+  __attribute__((cleanup(unlock))) pthread_mutex_t *held = &(mutex);    \
+  pthread_mutex_lock(held)
 
 /* ---- A reader's life ---- */
-
-/* Then codes begin anew. */
-static void forget_tags(reader *r) {
-  memo_clear(&r->memo);
-  free(r->place_of);
-  r->place_of = NULL;
-  r->codes = 0;
-}
-
-API void fl_free(reader *r);
-
-API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
-  reader *r = take(NULL, sizeof *r);
-  if (!r) return NULL;
-  *r = (reader){.rk = rk, .most = most, .no_id = no_id, .doing = -1};
-  r->messages = take(NULL, (size_t)most * sizeof *r->messages);
-  r->runs = take(NULL, (size_t)most * sizeof *r->runs);
-  if (r->messages && r->runs) r->queue = kafka_rd_kafka_queue_new(rk);
-  if (!r->queue) {
-    fl_free(r);
-    return NULL;
-  }
-  pthread_mutex_lock(&readers_lock);
-  r->next = readers;
-  readers = r;
-  pthread_mutex_unlock(&readers_lock);
-  return r;
-}
-
-/* How runs are sorted from now on. Without memory, all is as it was. */
-API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header) {
-  char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
-  if (!tag || !id) {
-    free(tag);
-    free(id);
-    return NO_MEMORY;
-  }
-  free(r->tag_header);
-  free(r->id_header);
-  r->tag_header = strcpy(tag, tag_header);
-  r->id_header = strcpy(id, id_header);
-  r->tag_place = tag_place;
-  r->format = format;
-  r->id_place = id_place;
-  forget_tags(r);
-  return 0;
-}
 
 /* Destroys the messages that are left. */
 static void let_go(reader *r) {
@@ -137,24 +93,98 @@ static void let_go(reader *r) {
   r->count = r->nruns = 0;
   r->bytes = 0;
   r->doing = -1;
+  r->ids.len = r->wanted.len = 0;
 }
 
 /* Must come before the client is destroyed; a second call does nothing. */
 API void fl_close(reader *r) {
-  if (!r->queue) {
-    r->count = r->nruns = 0; /* the client's, which is gone */
-    return;
-  }
+  HOLD(r->lock);
+  if (!r->queue) return;
   let_go(r);
   kafka_rd_kafka_queue_destroy(r->queue);
   r->queue = NULL;
 }
 
-static void drop_slot(slot *s) {
-  drop(&s->data);
-  drop(&s->offsets);
-  drop(&s->odd);
-  drop(&s->ids);
+void readers_forget(rd_kafka_t *rk) {
+  HOLD(readers_lock);
+  for (reader *r = readers; r; r = r->next)
+    if (r->rk == rk) fl_close(r);
+}
+
+/* A child has none of the client's threads, and a lock of its may be taken for ever. */
+static void abandon(void) {
+  pthread_mutex_init(&readers_lock, NULL);
+  for (reader *r = readers; r; r = r->next) {
+    pthread_mutex_init(&r->lock, NULL);
+    r->queue = NULL;
+    r->count = r->nruns = 0;
+  }
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, abandon); }
+
+/* Then codes begin anew. */
+static void forget_tags(reader *r) {
+  memo_clear(&r->memo);
+  give(r->place_of);
+  r->place_of = NULL;
+  r->codes = 0;
+}
+
+static void drop_slots(reader *r) {
+  for (int i = 0; i < r->slots_cap; i++) {
+    slot *s = &r->slots[i];
+    drop(&s->data);
+    drop(&s->offsets);
+    drop(&s->odd);
+    drop(&s->ids);
+  }
+  give(r->slots);
+  give(r->groups);
+  r->slots = NULL;
+  r->groups = NULL;
+  r->nslots = r->slots_cap = 0;
+}
+
+API void fl_free(reader *r);
+
+API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
+  reader *r = take(NULL, sizeof *r);
+  if (!r) return NULL;
+  *r = (reader){.rk = rk, .most = most, .no_id = no_id, .doing = -1};
+  pthread_mutex_init(&r->lock, NULL);
+  r->messages = take(NULL, (size_t)most * sizeof *r->messages);
+  r->runs = take(NULL, (size_t)most * sizeof *r->runs);
+  if (r->messages && r->runs) r->queue = kafka_rd_kafka_queue_new(rk);
+  if (!r->queue) {
+    fl_free(r);
+    return NULL;
+  }
+  HOLD(readers_lock);
+  r->next = readers;
+  readers = r;
+  return r;
+}
+
+/* How runs are sorted from now on. Without memory, all is as it was. */
+API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header) {
+  char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
+  if (!tag || !id) {
+    give(tag);
+    give(id);
+    return NO_MEMORY;
+  }
+  give(r->tag_header);
+  give(r->id_header);
+  r->tag_header = strcpy(tag, tag_header);
+  r->id_header = strcpy(id, id_header);
+  r->tag_place = tag_place;
+  r->format = format;
+  r->id_place = id_place;
+  r->doing = -1;
+  r->ids.len = r->wanted.len = 0;
+  forget_tags(r);
+  return 0;
 }
 
 API void fl_free(reader *r) {
@@ -167,22 +197,22 @@ API void fl_free(reader *r) {
       break;
     }
   pthread_mutex_unlock(&readers_lock);
-  for (int i = 0; i < r->slots_cap; i++) drop_slot(&r->slots[i]);
-  memo_clear(&r->memo);
+  pthread_mutex_destroy(&r->lock);
+  drop_slots(r);
+  forget_tags(r);
   drop(&r->several);
   drop(&r->ids);
-  free(r->slots);
-  free(r->groups);
-  free(r->place_of);
-  free(r->messages);
-  free(r->runs);
-  free(r->tag_header);
-  free(r->id_header);
-  free(r);
+  drop(&r->wanted);
+  give(r->messages);
+  give(r->runs);
+  give(r->tag_header);
+  give(r->id_header);
+  give(r);
 }
 
 /* The partition's messages come here from now on. */
 API int fl_forward(reader *r, const char *topic, int32_t partition) {
+  HOLD(r->lock);
   if (!r->queue) return CLOSED;
   rd_kafka_queue_t *queue = kafka_rd_kafka_queue_get_partition(r->rk, topic, partition);
   if (!queue) return GONE;
@@ -210,17 +240,23 @@ static void cut(reader *r) {
   }
 }
 
-/* Gives memory back that the last runs did not need. */
+/* Gives memory back that the last polls did not need. */
 static void shrink(reader *r) {
+  if (r->several.cap > SEVERAL_MAX) drop(&r->several);
+  if (++r->polls < POLLS) return;
+  size_t sum = 0;
   for (int i = 0; i < r->slots_cap; i++) {
-    slot *s = &r->slots[i];
-    if (s->data.cap > LARGE && s->data.len < s->data.cap / 4) drop_slot(s);
-    s->data.len = 0;
+    const slot *s = &r->slots[i];
+    sum += sizeof *s + sizeof *r->groups + s->data.cap + s->offsets.cap + s->odd.cap + s->ids.cap;
   }
+  if (!r->used || sum > SPARE_MAX + SPARE_TIMES * r->used) drop_slots(r);
+  r->used = 0;
+  r->polls = 0;
 }
 
 /* Takes up to so many messages; returns the number of runs. What an error says is a run of its own. */
 API int fl_poll(reader *r, int most, int timeout_ms) {
+  HOLD(r->lock);
   if (!r->queue) return CLOSED;
   let_go(r);
   shrink(r);
@@ -235,18 +271,9 @@ API const run *fl_runs(const reader *r) { return r->runs; }
 API int fl_count(const reader *r) { return r->count; }
 API int64_t fl_bytes(const reader *r) { return r->bytes; }
 
-API int64_t fl_memory(const reader *r) {
-  size_t sum = sizeof *r + r->memo.bytes + r->memo.cap * sizeof *r->memo.slots + r->several.cap + r->ids.cap;
-  sum += (size_t)r->most * (sizeof *r->messages + sizeof *r->runs) + r->codes * sizeof *r->place_of;
-  for (int i = 0; i < r->slots_cap; i++) {
-    const slot *s = &r->slots[i];
-    sum += sizeof *s + sizeof *r->groups + s->data.cap + s->offsets.cap + s->odd.cap + s->ids.cap;
-  }
-  return (int64_t)sum;
-}
-
 /* GONE if it was destroyed. What is shown lasts until the next poll. */
-API int fl_show(const reader *r, int i, shown *s) {
+API int fl_show(reader *r, int i, shown *s) {
+  HOLD(r->lock);
   if (!r->queue || i < 0 || i >= r->count || !r->messages[i]) return GONE;
   const rd_kafka_message_t *m = r->messages[i];
   rd_kafka_timestamp_type_t kind;
@@ -263,7 +290,8 @@ API int fl_show(const reader *r, int i, shown *s) {
   return 0;
 }
 
-API int fl_header(const reader *r, int i, int at, const char **name, const char **value, int64_t *len) {
+API int fl_header(reader *r, int i, int at, const char **name, const char **value, int64_t *len) {
+  HOLD(r->lock);
   if (!r->queue || i < 0 || i >= r->count || !r->messages[i]) return GONE;
   rd_kafka_headers_t *headers;
   const void *found = NULL;
@@ -275,7 +303,9 @@ API int fl_header(const reader *r, int i, int at, const char **name, const char 
   return 0;
 }
 
-API int fl_offsets(const reader *r, int which, int64_t *to) {
+API int fl_offsets(reader *r, int which, int64_t *to) {
+  HOLD(r->lock);
+  if (!r->queue || which >= r->nruns) return GONE;
   const run *a = &r->runs[which];
   for (int i = a->start; i < a->stop; i++) {
     if (!r->messages[i]) return GONE;
@@ -384,9 +414,9 @@ API int fl_tell(reader *r, int32_t code, const char *tag, int64_t tag_len) {
   return memo_tell(&r->memo, r->unknown, code, tag, (size_t)tag_len);
 }
 
-/* Forgets the tags if they are too many or too large. Only right before a poll. */
+/* Forgets the tags if they are too many, too large, or too alike. Only right before a poll. */
 API int fl_forget_tags(reader *r, int64_t most, int64_t most_bytes) {
-  if ((int64_t)r->memo.len <= most && (int64_t)r->memo.bytes <= most_bytes) return 0;
+  if ((int64_t)r->memo.len <= most && (int64_t)r->memo.bytes <= most_bytes && !r->memo.is_crowded) return 0;
   forget_tags(r);
   return 1;
 }
@@ -396,12 +426,13 @@ API int fl_forget_tags(reader *r, int64_t most, int64_t most_bytes) {
 static int envelope(buffer *b, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
   rd_kafka_headers_t *headers = NULL;
   size_t n = kafka_rd_kafka_message_headers(m, &headers) ? 0 : kafka_rd_kafka_header_cnt(headers);
-  size_t needed = 256 + head_len + e->tag_len + TEXT_ROOM(m->len) + TEXT_ROOM(m->key_len), size;
+  size_t needed = 256 + head_len + e->tag_len + text_room(m->payload, m->payload ? m->len : 0), size;
+  needed += text_room(m->key, m->key ? m->key_len : 0);
   const char *name;
   const void *value;
   for (size_t i = 0; i < n; i++) {
     if (kafka_rd_kafka_header_get_all(headers, i, &name, &value, &size)) return NO_MEMORY;
-    needed += TEXT_ROOM(strlen(name)) + TEXT_ROOM(value ? size : 0);
+    needed += text_room(name, strlen(name)) + text_room(value, value ? size : 0);
   }
   char *begin = room(b, needed), *p = begin;
   if (!p) return NO_MEMORY;
@@ -464,8 +495,25 @@ static slot *slot_for(reader *r, int32_t code) {
   return s;
 }
 
-static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
-  if (r->format == NDJSON && (!m->payload || !m->len || memchr(m->payload, '\n', m->len))) {
+/* Notes the id of a wanted message, and where it goes. */
+static int note(reader *r, const slot *s, const rd_kafka_message_t *m, const char *topic, int is_odd, int64_t *id) {
+  *id = r->no_id;
+  if (id_of(r, m, topic, id) < 0 || put_i64(&r->ids, *id)) return NO_MEMORY;
+  char *p = room(&r->wanted, sizeof(int32_t));
+  if (!p) return NO_MEMORY;
+  int32_t where = 2 * (int32_t)(s - r->slots) + is_odd;
+  memcpy(p, &where, sizeof where);
+  r->wanted.len += sizeof where;
+  r->last = m->offset;
+  return 0;
+}
+
+static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const char *topic, const entry *e, const char *head,
+                   size_t head_len) {
+  int is_odd = r->format == NDJSON && (!m->payload || !m->len || memchr(m->payload, '\n', m->len));
+  int64_t id = 0;
+  if (r->id_place != PLACE_NONE && note(r, s, m, topic, is_odd, &id)) return NO_MEMORY;
+  if (is_odd) {
     s->told.odd++;
     return put_i64(&s->odd, m->offset);
   }
@@ -478,14 +526,14 @@ static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const entry 
   if (r->format == NDJSON ? line(&s->data, m) : envelope(&s->data, m, e, head, head_len)) return NO_MEMORY;
   s->told.count++;
   if (put_i64(&s->offsets, m->offset)) return NO_MEMORY;
-  if (r->id_place == PLACE_NONE) return 0;
-  return put_i64(&s->ids, ((const int64_t *)r->ids.data)[r->nth]);
+  return r->id_place == PLACE_NONE ? 0 : put_i64(&s->ids, id);
 }
 
 static void begin(reader *r, int which) {
   r->doing = which;
   r->at = r->runs[which].start;
-  r->nth = 0;
+  r->ids.len = r->wanted.len = 0;
+  r->last = -1;
   r->filtered = r->duplicate = 0;
   r->nslots = 0;
   r->sorting++;
@@ -497,41 +545,34 @@ static void begin(reader *r, int which) {
 /* What was begun is given up. */
 static int lost(reader *r) {
   r->doing = -1;
+  r->ids.len = r->wanted.len = 0;
   return NO_MEMORY;
 }
 
-/* The ids of the wanted messages of a run, or `no_id`, and the offset of the last of these messages, -1 if there is none.
- * Returns how many; UNKNOWN_TAG: tell it, and call again. */
-API int fl_ids(reader *r, int which, const int64_t **ids, int64_t *last) {
-  const run *a = &r->runs[which];
-  if (!r->queue || !r->messages[a->start]) return GONE;
-  if (r->doing != which) {
-    begin(r, which);
-    r->ids.len = 0;
-    r->last = -1;
+/* Makes what was sorted known to `fl_groups`; returns the number of groups. */
+static int told(reader *r) {
+  int groups = 0;
+  size_t used = r->ids.len + r->wanted.len;
+  for (int i = 0; i < r->nslots; i++) {
+    slot *s = &r->slots[i];
+    used += sizeof *s + sizeof *r->groups + s->data.len + s->offsets.len + s->odd.len + s->ids.len;
+    s->told.bytes = (int64_t)s->data.len;
+    s->told.data = s->data.data;
+    s->told.offsets = (int64_t *)s->offsets.data;
+    s->told.odd_offsets = (int64_t *)s->odd.data;
+    s->told.ids = (int64_t *)s->ids.data;
+    if (s->told.count || s->told.odd) r->groups[groups++] = s->told;
   }
-  for (; r->at < a->stop; r->at++) {
-    const rd_kafka_message_t *m = r->messages[r->at];
-    entry *e;
-    int failed = tag_of(r, m, a->topic, &e);
-    if (failed == NO_MEMORY) return lost(r);
-    if (failed) return failed;
-    if (e->code == UNWANTED) continue;
-    int64_t id = r->no_id;
-    if (id_of(r, m, a->topic, &id) < 0 || put_i64(&r->ids, id)) return lost(r);
-    r->last = m->offset;
-  }
-  r->doing = -1;
-  *ids = (const int64_t *)r->ids.data;
-  *last = r->last;
-  return (int)(r->ids.len / sizeof **ids);
+  if (used > r->used) r->used = used;
+  return groups;
 }
 
-/* Sorts a run, and destroys its messages. `fresh` says of each wanted message whether its id is new; NULL without ids.
- * Returns the number of groups; UNKNOWN_TAG: tell it, and call again. After any other error the run is lost. */
-API int fl_sort(reader *r, int which, const uint8_t *fresh, const char *head, int64_t head_len) {
+/* Sorts a run in one pass, and destroys its messages. Returns the number of groups; UNKNOWN_TAG: tell it, and call again.
+ * After any other error the run is lost. */
+API int fl_sort(reader *r, int which, const char *head, int64_t head_len) {
+  HOLD(r->lock);
+  if (!r->queue || which >= r->nruns) return GONE;
   const run *a = &r->runs[which];
-  if (!r->queue) return GONE;
   if (r->doing != which) {
     if (!r->messages[a->start]) return GONE;
     begin(r, which);
@@ -551,28 +592,63 @@ API int fl_sort(reader *r, int which, const uint8_t *fresh, const char *head, in
     if (failed) return failed;
     if (e->code == UNWANTED) {
       r->filtered++;
-    } else if (fresh && !fresh[r->nth]) {
-      r->duplicate++;
-      r->nth++;
     } else {
       slot *s = slot_for(r, e->code);
-      if (!s || add_row(r, s, m, e, head, (size_t)head_len)) return lost(r);
-      r->nth++;
+      if (!s || add_row(r, s, m, a->topic, e, head, (size_t)head_len)) return lost(r);
     }
     kafka_rd_kafka_message_destroy(m);
     r->messages[r->at] = NULL;
   }
   r->doing = -1;
+  return told(r);
+}
+
+/* The ids of the wanted messages of the run that was sorted last, or `no_id`, and the offset of the last of these messages,
+ * -1 if there is none. Returns how many. */
+API int fl_ids(const reader *r, const int64_t **ids, int64_t *last) {
+  *ids = (const int64_t *)r->ids.data;
+  *last = r->last;
+  return (int)(r->ids.len / sizeof **ids);
+}
+
+/* Moves what is kept of a slot to its begin: a row with its offset and id, or an offset without a row. */
+static void keep(slot *s, int is_odd, int is_kept) {
+  int64_t *offsets = (int64_t *)(is_odd ? s->odd.data : s->offsets.data), *ids = (int64_t *)s->ids.data;
+  int32_t *read = is_odd ? &s->read_odd : &s->read, *kept = is_odd ? &s->told.odd : &s->told.count;
+  if (!is_odd) {
+    char *data = s->data.data, *row = data + s->at, *end = memchr(row, '\n', s->data.len - s->at);
+    size_t len = (size_t)((end ? end : data + s->data.len) - row);
+    s->at += len + 1;
+    if (is_kept) {
+      if (*kept) data[s->to++] = '\n';
+      memmove(data + s->to, row, len);
+      s->to += len;
+      ids[*kept] = ids[*read];
+    }
+  }
+  if (is_kept) offsets[(*kept)++] = offsets[*read];
+  ++*read;
+}
+
+/* Leaves messages out of what was sorted last: `fresh` has a flag for each that `fl_ids` told of. Returns the number of
+ * groups; ODD if these do not belong together. */
+API int fl_keep(reader *r, const uint8_t *fresh, int64_t count) {
+  HOLD(r->lock);
+  const int32_t *wanted = (const int32_t *)r->wanted.data;
+  if ((size_t)count * sizeof *wanted != r->wanted.len) return ODD;
+  if (!count || !memchr(fresh, 0, (size_t)count)) return told(r);
   for (int i = 0; i < r->nslots; i++) {
     slot *s = &r->slots[i];
-    s->told.bytes = (int64_t)s->data.len;
-    s->told.data = s->data.data;
-    s->told.offsets = (int64_t *)s->offsets.data;
-    s->told.odd_offsets = (int64_t *)s->odd.data;
-    s->told.ids = (int64_t *)s->ids.data;
-    r->groups[i] = s->told;
+    s->at = s->to = 0;
+    s->read = s->read_odd = s->told.count = s->told.odd = 0;
   }
-  return r->nslots;
+  for (int64_t i = 0; i < count; i++) {
+    keep(&r->slots[wanted[i] / 2], wanted[i] % 2, fresh[i]);
+    r->duplicate += !fresh[i];
+  }
+  for (int i = 0; i < r->nslots; i++) r->slots[i].data.len = r->slots[i].to;
+  r->wanted.len = 0; /* once is enough */
+  return told(r);
 }
 
 API const group *fl_groups(const reader *r) { return r->groups; }

@@ -132,3 +132,17 @@ char *text_name(char *p, const char *name) {
   *end = '"';
   return end + 1;
 }
+
+/* Six bytes for a control character, two for a quote; or base64, four bytes for three. */
+size_t text_room(const void *data, size_t len) {
+  if (len <= 4096) return 6 * len + 40;
+  const unsigned char *s = data;
+  size_t more = 0, i = 0;
+  for (; i + 32 <= len; i += 32) {
+    unsigned char some = 0;
+    for (size_t k = 0; k < 32; k++) some += (s[i + k] < 0x20) * 5 + ((s[i + k] == '"') | (s[i + k] == '\\'));
+    more += some;
+  }
+  more += 5 * (len - i);
+  return len + (more > len / 3 ? more : len / 3) + 40;
+}

@@ -1,46 +1,35 @@
-"""The fast lane beside its Python twin: strange messages through a real broker, read both ways, equal to the byte."""
+"""The fast lane beside its Python twin, equal to the byte, and what happens when memory, client or process end."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import confluent_kafka as ck
 import pytest
 import sidecar_fastlane as fastlane
 import xxhash
-from build_lane import compiled
 
 from sidecar.config.model import Settings
-from sidecar.core.intake.intake import Intake
-from sidecar.core.lineage import Lineage
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
-from sidecar.core.partition.room import Room
-from sidecar.core.partition_state import PartitionState
-from sidecar.core.records import Columns, Run, TopicPartition
-from sidecar.runtime.build import build_parts
 from sidecar.runtime.lane import rules_of
-from sidecar.sources.kafka.columns import KafkaColumns, runs_of
-from sidecar.sources.kafka.lane.lane import Lane
-from sidecar.sources.kafka.lane.messages import LaneColumns
-from tests.support.jars import CACHE, ROOT, locked
+from tests.support.jars import ROOT
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
+from tests.support.lane import built, client, handle_of, lane_of, reader_of
+from tests.support.lane_cases import blob, strange
+from tests.support.lane_compared import Twins, by_python, read
 from tests.support.process import Daemon, wait_until
 from tests.support.scene import Scene
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 MESSAGES = 5_000
-TEXTS = [*'a"\\\n\t\0\x1b\x7f/,', "é", "€", "😀", "\u2028", "tag", " b ", "0123456789abcdef" * 3]
-TAGS = [b"a", b"b", b"c", b"a,b", b"x,a", b"", None, b" b ", b"nope", b"\xff\xfe", b'"q"', b"t" * 70, "é".encode()]
 TAG_PLACES: dict[str, dict[str, Any]] = {
     "header": {"from": {"header": "tag"}},
     "key": {"from": "key"},
@@ -54,91 +43,15 @@ FILTERS: list[dict[str, Any]] = [
     {"subscribe": "a || b || c", "groups": {"g": "a || b"}, "split": ","},
 ]
 IDS: list[Any] = ["position", "key", {"header": "id"}]
+FEW = 60
+SECRET = bytes.fromhex("b8fe6c3923a44bbe")
+"""The hash of a text of 32 bytes that begins so does not depend on the next 8."""
 
 
 @pytest.fixture(scope="module")
 def library() -> fastlane.Library:
-    """The compiled part; no daemon of another test uses it."""
-    with locked(CACHE / "lock"):
-        return fastlane.Library(compiled(CACHE / "libfastlane.so"))
-
-
-def blob(chance: random.Random, most: int = 40) -> bytes | None:
-    """Nothing, text with all that JSON escapes, bytes, and what is nearly UTF-8."""
-    kind = chance.random()
-    if kind < 0.1:
-        return None if kind < 0.05 else b""
-    if kind < 0.75:
-        return "".join(chance.choices(TEXTS, k=chance.randrange(most))).encode()
-    if kind < 0.85:
-        return chance.randbytes(chance.randrange(most))
-    if kind < 0.92:
-        text = bytearray(("x" * chance.randrange(80) + "é€😀").encode())
-        text[chance.randrange(len(text))] = chance.choice(b"\x80\xc0\xc1\xe0\xed\xf0\xf4\xf5\xff\xa0")
-        return bytes(text)
-    return bytes([chance.choice(b"\xed\xe0\xf0\xf4\xc2"), chance.choice(b"\x80\x8f\x90\x9f\xa0\xbf"), 0x80, 0x80])
-
-
-def strange(chance: random.Random, count: int) -> Iterator[Outgoing]:
-    """Messages of every kind."""
-    for _ in range(count):
-        headers = [
-            (
-                chance.choice(["tag", "tag", "id", "other", "né"]),
-                chance.choice(TAGS) if chance.random() < 0.7 else blob(chance, 10),
-            )
-            for _ in range(chance.choice([0, 1, 1, 1, 2, 3, 5]))
-        ]
-        key = chance.choice([None, b"", b"k%d" % chance.randrange(300), blob(chance, 6)])
-        yield Outgoing(0, blob(chance), key, headers)
-
-
-class Found(NamedTuple):
-    """What became of all messages: by group its offsets, rows, ids and unframeable offsets."""
-
-    groups: dict[str, tuple[list[int], list[bytes], list[int], list[int]]]
-    filtered: int
-    duplicate: int
-    stamp_ms: int | None
-    digests: list[int]
-
-
-class Sorter:
-    """The core's intake for one partition."""
-
-    def __init__(self, settings: Settings, columns: Columns, tp: TopicPartition) -> None:
-        self.reading = build_parts(settings, columns).reading
-        self.intake = Intake(self.reading)
-        owned = Ownerships(b"\n")
-        owned.limit(Room(extra_bytes=1 << 62))
-        owned.take(tp, "s", PartitionState(0, 0), Lineage())
-        self.partition: Partition = owned[tp]
-        self._groups: dict[str, tuple[list[int], list[bytes], list[int], list[int]]] = defaultdict(
-            lambda: ([], [], [], [])
-        )
-        self._filtered = self._duplicate = 0
-        self._stamp_ms: int | None = None
-        self.digests: list[int] = []
-
-    def take(self, run: Run) -> None:
-        """Sort a run."""
-        sorted_run = self.intake.sort(self.partition, run, 1.0)
-        self.partition.reach.position = run.last + 1
-        self._filtered += sorted_run.filtered
-        self._duplicate += sorted_run.duplicate
-        assert self.reading.digest is not None
-        self.digests.append(self.reading.digest(run.messages[-1]))
-        for group, fragment in sorted_run.opened:
-            offsets, rows, ids, odd = self._groups[group]
-            offsets += fragment.offsets
-            rows += bytes(fragment.data).split(b"\n") if fragment.offsets else []
-            ids += fragment.ids or ()
-            odd += fragment.unframeable
-            self._stamp_ms = fragment.stamp_ms if self._stamp_ms is None else self._stamp_ms
-
-    def found(self) -> Found:
-        """What became of all runs."""
-        return Found(dict(self._groups), self._filtered, self._duplicate, self._stamp_ms, self.digests)
+    """The compiled part."""
+    return fastlane.Library(built())
 
 
 def settings_of(bootstrap: str, topic: str, tags: dict[str, Any], dedup: Any, row_format: str) -> Settings:
@@ -154,56 +67,37 @@ def settings_of(bootstrap: str, topic: str, tags: dict[str, Any], dedup: Any, ro
     )
 
 
-def client(bootstrap: str, more: dict[str, Any]) -> ck.Consumer:
-    """A consumer that commits nothing."""
-    return ck.Consumer({"bootstrap.servers": bootstrap, "group.id": "lane", "enable.auto.commit": False, **more})
-
-
-def by_python(bootstrap: str, tp: TopicPartition, count: int) -> list[Run]:
-    """All messages of a partition as the twin reads them."""
-    consumer, messages = client(bootstrap, {}), list[ck.Message]()
-    consumer.assign([ck.TopicPartition(tp.topic, tp.partition, 0)])
-    while len(messages) < count:
-        messages += consumer.consume(500, 10)
-    consumer.close()
-    return runs_of(messages)
-
-
-def by_lane(
-    library: fastlane.Library, bootstrap: str, tp: TopicPartition, count: int, take: Callable[[Run], None]
-) -> None:
-    """All messages of a partition as the lane reads them, each run as soon as it comes."""
-    lane = Lane(library, 1 << 20)
-    consumer = lane.make(partial(client, bootstrap))
-    try:
-        lane.forward([tp])
-        consumer.incremental_assign([ck.TopicPartition(tp.topic, tp.partition, 0)])
-        lane.forward([tp])
-        seen = 0
-        while seen < count:
-            consumer.poll(0)
-            for run in lane.read(0.02)[0]:
-                assert isinstance(run, Run)
-                seen += len(run.messages)
-                take(run)
-    finally:
-        lane.close()
-        consumer.close()
-
-
-def cases() -> Iterable[tuple[str, dict[str, Any], Any, str]]:
-    """Where the tag is, the filter, where the id is, and the format."""
+def cases() -> Iterable[tuple[dict[str, Any], Any, str]]:
+    """Where the tag is and the filter, where the id is, and the format."""
     for place, filter_, dedup, row_format in product(TAG_PLACES, FILTERS, IDS, ("ndjson", "envelope")):
-        if place == "none" and filter_ != {}:
-            continue
-        yield place, {**TAG_PLACES[place], **filter_}, dedup, row_format
+        if place != "none" or filter_ == {}:
+            yield {**TAG_PLACES[place], **filter_}, dedup, row_format
 
 
-def handle_of(library: fastlane.Library) -> tuple[ck.Consumer, int]:
-    """A client that connects to nothing, and its handle."""
-    library.expect()
-    consumer = client("localhost:1", {"plugin.library.paths": str(library.path), "log_level": 0})
-    return consumer, library.born()
+def polled(reader: fastlane.Reader, count: int) -> Iterator[fastlane.Run]:
+    """So many messages."""
+    while count > 0:
+        for run in reader.poll(1_000, 0.05):
+            assert isinstance(run, fastlane.Run)
+            count -= run.count
+            yield run
+
+
+def plain(*, ids: bool = False) -> fastlane.Rules:
+    """Rules by which a tag is its own group."""
+    return fastlane.Rules(
+        group_of=str,
+        row_head=lambda topic, partition: b"{",
+        tag_json=lambda raw: b"",
+        tag_place="header",
+        tag_header="tag",
+        id_place="key" if ids else "none",
+    )
+
+
+def send(broker: Broker, topic: str, tags: Sequence[bytes]) -> None:
+    """A message for each tag."""
+    produce(broker.bootstrap, topic, [Outgoing(0, b"v", b"k", [("tag", tag)]) for tag in tags])
 
 
 def test_the_hash_is_xxh3(library: fastlane.Library) -> None:
@@ -228,82 +122,181 @@ def test_a_client_that_is_not_the_only_one_is_not_taken(library: fastlane.Librar
 
 
 @pytest.mark.parametrize("first", ["reader", "client"])
-def test_reader_and_client_may_end_in_any_order(library: fastlane.Library, first: str) -> None:
-    """What is closed says so, twice too, and nothing of a client that is gone is touched."""
-    consumer, handle = handle_of(library)
-    reader = fastlane.Reader(library, handle)
-    ends = [reader.close, consumer.close]
-    for end in ends if first == "reader" else reversed(ends):
-        end()
-    del consumer
-    reader.close()
-    with pytest.raises(fastlane.ClosedError):
-        reader.poll(10, 0)
-    with pytest.raises(fastlane.ClosedError):
-        reader.forward("orders", 0)
+def test_reader_and_client_may_end_in_any_order(
+    library: fastlane.Library, kafka: Broker, topic: str, first: str
+) -> None:
+    """What is closed says so, twice too; messages that were read go with the client, which does not wait for them."""
+    send(kafka, topic, [b"a"] * FEW)
+    with reader_of(library, kafka.bootstrap, topic) as (reader, consumer):
+        run = next(polled(reader, 1))
+        ends = [reader.close, consumer.close]
+        for end in ends if first == "reader" else reversed(ends):
+            end()
+        with pytest.raises(fastlane.GoneError):
+            run.message(0)
+        with pytest.raises(fastlane.GoneError):
+            run.offsets()
+        with pytest.raises(fastlane.GoneError):
+            run.sort(plain())
+        with pytest.raises(fastlane.ClosedError):
+            reader.poll(10, 0)
+        with pytest.raises(fastlane.ClosedError):
+            reader.forward("orders", 0)
+
+
+def test_a_client_that_ends_waits_for_a_poll_on_another_thread(library: fastlane.Library) -> None:
+    """Nothing that the poll uses is taken away under it."""
+    for _ in range(20):
+        consumer, handle = handle_of(library)
+        reader, raised = fastlane.Reader(library, handle), list[Exception]()
+
+        def poll(reader: fastlane.Reader = reader, raised: list[Exception] = raised) -> None:
+            try:
+                while True:
+                    reader.poll(100, 0.01)
+            except fastlane.ClosedError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        consumer.close()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert len(raised) == 1
+
+
+def test_a_forked_child_has_no_reader(library: fastlane.Library, kafka: Broker, topic: str) -> None:
+    """In the child it is closed, and touches nothing of the client, whose threads stayed behind."""
+    send(kafka, topic, [b"a"])
+    with reader_of(library, kafka.bootstrap, topic) as (reader, _):
+        (run,) = polled(reader, 1)
+        child = os.fork()
+        if not child:
+            try:
+                run.message(0)
+            except fastlane.GoneError:
+                reader.close()
+                reader.__del__()
+                os._exit(7)
+            os._exit(8)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert run.message(0).value == b"v"
 
 
 def test_both_ways_give_the_same(library: fastlane.Library, kafka: Broker, make_topic: MakeTopic) -> None:
     """Rows, offsets, ids, groups, counts and fingerprints of 5,000 messages, in each configuration."""
     topic = make_topic(name="lane")
     produce(kafka.bootstrap, topic, strange(random.Random(17), MESSAGES))
-    tp = TopicPartition(topic, 0)
-    runs, compared = by_python(kafka.bootstrap, tp, MESSAGES), 0
-    for place, tags, dedup, row_format in cases():
-        settings = settings_of(kafka.bootstrap, topic, tags, dedup, row_format)
-        twin, lane = Sorter(settings, KafkaColumns(), tp), Sorter(settings, LaneColumns(), tp)
-        assert lane.reading.sorting is not None
-        for run in runs:
-            twin.take(run)
-        by_lane(library, kafka.bootstrap, tp, MESSAGES, lane.take)
-        ours, theirs = lane.found(), twin.found()
-        assert ours._replace(digests=[]) == theirs._replace(digests=[]), (place, tags, dedup, row_format)
-        assert ours.digests[-1] == theirs.digests[-1]
-        assert (
-            sum(len(group[0]) + len(group[3]) for group in ours.groups.values()) + ours.filtered + ours.duplicate
-            == MESSAGES
-        )
+    messages, compared = by_python(kafka.bootstrap, topic, {0: MESSAGES}), 0
+    for case in cases():
+        twins = Twins(settings_of(kafka.bootstrap, topic, *case), messages)
+        with lane_of(library, kafka.bootstrap) as (lane, consumer):
+            for run in read(lane, consumer, twins, list(messages)):
+                twins.take(run)
+        assert not twins.mismatches, (case, twins.mismatches[0])
+        assert sum(map(twins.tally.__getitem__, ("rows", "unframeable", "filtered", "duplicate"))) == MESSAGES
         compared += 1
     assert compared == 78
 
 
+def test_a_run_of_an_earlier_poll_is_gone(library: fastlane.Library, kafka: Broker, topic: str) -> None:
+    """It never stands for messages of a later one."""
+    send(kafka, topic, [b"a"] * FEW)
+    with reader_of(library, kafka.bootstrap, topic) as (reader, _):
+        first = next(polled(reader, 1))
+        reader.poll(1, 0)
+        asked: list[Any] = [first.offsets, partial(first.message, 0), partial(first.sort, plain())]
+        for ask in [*asked, partial(first.ids, plain(ids=True))]:
+            with pytest.raises(fastlane.GoneError):
+                ask()
+
+
+def test_flags_must_belong_to_the_ids(library: fastlane.Library, kafka: Broker, topic: str) -> None:
+    """Too few flags, none, or flags for other rules than the ids' are refused, and those of the ids are taken then."""
+    send(kafka, topic, [b"a"] * FEW)
+    rules = plain(ids=True)
+    with reader_of(library, kafka.bootstrap, topic) as (reader, _):
+        run = next(polled(reader, 1))
+        for fresh in (b"\1" * run.count, None):
+            with pytest.raises(ValueError):
+                run.sort(rules, fresh)
+        ids, _ = run.ids(rules)
+        with pytest.raises(ValueError):
+            run.sort(rules, b"\1" * (len(ids) - 1))
+        with pytest.raises(ValueError):
+            run.sort(plain(ids=True), b"\1" * len(ids))
+        assert run.sort(rules, b"\1" * len(ids)).rows[0].offsets.tolist() == list(range(run.count))
+
+
+def test_tags_that_were_chosen_to_be_alike_are_forgotten(library: fastlane.Library, kafka: Broker, topic: str) -> None:
+    """Contents of one hash make a long search once, not at each message from then on."""
+    alike = [SECRET + b"%08d" % number + b"x" * 16 for number in range(2_000)]
+    assert len({library.xxh3(tag) for tag in alike}) == 1
+    send(kafka, topic, alike)
+    asked = list[fastlane.Raw]()
+    rules = plain()
+    rules = fastlane.Rules(lambda raw: asked.append(raw) or "g", rules.row_head, rules.tag_json, "header", "tag")
+    with reader_of(library, kafka.bootstrap, topic) as (reader, consumer):
+        sizes = list[int]()
+        for _ in range(2):
+            for run in polled(reader, 2_000):
+                run.sort(rules)
+            sizes.append(len(asked))
+            consumer.seek(ck.TopicPartition(topic, 0, 0))
+    assert sizes[1] > sizes[0] + 500
+    assert asked[:2_000] == alike
+
+
 def test_each_lack_of_memory_is_an_error_and_no_more(library: fastlane.Library, kafka: Broker, topic: str) -> None:
-    """Whichever allocation fails, Python is told; the next run is sorted again."""
-    produce(kafka.bootstrap, topic, strange(random.Random(3), 60))
-    tp = TopicPartition(topic, 0)
+    """Whichever allocation fails, Python is told; what is asked for again or read again is there, by new rules."""
+    chance = random.Random(3)
+    tags = [[("tag", b"%d" % number)] * (number % 4) for number in range(16)]
+    plenty = [Outgoing(0, blob(chance, 300), b"%d" % len(tag), tag) for tag in tags]
+    produce(kafka.bootstrap, topic, [*strange(chance, 8), *plenty])
     settings = settings_of(kafka.bootstrap, topic, TAG_PLACES["header"], {"header": "id"}, "envelope")
-    rules, failed, allocations = rules_of(settings), 0, 0
-    library.expect()
-    consumer = client(kafka.bootstrap, {"plugin.library.paths": str(library.path)})
-    handle = library.born()
+    consumer, handle = handle_of(library, kafka.bootstrap, **{"fetch.wait.max.ms": 5})
+    consumer.incremental_assign([ck.TopicPartition(topic, 0, 0)])
+
+    def again(reader: fastlane.Reader) -> fastlane.Run:
+        consumer.incremental_unassign([ck.TopicPartition(topic, 0)])
+        reader.poll(1_000, 0)
+        reader.forward(topic, 0)
+        consumer.incremental_assign([ck.TopicPartition(topic, 0, 0)])
+        reader.forward(topic, 0)
+        return next(polled(reader, 1))
+
+    def sorted_by(run: fastlane.Run) -> Any:
+        rules = rules_of(settings)
+        ids, last = run.ids(rules)
+        return ids, last, run.sort(rules, b"\1" * len(ids))
+
+    failed, wanted, allocations = dict.fromkeys(("open", "sort"), 0), None, -1
     while True:
         library.c.fl_fail_after(allocations)
         try:
             reader = fastlane.Reader(library, handle)
         except MemoryError:
-            failed, allocations = failed + 1, allocations + 1
+            failed["open"] += 1
+            allocations += 1
             continue
-        reader.forward(tp.topic, 0)
-        consumer.incremental_assign([ck.TopicPartition(tp.topic, 0, 0)])
-        reader.forward(tp.topic, 0)
-        seen, is_whole = 0, True
-        while seen < 60:
-            for run in reader.poll(1_000, 0.02):
-                assert isinstance(run, fastlane.Run)
-                seen += run.count
-                try:
-                    ids, _ = run.ids(rules)
-                    run.sort(rules, b"\1" * len(ids))
-                except MemoryError:
-                    failed, is_whole = failed + 1, False
+        run, step = again(reader), ""
+        try:
+            found = sorted_by(run)
+        except MemoryError:
+            step = "sort"
+            found = sorted_by(again(reader))
         library.c.fl_fail_after(-1)
-        consumer.incremental_unassign([ck.TopicPartition(tp.topic, 0)])
         reader.close()
-        if is_whole:
+        wanted = wanted or found
+        assert found == wanted, (allocations, step)
+        if not step and allocations >= 0:
             break
-        allocations += 1 if allocations < 16 else 5
+        if step:
+            failed[step] += 1
+        allocations += 1
     consumer.close()
-    assert failed > 20
+    assert failed["open"] == 3
+    assert failed["sort"] > 20
 
 
 def test_a_daemon_on_the_lane_is_exact_through_kills(library: fastlane.Library, scene: Scene, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def headers_of(message: Message) -> Sequence[Header] | None:
     replaced before any access.
     """
     with contextlib.suppress(SystemError):
-        message.headers()
+        next(map(Message.headers, (message,)))  # a plain call, once it is hot, raises anywhere but here
     headers: Any = message.headers()
     if headers and any(len(gc.get_referents(pair)) < 2 for pair in headers):
         headers = [pair if len(gc.get_referents(pair)) == 2 else (_NO_NAME, pair[1]) for pair in headers]

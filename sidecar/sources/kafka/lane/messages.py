@@ -83,9 +83,15 @@ class LaneMessages(Sequence["fastlane.Message"]):
 
     def ids(self, rules: Any, /) -> tuple[array[int], int]:
         """See `RunSorter.ids`."""
+        self._keep_newest()
         return self._run.ids(rules)
 
     def sort(self, rules: Any, fresh: bytes | None, /) -> fastlane.Sorted:
-        """See `RunSorter.sort`; the newest message is kept for its fingerprint."""
-        self._newest = self._run.message(-1)
+        """See `RunSorter.sort`."""
+        self._keep_newest()
         return self._run.sort(rules, fresh)
+
+    def _keep_newest(self) -> None:
+        """Keep the newest message, for its fingerprint."""
+        if self._newest is None:
+            self._newest = self._run.message(-1)
