@@ -9,15 +9,19 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := $(VENV)/packages
 INSTALLED := $(VENV)/installed
 
+KAFKA := admin alerts broker dead_letters exactly_once exits explain faults health http_sink ids kills leaders log_lines members \
+	memory offsets reload rewinds security tap topics traps
+kafka = $(foreach name,$(1),tests/integration/test_$(name).py)
 PURE := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help fastlane test test-all lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help fastlane test test-all test-python lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
 	@echo "make test    lint and the quick tests, some against real brokers, Spark and PostgreSQL: 10 minutes on two cores"
 	@echo "make test-all   make test, then the slow tests: 35 minutes"
+	@echo "make test-python   the tests of daemons that read Kafka, without the fast lane: 10 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  fix what ruff can fix, and format"
 	@echo "make docs    generate the tables of keys in docs/ from sidecar/config, and the manual page from sidecar/cli; build the site in build/site"
@@ -38,6 +42,11 @@ test: lint jars
 
 test-all: test
 	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests
+	@SIDECAR_TEST_LANE=off $(PYTEST) $(call kafka,kills members exactly_once)
+
+# Daemons read Kafka in C, where a compiler is; here they do not.
+test-python: $(INSTALLED) jars
+	@SIDECAR_TEST_LANE=off $(PYTEST) $(call kafka,$(KAFKA))
 
 fastlane: $(PACKAGES)
 	@$(BIN)/python fastlane/build_lane.py

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import uuid
 from functools import partial
 
-from benchmarks.delay_receiver import DUE, Lateness
+from benchmarks.delay_receiver import Lateness
 from benchmarks.rocketmq_bare import BUDGET_BYTES
 from sidecar.core.records import Run
 from sidecar.runtime.build import plan_memory
@@ -16,6 +17,8 @@ from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.source import QUEUE_SHARE
 from sidecar.sources.rocketmq.wire.network import Link, Network
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
+
+DUE = re.compile(rb'"due":(\d+)')
 
 
 def _place(link: Link, _: str) -> Node:

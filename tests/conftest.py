@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from sidecar.runtime.lane import is_built
 from tests.support.kafka import Broker, KafkaBroker, MakeTopic, unique
 from tests.support.postgresql import Database, PostgresqlServer
 from tests.support.receiver import Receiver
@@ -18,6 +19,8 @@ from tests.support.scene import Scene
 
 # Else gRPC runs code of its own in every child before its program begins, and now and then aborts there.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# How daemons read Kafka, see `tests.support.process.on_lane`; `make test-python` says "off".
+os.environ.setdefault("SIDECAR_TEST_LANE", "on" if is_built() else "off")
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile(
