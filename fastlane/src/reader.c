@@ -338,7 +338,7 @@ static int raw_of(reader *r, const rd_kafka_message_t *m, int place, const char 
     const void *value;
     size_t size;
     if (kafka_rd_kafka_header_get_all(headers, i, &name, &value, &size)) break;
-    if (!value || strcmp(name, header)) continue;
+    if (!value || *name != *header || strcmp(name, header)) continue;
     if (!found++) {
       *at = value;
       *len = size;

@@ -30,7 +30,7 @@ def refusal(settings: Settings) -> str:
         f"sink.{settings.sink.name}": settings.sink.name != "http",
         "the format json_array": settings.sink.chosen.row_format not in ("envelope", "ndjson"),
     }
-    return "; ".join(f"it does not do {what}" for what, is_so in reasons.items() if is_so)
+    return ", ".join(what for what, is_so in reasons.items() if is_so)
 
 
 def lane_summary(settings: Settings) -> str:

@@ -13,10 +13,13 @@ from sidecar.config.failures import DeadLetters
 from sidecar.config.file.document import KeyPath
 from sidecar.config.model import Settings
 from sidecar.errors import ConfigError
+from sidecar.runtime.lane import refusal
 
 
 def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """Keys whose values are refused by the code that uses them, each with the reason."""
+    if settings.source.kafka_ and settings.source.kafka.lane == "on" and (reason := refusal(settings)):
+        yield ("source", "kafka", "lane"), f"cannot be `on`, as the fast lane does not do this: {reason}; try `auto`"
     if settings.source.kafka_ and settings.source.kafka.properties:
         for name, text in _of_kafka(settings):
             yield ("source", "kafka", "properties", *([name] if name else [])), text

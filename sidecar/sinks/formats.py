@@ -274,9 +274,14 @@ def body_length(name: FormatName, fragments: Iterable[Fragment]) -> int:
 
 def body_chunks(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[bytes]:
     """The body in pieces of about 256 KiB; a larger fragment is its own piece, without a copy if possible."""
+    return joined(body_pieces(name, fragments))
+
+
+def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of about 256 KiB; a larger one stays as it is."""
     pending: list[bytes] = []
     size = 0
-    for piece in _pieces(FORMATS[name], fragments):
+    for piece in pieces:
         if size and size + len(piece) > CHUNK_BYTES:
             yield b"".join(pending)
             pending, size = [], 0
@@ -287,8 +292,9 @@ def body_chunks(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[byt
         yield b"".join(pending)
 
 
-def _pieces(form: Format, fragments: Iterable[Fragment]) -> Iterator[bytes]:
-    started = False
+def body_pieces(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[bytes]:
+    """The body in pieces, without a copy if possible."""
+    form, started = FORMATS[name], False
     for fragment in fragments:
         if not len(fragment.offsets):
             continue

@@ -7,10 +7,9 @@ import http.client
 import ssl
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
@@ -28,10 +27,10 @@ from sidecar.core.records import Answer, Framer, Verdict, group_label
 from sidecar.errors import extra
 from sidecar.sinks.answers import Reply, body_limit, judge
 from sidecar.sinks.base import Context
+from sidecar.sinks.connection import Connection, TlsConnection
 from sidecar.sinks.deadlines import Deadlines, Exchange
 from sidecar.sinks.endpoint import Endpoint, basic, bearer
-from sidecar.sinks.formats import FORMATS, FormatName, body_chunks, body_length, make_framer
-from sidecar.sinks.response import WholeResponse
+from sidecar.sinks.formats import FORMATS, FormatName, body_length, body_pieces, joined, make_framer
 from sidecar.tls import Tls
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
@@ -111,7 +110,7 @@ class HttpSink:
         if compression == "zstd":
             with extra("zstd", "sink.http.compression: zstd", "zstandard"):
                 import zstandard  # noqa: F401
-        self._idle: list[HTTPConnection] = []
+        self._idle: list[Connection] = []
         self._idle_max = concurrency
         self._closed = False
         self._timeout_s = timeout_ms / 1000
@@ -136,9 +135,9 @@ class HttpSink:
     def request(self, batch: Batch) -> tuple[dict[str, str], Iterable[bytes]]:
         """Headers and body of the request for a batch."""
         length = body_length(self._format, batch.fragments())
-        chunks: Iterable[bytes] = body_chunks(self._format, batch.fragments())
+        chunks: Iterable[bytes] = body_pieces(self._format, batch.fragments())
         if self._compression != "none":
-            chunks = compress(self._compression, chunks, length)
+            chunks = compress(self._compression, joined(chunks), length)
             length = sum(map(len, chunks))
         counts = [sum(len(fragment.offsets) for fragment in part.fragments) for part in batch.parts]
         return {
@@ -170,7 +169,7 @@ class HttpSink:
             return Answer(Verdict.RETRY, reason, reply.status)
         return judge(reply, count, time.time(), self._endpoint.redacted)
 
-    def _connection(self, exchange: Exchange) -> HTTPConnection:
+    def _connection(self, exchange: Exchange) -> Connection:
         while self._idle:
             with contextlib.suppress(IndexError):  # another thread took the last one
                 connection = self._idle.pop()
@@ -188,17 +187,14 @@ class HttpSink:
         exchange.attach(connection.sock)
         return connection
 
-    def _new_connection(self) -> HTTPConnection:
+    def _new_connection(self) -> Connection:
         endpoint = self._endpoint
         connect_s = self._timeout_s / 2  # for each address of the host, so that two dead ones may not take longer
         if endpoint.tls is None:
-            connection = HTTPConnection(endpoint.host, endpoint.port, timeout=connect_s)
-        else:
-            connection = HTTPSConnection(endpoint.host, endpoint.port, timeout=connect_s, ssl_context=endpoint.tls)
-        connection.response_class = WholeResponse
-        return connection
+            return Connection(endpoint.host, endpoint.port, timeout=connect_s)
+        return TlsConnection(endpoint.host, endpoint.port, timeout=connect_s, ssl_context=endpoint.tls)
 
-    def _keep(self, connection: HTTPConnection) -> None:
+    def _keep(self, connection: Connection) -> None:
         if self._closed or len(self._idle) >= self._idle_max:
             connection.close()
         else:
@@ -217,21 +213,17 @@ class HttpSink:
         return _broken(error)
 
 
-def _send(connection: HTTPConnection, uri: str, headers: Mapping[str, str], chunks: Iterable[bytes]) -> bool:
+def _send(connection: Connection, uri: str, headers: Mapping[str, str], chunks: Iterable[bytes]) -> bool:
     """Send a request; return False if the receiver stopped reading, perhaps to answer early."""
-    sent = False
-
-    def tracked() -> Iterator[bytes]:
-        nonlocal sent
-        yield from chunks
-        sent = True
-
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError, *_ENDED_TLS):
-        connection.request("POST", uri, tracked(), headers, preload_content=False, decode_content=False)
-    return sent
+    connection.request("POST", uri, None, headers, preload_content=False, decode_content=False)
+    try:
+        connection.flush(chunks)
+    except (BrokenPipeError, ConnectionResetError, *_ENDED_TLS):
+        return False
+    return True
 
 
-def _receive(connection: HTTPConnection, count: int) -> tuple[Reply, bool]:
+def _receive(connection: Connection, count: int) -> tuple[Reply, bool]:
     """The answer, with as much of its body as may be needed, and whether it ended there.
 
     A 2xx counts once its body has ended, or its limit is reached: a receiver that dies in between has not answered.

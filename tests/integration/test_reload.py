@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
+from sidecar.runtime.lane import is_built
 from tests.scenarios.delayed import HEADER
 from tests.scenarios.reloads import reload, reloads, reloads_killed
 from tests.support.kafka import Broker, Outgoing, produce
-from tests.support.process import Daemon, wait_until, write_config
+from tests.support.process import Daemon, missing, wait_until, write_config
 from tests.support.receiver import Receiver
 from tests.support.scene import Scene, values
 
@@ -65,7 +66,7 @@ def test_batches_go_to_another_receiver_at_once(scene: Scene) -> None:
 def test_groups_and_format_change_when_all_is_quiet(scene: Scene) -> None:
     """Later messages have the new ones, and a start after a kill goes on under these rules: nothing comes again."""
     scene.receiver.remember = False
-    with scene.daemon(batch={"linger": "5s"}) as daemon:
+    with scene.daemon(batch={"linger": "5s"}, source={"kafka": {"lane": "auto"}}) as daemon:
         scene.send(values("before", 5), tag="a")
         daemon.wait_ready()
         tags = {"subscribe": "a || b", "groups": {"both": "a || b"}}
@@ -80,6 +81,7 @@ def test_groups_and_format_change_when_all_is_quiet(scene: Scene) -> None:
         scene.send([b"[%d]" % number for number in range(5)], tag="b")
         wait_until(lambda: len(scene.receiver.rows()) == 10, 30, "all arrive", detail=daemon.log_tail)
         assert [part["group"] for part in scene.receiver.parts()] == ["a", "both"]
+        assert not daemon.status()["lane"]["used"]
         assert scene.receiver.headers[-1]["content-type"] == "application/json"
         committed = partial(scene.broker.committed, scene.group)
         wait_until(lambda: committed()[scene.topic, 0][0] == 10, 30, "it is committed", detail=daemon.log_tail)
@@ -89,6 +91,19 @@ def test_groups_and_format_change_when_all_is_quiet(scene: Scene) -> None:
         wait_until(lambda: len(scene.receiver.rows()) >= 15, 30, "the rest arrives", detail=daemon.log_tail)
         assert len(scene.receiver.rows()) == 15
         assert not daemon.events("partition.reset")
+        daemon.stop()
+
+
+@pytest.mark.skipif(not is_built(), reason="the fast lane is not built")
+def test_what_the_fast_lane_does_not_do_is_refused_if_it_must_be_used(scene: Scene) -> None:
+    """The daemon goes on as before, and would not have started with the new file."""
+    with scene.daemon(source={"kafka": {"lane": "on"}}) as daemon:
+        daemon.wait_ready()
+        http = {**daemon.config["sink"]["http"], "format": "json_array"}
+        done = command(daemon, changed(daemon, sink={"http": http}))
+        assert (done.exit_code, missing(done.stderr, "source.kafka.lane", "json_array", "`auto`")) == (78, [])
+        scene.send(values("after", 5), tag="a")
+        scene.await_all(daemon)
         daemon.stop()
 
 

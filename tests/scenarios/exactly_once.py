@@ -16,6 +16,7 @@ from tests.support.audit import CheckingReceiver, Finding, StrikingReceiver, Tal
 from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import Daemon, spawn, wait_until
 from tests.support.receiver import Receiver, value_hash
+from tests.support.scene import merged
 from tests.support.workload import WANTED, Expected, Place, Workload
 
 TOPICS, PARTITIONS = 3, 4
@@ -42,9 +43,7 @@ def configuration(
         "sink": {"http": {"url": url}},
         "retry": {"backoff": "20ms", "backoff_max": "500ms"},
     }
-    for name, section in sections.items():
-        base[name] = {**base.get(name, {}), **section}
-    return base
+    return merged(base, sections)
 
 
 def new_topics(broker: Broker, count: int = TOPICS, partitions: int = PARTITIONS) -> list[str]:

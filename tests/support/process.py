@@ -270,9 +270,9 @@ class Daemon:
             return http_get(f"{self.admin_url}/readyz")[0] == 200
 
         wait_until(ready, timeout_s, "the daemon is ready", detail=self.log_tail)
-        wanted = self.config["source"].get("kafka", {}).get("lane", "auto")
-        if wanted != "auto":
-            assert self.status()["lane"]["used"] == (wanted == "on")
+        kafka = YAML(typ="safe").load(self.config_path)["source"].get("kafka", {})
+        if kafka.get("lane") in ("on", "off"):
+            assert self.status()["lane"]["used"] == (kafka["lane"] == "on"), self.status()["lane"]
 
     def status(self) -> dict[str, Any]:
         """The body of `/status`.

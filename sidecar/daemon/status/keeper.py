@@ -139,7 +139,9 @@ class StatusKeeper:
         reason = self._supervisor.source.no_lane
         if reason is None:
             return None
-        reason = reason or refusal(self._reload.settings)  # a reload may bring rules that it does not know
+        # A reload may bring what it does not do.
+        if not reason and (refused := refusal(self._reload.settings)):
+            reason = f"the fast lane does not do {refused}"
         return LaneStatus(not reason, reason)
 
     def _find_waiting(self, pipeline: Pipeline, now_s: float) -> Waiting:

@@ -22,9 +22,7 @@ def build(settings: Settings, context: SourceContext) -> KafkaSource:
 def _lane(settings: Settings, context: SourceContext) -> Lane | str:
     try:
         if context.lane_refusal:
-            raise ConfigError(
-                f"the fast lane cannot be used: {context.lane_refusal}", hint="set source.kafka.lane: off"
-            )
+            raise ConfigError(f"the fast lane does not do {context.lane_refusal}", hint="set source.kafka.lane: off")
         lane = Lane(load(), context.queue_bytes)
     except ConfigError as error:
         if settings.lane == "on":
