@@ -1,6 +1,8 @@
 # What a person types: demo, test, test-all, lint, bench, prove, chaos. Everything is set up at its first use: `.venv`, `.cache`.
 
 PYTHON ?= python3
+# `make wheels` tries them with these.
+PYTHONS ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
@@ -15,7 +17,7 @@ kafka = $(foreach name,$(1),tests/integration/test_$(name).py)
 PURE := tests/unit tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help fastlane test test-all test-python lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help fastlane wheels test test-all test-python lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
@@ -27,6 +29,7 @@ help:
 	@echo "make docs    generate the tables of keys in docs/ from sidecar/config, and the manual page from sidecar/cli; build the site in build/site"
 	@echo "make examples   run the receivers in examples/ that are built with npm, go and Maven, and kill them"
 	@echo "make fastlane   compile the fast lane for Kafka, if there is a C compiler, and install it"
+	@echo "make wheels   build the wheels in dist/, the fast lane's for x86-64 and aarch64, and try them; PYTHONS='python3.11 python3.13'"
 	@echo "make first-hour   do the tutorial from an empty environment, and tell what each step takes"
 	@echo "make bench   measure the cost of a message against a bare consumer loop, of the ledger, and of delayed messages"
 	@echo "make bench-spark   measure a row of the zone and a message of the pipeline on Spark, against Spark's own sources"
@@ -51,6 +54,10 @@ test-python: $(INSTALLED) jars
 fastlane: $(PACKAGES)
 	@$(BIN)/python fastlane/build_lane.py
 	@test ! -f fastlane/sidecar_fastlane/libfastlane.so || $(PIP) --no-build-isolation --no-deps -e fastlane
+
+wheels: $(INSTALLED)
+	@PIP_CONSTRAINT=constraints.txt $(PIP) -e '.[wheels]'
+	@$(BIN)/python fastlane/build_wheels.py dist $(PYTHONS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .

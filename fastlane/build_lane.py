@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,19 @@ def compiled(target: Path = TARGET, *flags: str) -> Path:
 
 
 class LaneHook(BuildHookInterface[Any]):
-    """Adds the library to the wheel, which is for this platform and any CPython."""
+    """Adds the library to the wheel, which is for any CPython on this platform, or on that which `CC` compiles for."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """See `BuildHookInterface`."""
-        compiled()
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        platform = os.environ.get("SIDECAR_FASTLANE_PLATFORM") or sysconfig.get_platform()
+        build_data["tag"] = f"py3-none-{platform.replace('-', '_')}"
         build_data["pure_python"] = False
-        build_data["artifacts"].append("sidecar_fastlane/libfastlane.so")
+        if version == "editable":
+            compiled()
+            return
+        self._folder = tempfile.TemporaryDirectory()
+        library = compiled(Path(self._folder.name) / TARGET.name, "-s")
+        build_data["force_include"][str(library)] = f"sidecar_fastlane/{TARGET.name}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import ConfigError
-from sidecar.sources.base import Assignment, ReadPast
+from sidecar.sources.base import ReadPast
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.lane.lane import Lane, load
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules
 from tests.support.kafka import Broker, Outgoing, produce, unique
+from tests.support.listening import Listening
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, Request
 from tests.support.scene import Scene, await_rest
@@ -72,43 +73,6 @@ class HoldingReceiver(Receiver):
         if is_held:
             self.go.wait(50)
         return super().store(request, marker)
-
-
-class Listening:
-    """A listener that remembers what it is told, and does what a test asks when it is told of some."""
-
-    def __init__(self) -> None:
-        self.found: list[Assignment] = []
-        self.results: list[Mapping[TopicPartition, bool]] = []
-        self.gone: list[TopicPartition] = []
-        self.on_assigned: Callable[[], None] = lambda: None
-        self.on_committed: Callable[[], None] = lambda: None
-
-    def assigned(self, found: Sequence[Assignment]) -> None:
-        self.found += found
-        self.on_assigned()
-
-    def handing_over(self, tps: Collection[TopicPartition]) -> bool:
-        return True
-
-    def revoking(self, tps: Collection[TopicPartition]) -> None:
-        self.gone += tps
-
-    def lost(self, tps: Collection[TopicPartition]) -> None:
-        self.gone += tps
-
-    def reloading(self, tp: TopicPartition) -> None:
-        self.gone.append(tp)
-
-    def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        self.results.append(results)
-        self.on_committed()
-
-    def waiting(self, what: str) -> None:
-        pass
-
-    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
-        pass
 
 
 class Opened:
@@ -252,6 +216,20 @@ def test_a_pause_loses_nothing_that_was_fetched_ahead(opened: Opened, kafka: Bro
         opened.source.pause([])
         read = len(opened.offsets)
         opened.until(lambda read=read: len(opened.offsets) >= min(20_000, read + 2_000), "reading goes on")  # type: ignore[misc]
+    assert opened.offsets == list(range(20_000))
+
+
+def test_a_partition_that_was_paused_is_read_when_it_comes_back(opened: Opened, kafka: Broker, topic: str) -> None:
+    """The client would keep it paused over the end of its assignment, for ever."""
+    produce(kafka.bootstrap, topic, [Outgoing(0, b"v" * 100)] * 20_000)
+    tp = TopicPartition(topic, 0)
+    opened.until(lambda: opened.offsets, "reading has begun")
+    opened.source.pause([tp])
+    until_s = time.monotonic() + 0.5
+    opened.until(lambda: time.monotonic() > until_s, "the client has paused it")
+    del opened.offsets[:]
+    opened.source.reload(tp)
+    opened.until(lambda: len(opened.offsets) >= 20_000, "it is read from its begin")
     assert opened.offsets == list(range(20_000))
 
 

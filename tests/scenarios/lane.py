@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.audit import Finding, Tally
@@ -33,8 +32,7 @@ def compared(
         AssertionError: A process found a mismatch, a fault of memory, or a leak.
     """
     begun = time.monotonic()
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))
-    env = {**os.environ, "PYTHONPATH": paths, **library(paths, is_sanitized=sanitized)}
+    env = environment(is_sanitized=sanitized)
     jobs = min(configurations, os.cpu_count() or 1)
     seeds = range(seed, seed + configurations)
     command = [sys.executable, "-m", "tests.support.lane_compared", broker.bootstrap, str(messages)]
@@ -58,11 +56,11 @@ def compared(
     return Finding(point, configurations, told["messages"], Tally(), time.monotonic() - begun, notes)
 
 
-def library(paths: str, *, is_sanitized: bool) -> Mapping[str, str]:
-    """The variables that name the compiled part, which is made in a process that finds its sources."""
+def environment(*, is_sanitized: bool) -> dict[str, str]:
+    """Of a process that uses the compiled part, which is made in a process that finds its sources."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))}
     made = "sanitized()" if is_sanitized else "{'SIDECAR_FASTLANE_LIBRARY': str(built())}"
     code = f"import json; from tests.support.lane import built, sanitized; print(json.dumps({made}))"
-    env = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True)
     found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return env | found

@@ -146,7 +146,7 @@ class Partitions:
     def drop(self, tps: Collection[TopicPartition]) -> None:
         """Stop reading these partitions."""
         here = self.identities.keys() & tps
-        self._paused -= here
+        self.pause(self._paused - here)  # the client would keep them paused, and read nothing of the next assignment
         for tp in here:
             del self.identities[tp]
         self._waiting.forget(tps)
