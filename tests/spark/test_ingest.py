@@ -262,6 +262,33 @@ def test_fields_are_added_and_not_changed(
     ]
 
 
+def test_a_zone_that_is_gone_ends_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """An empty mount point is an error, and stays empty; with the zone back, the job goes on where it was."""
+    zone = writer(tmp_path / "zone")
+    batches = [batch(0, 5), batch(5, 5)]
+    zone.land(batches[0])
+    ingest(tmp_path)
+    zone.close()
+    (tmp_path / "zone").rename(tmp_path / "aside")
+    for mount in (False, True):
+        if mount:
+            (tmp_path / "zone").mkdir()
+        with pytest.raises(
+            QueryError, match=r"zone(/manifest)? is missing, and this query has read from a there"
+        ) as caught:
+            ingest(tmp_path)
+        assert caught.value.exit_code == 69
+        assert not list(tmp_path.glob("zone/*"))
+    (tmp_path / "zone").rmdir()
+    (tmp_path / "aside").rename(tmp_path / "zone")
+    zone = writer(tmp_path / "zone")
+    zone.land(batches[1])
+    zone.close()
+    ingest(tmp_path)
+    assert there(tmp_path / "table") == wanted(batches)
+    assert is_acknowledged(tmp_path)
+
+
 def test_a_damaged_zone_ends_the_query_with_its_reason(spark: SparkSession, tmp_path: Path) -> None:
     """Rows that are lost are never passed over: the job ends with an error that names the file."""
     zone = writer(tmp_path / "zone")

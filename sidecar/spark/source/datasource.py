@@ -169,8 +169,8 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         self._consumer.has_read(end)
 
     def _start(self) -> Planner:
+        self._consumer.register()
         if self._planner is None:
-            self._consumer.register()
             self._planner = self._make_planner()
         return self._planner
 
