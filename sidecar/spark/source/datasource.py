@@ -83,7 +83,7 @@ class _Reader:
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for share in partition.value or ():
-            yield from share.read(self._options.path, self._options.columns)
+            yield from share.read(self._options.path, self._options.columns, self._options.groups)
 
 
 class ZoneReader(_Reader, DataSourceReader):

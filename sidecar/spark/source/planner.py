@@ -117,7 +117,7 @@ class Planner:
         return [Share.of(entry, drop) for entry, drop in claimed if self._wants(entry)]
 
     def _wants(self, entry: Entry) -> bool:
-        return self._groups is None or entry.group in self._groups
+        return self._groups is None or entry.joined or entry.group in self._groups
 
     def _between(self, waiting: list[Entry], writer: str, start: int, end: int) -> list[Entry]:
         entries = waiting[: bisect_right(waiting, end, key=seq_of)]
