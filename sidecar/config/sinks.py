@@ -147,6 +147,11 @@ class SinkSettings(Model):
         return 1
 
     @property
+    def joins_groups(self) -> bool:
+        """Whether messages of all tag groups travel together, and their group is only a column."""
+        return False
+
+    @property
     def one_by_one(self) -> bool:
         """Whether a batch waits until the batch before it, of the same partition and group, is settled."""
         return True
@@ -306,6 +311,11 @@ class SparkSink(SinkSettings):
     )
     retention: Retention = Field(default=Retention(), description="What is kept after all consumers have read it.")
 
+    @property
+    def joins_groups(self) -> bool:
+        """True: a file for each group would be small."""
+        return True
+
     def summary(self) -> str:
         """Format and zone."""
         return f"{self.format} files to {self.landing}"
@@ -318,6 +328,11 @@ class DeltaSink(SinkSettings):
     packages = ("deltalake", "pyarrow")
 
     path: Location = Field(description="Path or URL of the table; created if missing.")
+
+    @property
+    def joins_groups(self) -> bool:
+        """True: a file for each group would be small."""
+        return True
 
     @property
     def batches_at_once(self) -> int:

@@ -35,8 +35,8 @@ from sidecar.ops.metrics import Metrics
 from sidecar.runtime.build import (
     HELD_SHARE,
     build,
-    groups_of,
     held_groups_of,
+    pipeline_groups_of,
     plan_memory,
     pushed_expression,
     rules_hash,
@@ -247,7 +247,7 @@ def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWo
         queue_bytes=queue_bytes,
         held_max_bytes=HELD_SHARE * queue_bytes,
         expression=pushed_expression(settings),
-        groups_of=partial(groups_of, settings),
+        groups_of=partial(pipeline_groups_of, settings),
         keeps_order=settings.sink.chosen.keeps_order,
         remembers_ids=settings.dedup.remembers_ids,
         lane_refusal=refusal(settings),

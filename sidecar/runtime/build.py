@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,8 +18,9 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import Reading, ReadTags
 from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.due import ReadDue, due_reader
-from sidecar.core.messages.fields import Field
+from sidecar.core.messages.fields import Field, Raw
 from sidecar.core.messages.ids import id_reader, key_reader
+from sidecar.core.messages.tags import UNTAGGED, Memo
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
@@ -66,6 +67,7 @@ def rules_hash(settings: Settings) -> bytes:
         settings.source.chosen.isolation,
         settings.sink.chosen.row_format,
         *(["ledger"] if dedup.ledger else []),
+        *(["joined"] if settings.sink.chosen.joins_groups else []),
     ]
     if settings.source.chosen.pushed_filter:
         rules.append(settings.source.chosen.pushed_filter)
@@ -101,6 +103,27 @@ def groups_of(
     """A function that returns the group of each message, None for a message that no group wants."""
     read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
     return lambda tp, messages: map(filter_.groups.__getitem__, read_tags(tp, messages))
+
+
+def pipeline_groups_of(
+    settings: Settings, columns: Columns
+) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
+    """See `groups_of`, for the groups of the pipeline, which are one if the sink joins them."""
+    read_tags, groups = _tag_reader(settings, columns), pipeline_groups(settings)
+    return lambda tp, messages: map(groups.__getitem__, read_tags(tp, messages))
+
+
+def pipeline_groups(settings: Settings) -> Mapping[Raw, str | None]:
+    """The pipeline's group by raw tags: the tag group, or one for all messages if the sink joins them."""
+    groups = settings.tags.filter().groups
+    if not settings.sink.chosen.joins_groups:
+        return groups
+    return Memo(lambda raw: None if groups[raw] is None else UNTAGGED)
+
+
+def known_groups(settings: Settings) -> list[str]:
+    """The pipeline's groups that are known before the first message."""
+    return [UNTAGGED] if settings.sink.chosen.joins_groups else settings.tags.known_groups
 
 
 def held_groups_of(settings: Settings) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
@@ -165,14 +188,14 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     in_rows = columns
     if settings.delay:
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
-    read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
+    read_tags = _tag_reader(settings, columns)
     sink = sink_of(settings, in_rows, read_tags)
     dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,
         framer=sink.framer,
         tags=read_tags,
-        groups=filter_.groups,
+        groups=pipeline_groups(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",

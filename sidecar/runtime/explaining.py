@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sidecar.config.failures import DeadLetters
 from sidecar.config.model import Settings
+from sidecar.core.messages.tags import UNTAGGED
 from sidecar.core.partition.standing import Phase, Standing, standing
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import NoStateError, UnavailableError
@@ -62,7 +63,9 @@ def explain(settings: Settings, tp: TopicPartition, offset: int) -> tuple[TopicP
         if letter is not None:
             return tp, _of_letter(letter, decision)
         unknown = _not_recorded(settings)
-        return tp, _of_gone(row, offset, unknown) if decision is None else _of_commit(row, offset, decision, unknown)
+        if decision is None:
+            return tp, _of_gone(row, offset, unknown)
+        return tp, _of_commit(row, offset, decision, unknown, joined=settings.sink.chosen.joins_groups)
 
 
 def _row(rows: Sequence[PartitionOffsets], tp: TopicPartition) -> PartitionOffsets:
@@ -112,7 +115,7 @@ def _of_gone(row: PartitionOffsets, offset: int, unknown: str) -> Explained:
     return Explained("gone", f"{what}. Without it, its tags are unknown")
 
 
-def _of_commit(row: PartitionOffsets, offset: int, decision: Decision, unknown: str) -> Explained:
+def _of_commit(row: PartitionOffsets, offset: int, decision: Decision, unknown: str, *, joined: bool) -> Explained:
     tags, group = tuple(decision.tags), decision.group
     if group is None:
         return Explained("filtered", decision.why, tags)
@@ -120,7 +123,7 @@ def _of_commit(row: PartitionOffsets, offset: int, decision: Decision, unknown: 
         if row.committed is not None and offset < row.committed:
             return Explained("settled", f"{row.writer or 'nobody'} committed a later offset; {unknown}", tags, group)
         return Explained("unread", "nothing of this partition was committed by sidecar under these rules", tags, group)
-    where = standing(row.state, group, offset)
+    where = standing(row.state, UNTAGGED if joined else group, offset)
     if where.phase is Phase.UNREAD:
         return Explained("unread", f"the last commit had read up to {row.state.seen}", tags, group)
     if decision.outcome == "held":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from sidecar.core.messages.fields import Raw
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Columns, Framer
 from sidecar.sinks.formats import TagsOf
@@ -17,6 +19,8 @@ class Context(NamedTuple):
     """Reads the source's messages."""
     tags_of: TagsOf
     """The tags of each message."""
+    groups: Mapping[Raw, str | None]
+    """The tag group by tags, None for messages that are not wanted."""
     state_dir: Path
 
 

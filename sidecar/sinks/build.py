@@ -27,5 +27,5 @@ def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
     name, chosen = settings.sink.name, settings.sink.chosen
     with extra(chosen.extra, f"sink.{name}", *chosen.packages):
         module = importlib.import_module(f"sidecar.sinks.{name}")
-    sink: Sink = module.build(chosen, Context(columns, tags_of, settings.state.dir))
+    sink: Sink = module.build(chosen, Context(columns, tags_of, settings.tags.filter().groups, settings.state.dir))
     return sink

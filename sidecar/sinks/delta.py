@@ -37,15 +37,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchEr
 from sidecar import files
 from sidecar.config.sinks import DeltaSink as DeltaSettings
 from sidecar.core.parts import Batch, Part
-from sidecar.core.records import Answer, Columns, Verdict
+from sidecar.core.records import Answer, Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks.base import Context
-from sidecar.sinks.formats import TagsOf
 from sidecar.zone.columns import record_batches
 from sidecar.zone.entry import digest_of
 from sidecar.zone.rows import RowFramer
 from sidecar.zone.schema import text_of_name
-from sidecar.zone.table import PARTITIONED_BY, TABLE_SCHEMA, table_rows
+from sidecar.zone.table import DATE, TABLE_SCHEMA, table_rows
 
 NAMES_MAX: Final = 65_536
 """Limit of parts known by name: the newest."""
@@ -75,7 +74,7 @@ def build(settings: DeltaSettings, context: Context) -> DeltaSink:
     Raises:
         ConfigError: The table cannot be opened or created, or has other columns.
     """
-    return DeltaSink(settings.path, context.columns, context.tags_of)
+    return DeltaSink(settings.path, RowFramer(context.columns, context.tags_of, context.groups))
 
 
 class _Waiting(NamedTuple):
@@ -90,15 +89,14 @@ class DeltaSink:
 
     Args:
         path: The table: a path, or a URL that deltalake knows. It is created if it is missing.
-        columns: Reads the source's messages.
-        tags_of: The tags of each message.
+        framer: Makes rows of messages.
 
     Raises:
         ConfigError: The table cannot be opened or created, or has other columns.
     """
 
-    def __init__(self, path: str, columns: Columns, tags_of: TagsOf) -> None:
-        self.framer = RowFramer(columns, tags_of)
+    def __init__(self, path: str, framer: RowFramer) -> None:
+        self.framer = framer
         self._table = _Table(path)
         self._work: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._held: _Waiting | None = None
@@ -226,7 +224,8 @@ class _Table:
         version = self._version + 1
         try:
             # In one chunk: several chunks are written in parallel, and a part's rows would be in any order.
-            write_deltalake(self._table, rows.combine_chunks(), mode="append", commit_properties=properties)
+            ordered = rows.sort_by([("group", "ascending"), ("tag", "ascending")]).combine_chunks()
+            write_deltalake(self._table, ordered, mode="append", commit_properties=properties)
         except CommitFailedError:
             self._look_again()
             if self._version < version:
@@ -248,9 +247,7 @@ class _Table:
         except TableNotFoundError:
             if self._folder is not None:
                 files.make_folder(self._folder)
-            DeltaTable.create(
-                self._path, TABLE_SCHEMA, mode="ignore", partition_by=list(PARTITIONED_BY), configuration=CONFIGURATION
-            )
+            DeltaTable.create(self._path, TABLE_SCHEMA, mode="ignore", partition_by=[DATE], configuration=CONFIGURATION)
             table = DeltaTable(self._path)
         _check_columns(table)
         return table

@@ -11,10 +11,9 @@ import structlog
 from sidecar import files
 from sidecar.config.sinks import SparkSink as SparkSettings
 from sidecar.core.parts import Batch
-from sidecar.core.records import Answer, Columns, Verdict
+from sidecar.core.records import Answer, Verdict
 from sidecar.errors import ConfigError, StateError, ZoneError
 from sidecar.sinks.base import Context
-from sidecar.sinks.formats import TagsOf
 from sidecar.zone.layout import data_folder, manifest_folder
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import RowFramer
@@ -36,9 +35,8 @@ def build(settings: SparkSettings, context: Context) -> SparkSink:
     """
     retention = Retention(settings.retention.age_ms, settings.retention.max_bytes)
     name = writer_name(context.state_dir, settings.landing)
-    return SparkSink(
-        settings.landing, name, context.columns, context.tags_of, format=settings.format, retention=retention
-    )
+    framer = RowFramer(context.columns, context.tags_of, context.groups)
+    return SparkSink(settings.landing, name, framer, format=settings.format, retention=retention)
 
 
 class SparkSink:
@@ -50,8 +48,7 @@ class SparkSink:
     Args:
         landing: The zone; created if it is missing.
         writer: Name of the writer, see `writer_name`.
-        columns: Reads the source's messages.
-        tags_of: The tags of each message.
+        framer: Makes rows of messages.
         format: Format of the data files.
         retention: Bounds of retention.
 
@@ -65,13 +62,12 @@ class SparkSink:
         self,
         landing: Path,
         writer: str,
-        columns: Columns,
-        tags_of: TagsOf,
+        framer: RowFramer,
         *,
         format: Format = "arrow",  # noqa: A002
         retention: Retention,
     ) -> None:
-        self.framer = RowFramer(columns, tags_of)
+        self.framer = framer
         try:
             self._zone = ZoneWriter(landing, writer, format=format, retention=retention, report=_report)
         except OSError as error:

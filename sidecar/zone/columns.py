@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from sidecar.core.parts import Part
 from sidecar.core.records import Header
-from sidecar.zone.rows import SEPARATOR, Row, unpack
+from sidecar.zone.rows import SEPARATOR, bytes_of_name, order_of, unpack
 from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
 
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
 BATCH_BYTES = 256 << 20
 """Limit of rows' bytes in a record batch: a binary column ends at 2 GiB. A larger row is its own record batch."""
+_Found: TypeAlias = tuple[int, bytes]
+"""An offset and its row."""
 _MICROSECONDS_MAX = (1 << 63) - 1
 
 
 def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> Iterator[pa.RecordBatch]:
-    """The rows of parts in their order, as record batches of `SCHEMA`.
+    """The rows of parts, part after part, as record batches of `SCHEMA`; those of a part by group, tag and offset.
 
     A timestamp that does not fit into 64 bits of microseconds (beyond the year 294,000) becomes null.
 
@@ -34,30 +37,37 @@ def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_i
     """
     constants = writer, sequence, batch_id
     for part in parts:
-        for offsets, rows in _chunks(part):
-            yield _batch(part, offsets, [unpack(row) for row in rows], constants)
+        found = _ordered(part)
+        for start, end in _chunks(found):
+            yield _batch(part, found[start:end], constants)
 
 
-def _chunks(part: Part) -> Iterator[tuple[list[int], list[bytes]]]:
-    offsets: list[int] = []
-    rows: list[bytes] = []
+def _ordered(part: Part) -> list[_Found]:
+    """All rows by group and tag, so that the rows of a tag are together in the file."""
+    found: list[_Found] = []
     for fragment in part.fragments:
         if len(fragment.offsets):
-            offsets += fragment.offsets
-            rows += bytes(fragment.data).split(SEPARATOR)
+            found += zip(fragment.offsets, bytes(fragment.data).split(SEPARATOR), strict=True)
+    found.sort(key=lambda one: order_of(one[1]))  # stable: those of a tag stay in order
+    return found
+
+
+def _chunks(found: Sequence[_Found]) -> Iterator[tuple[int, int]]:
     start = 0
-    while start < len(rows):
-        end = min(start + ROWS_MAX, len(rows))
-        while end - start > 1 and sum(map(len, rows[start:end])) > BATCH_BYTES:
+    while start < len(found):
+        end = min(start + ROWS_MAX, len(found))
+        while end - start > 1 and sum(len(row) for _, row in found[start:end]) > BATCH_BYTES:
             end = (start + end) // 2
-        yield offsets[start:end], rows[start:end]
+        yield start, end
         start = end
 
 
-def _batch(part: Part, offsets: list[int], rows: list[Row], constants: tuple[str, int, str]) -> pa.RecordBatch:
-    times, keys, values, tags, headers = zip(*rows, strict=True)
+def _batch(part: Part, found: Sequence[_Found], constants: tuple[str, int, str]) -> pa.RecordBatch:
+    offsets, packed = zip(*found, strict=True)
+    times, keys, values, tags, headers, groups = zip(*map(unpack, packed), strict=True)
+    own = bytes_of_name(part.group)
     writer, sequence, batch_id = constants
-    count = len(rows)
+    count = len(found)
     arrays = [
         pa.repeat(part.tp.topic, count),
         pa.repeat(pa.scalar(part.tp.partition, pa.int32()), count),
@@ -66,7 +76,7 @@ def _batch(part: Part, offsets: list[int], rows: list[Row], constants: tuple[str
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
         pa.array(_texts(tags), pa.string()),
-        pa.repeat(text_of_name(part.group), count),
+        pa.array(_texts([group or own for group in groups]), pa.string()),
         _headers(headers),
         pa.repeat(writer, count),
         pa.repeat(pa.scalar(sequence, pa.int64()), count),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -47,6 +47,7 @@ def read(
     columns: Sequence[str] | None = None,
     drop: Mapping[PartitionId, BitMap64] | None = None,
     *,
+    groups: Collection[str] | None = None,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of an entry in their order, as record batches of the chosen fields of `SCHEMA`.
@@ -56,6 +57,7 @@ def read(
         entry: What to read.
         columns: Names in the wanted order, None for all; only these are decompressed.
         drop: Offsets that are left out, by topic, scope and partition.
+        groups: Wanted groups; None for all.
         rows_max: Limit of rows in a batch; Spark's own limit is 10,000.
 
     Raises:
@@ -65,12 +67,15 @@ def read(
     wanted = list(SCHEMA.names if columns is None else columns)
     dropping = [part for part in entry.parts if drop and drop.get(entry.covers[part.cover].place)]
     # Even without any column, a column must be read: rows are counted by it.
-    needed = [*wanted, "offset"] if (dropping or not wanted) and "offset" not in wanted else wanted
+    also = {"offset": dropping or not wanted, "group": groups is not None}
+    needed = [*wanted, *(name for name, is_so in also.items() if is_so and name not in wanted)]
     rows = 0
     try:
         for batch in _batches(data, entry.format, needed):
             kept = _without(batch, rows, entry, drop) if drop and dropping else batch
             rows += batch.num_rows
+            if groups is not None:
+                kept = kept.filter(pc.is_in(kept.column("group"), value_set=pa.array(groups, pa.string())))
             chosen = kept.select(wanted).replace_schema_metadata(None)
             yield from (chosen.slice(start, rows_max) for start in range(0, kept.num_rows, rows_max))
     except (pa.ArrowInvalid, OSError) as error:  # the line was restored from a file that was damaged by then

@@ -7,14 +7,17 @@ import binascii
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import orjson
 from pyroaring import BitMap64
 
-VERSION: Final = 1
-"""Version of the layout; a reader refuses lines of another version."""
+VERSION, VERSION_OF_JOINED = 1, 2
+"""Versions of a line, by `Entry.joined`; a reader refuses lines of other versions.
+
+A reader that knows only the first would take the rows of a joined batch for those of one group.
+"""
 PartitionId: TypeAlias = tuple[str, str, int]
 """Topic, scope and partition: within it an offset is one message forever."""
 
@@ -60,7 +63,7 @@ class Entry:
     file: str
     """Path below the zone's root, with slashes."""
     group: str
-    """The group, as in the column of this name."""
+    """The group of its parts; that of all rows, as in the column of this name, unless it is joined."""
     rows: int
     bytes: int
     """Size of the file."""
@@ -73,6 +76,8 @@ class Entry:
     parts: tuple[PartRows, ...]
     """Parts in the order of the rows."""
     covers: tuple[Cover, ...]
+    joined: bool = False
+    """Whether rows have groups of their own."""
 
     @property
     def format(self) -> str:
@@ -92,7 +97,7 @@ def digest_of(group: str, name: str) -> bytes:
 def document(entry: Entry) -> dict[str, Any]:
     """The entry in the form of a data file: all except size and checksum, which are known only after writing."""
     return {
-        "v": VERSION,
+        "v": VERSION_OF_JOINED if entry.joined else VERSION,
         "writer": entry.writer,
         "seq": entry.seq,
         "file": entry.file,
@@ -117,12 +122,14 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
         DamagedLineError: It is not such a document, or of another version.
     """
     try:
-        if fields["v"] != VERSION:
-            raise DamagedLineError(f"is of layout version {fields['v']}, and this program knows {VERSION}")
+        if fields["v"] not in (VERSION, VERSION_OF_JOINED):
+            raise DamagedLineError(
+                f"is of layout version {fields['v']}, and this program knows {VERSION} and {VERSION_OF_JOINED}"
+            )
         return Entry(
             fields["writer"], fields["seq"], fields["file"], fields["group"], fields["rows"], size, crc,
             fields["before"], fields["at"], tuple(PartRows(*part) for part in fields["parts"]),
-            tuple(map(_cover, fields["offsets"])),
+            tuple(map(_cover, fields["offsets"])), fields["v"] == VERSION_OF_JOINED,
         )  # fmt: skip
     except (KeyError, TypeError, binascii.Error) as error:
         raise DamagedLineError("is no entry") from error

@@ -7,6 +7,8 @@ from urllib.parse import quote_from_bytes
 
 import pyarrow as pa
 
+from sidecar.zone.rows import bytes_of_name
+
 HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 # Spark compares a source's schema with its own translation of the DDL: no dictionaries, microseconds in UTC, and
 # `element` as the name inside a list.
@@ -50,7 +52,4 @@ def text_of(raw: bytes) -> str:
 
 def text_of_name(name: str) -> str:
     """The same for a name in which bytes that are not UTF-8 are surrogate escapes."""
-    try:
-        return text_of(name.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it as the bytes that it would have had
-        return text_of(name.encode("utf-8", "surrogatepass"))
+    return text_of(bytes_of_name(name))

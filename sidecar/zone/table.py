@@ -37,13 +37,14 @@ def label_of(group: str) -> str:
 
 
 def table_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Record batches of the zone's schema, each of one group, as rows of a table."""
+    """Record batches of the zone's schema as rows of a table."""
     return pa.Table.from_batches([_rows(batch) for batch in batches], TABLE_SCHEMA)
 
 
 def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    label = label_of(batch.column("group")[0].as_py()) if batch.num_rows else ""
-    columns = [*(batch.column(name) for name in ROW), pa.repeat(label, batch.num_rows)]
+    groups = batch.column("group").dictionary_encode()
+    labels = pa.array([label_of(group) for group in groups.dictionary.to_pylist()], pa.string())
+    columns = [*(batch.column(name) for name in ROW), labels.take(groups.indices)]
     return pa.RecordBatch.from_arrays([*columns, dates_of(batch.column("timestamp"))], schema=TABLE_SCHEMA)
 
 

@@ -55,6 +55,15 @@ class Tail:
         self._report = report
         self._places: dict[str, _NextLine] = {}
 
+    def writers(self) -> list[str]:
+        """The writers that have a manifest; none if there is no zone.
+
+        Raises:
+            OSError: The zone cannot be read.
+        """
+        folder = self._root / "manifest"
+        return sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
+
     def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
         """New entries by writer, in their order, without writers that have none. Empty: all is read.
 
@@ -66,7 +75,7 @@ class Tail:
             ZoneError: Entries that were not read yet are lost; the message has the place.
             OSError: The zone cannot be read.
         """
-        read = {writer: self._read(writer, lines_max) for writer in self._writers() if writer not in skip}
+        read = {writer: self._read(writer, lines_max) for writer in self.writers() if writer not in skip}
         return {writer: entries for writer, entries in read.items() if entries}
 
     def floors(self) -> dict[str, int]:
@@ -75,7 +84,7 @@ class Tail:
         Raises:
             OSError: The zone cannot be read.
         """
-        return {writer: read_floor(self._root, writer).seq for writer in self._writers()}
+        return {writer: read_floor(self._root, writer).seq for writer in self.writers()}
 
     def heads(self) -> dict[str, int]:
         """Writer to the last sequence number landed, found without reading all lines; -1 if there is none.
@@ -86,7 +95,7 @@ class Tail:
             ZoneError: A floor is damaged.
             OSError: The zone cannot be read.
         """
-        return {writer: self._head(writer) for writer in self._writers()}
+        return {writer: self._head(writer) for writer in self.writers()}
 
     def _head(self, writer: str) -> int:
         position = self._places.get(writer)
@@ -95,10 +104,6 @@ class Tail:
             first += SEGMENT_LINES
         lines = files.read_from(segment_path(self._root, writer, first)) or b""
         return first + lines.count(b"\n") - 1
-
-    def _writers(self) -> list[str]:
-        folder = self._root / "manifest"
-        return sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
 
     def _read(self, writer: str, lines_max: int) -> list[Entry]:
         entries: list[Entry] = []

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from zlib import crc32
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sidecar import files
@@ -180,9 +182,9 @@ class ZoneWriter:
                 files.unlock(lock_fd)
 
     def _land(self, batch: Batch) -> Entry:
-        entry = self._entry(batch)
+        tables = list(record_batches(batch.parts, writer=self.writer, sequence=self._seq, batch_id=batch.key))
+        entry = self._entry(batch, tables)
         path = self._root / entry.file
-        tables = list(record_batches(batch.parts, writer=self.writer, sequence=entry.seq, batch_id=batch.key))
         data = encode(tables, entry)
         entry = replace(entry, bytes=len(data), crc=crc32(data))
         self._debris = path
@@ -208,12 +210,13 @@ class ZoneWriter:
                 hint="Move it back, and intake resumes; if it is lost for good, restart this process",
             )
 
-    def _entry(self, batch: Batch) -> Entry:
+    def _entry(self, batch: Batch, tables: Iterable[pa.RecordBatch]) -> Entry:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
+        joined = any(pc.unique(table.column("group")).to_pylist() != [group] for table in tables)
         parts, covers = _parts_and_covers(batch.parts)
         file = data_file(self.writer, self._seq, group, batch.count, now_ms, self._format)
         before = self._head.before + self._head.bytes if self._head else self._room.floor.before
-        return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers)
+        return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers, joined)
 
     def _append(self, entry: Entry) -> None:
         self._check_in_place()

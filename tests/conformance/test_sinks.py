@@ -27,8 +27,8 @@ from sidecar.sinks.formats import NdjsonFramer
 from sidecar.sinks.http import HttpSink
 from sidecar.sinks.spark import SparkSink
 from tests.support.delta import rows_of
-from tests.support.landing import KEEP, Disk, arrived, disk
-from tests.support.messages import ListColumns, Msg, tags_of
+from tests.support.landing import KEEP, Disk, arrived, disk, framer
+from tests.support.messages import ListColumns, Msg
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, value_hash
 
@@ -104,7 +104,7 @@ def file(folder: Path, stack: contextlib.ExitStack) -> Bench:
 
 def spark(folder: Path, stack: contextlib.ExitStack) -> Bench:
     """A landing zone whose disk is full at times."""
-    sink = SparkSink(folder, "a", ListColumns(), tags_of, retention=KEEP)
+    sink = SparkSink(folder, "a", framer(), retention=KEEP)
     trouble = Disk(1, lasting=True)
     trouble.mended = True
     stack.enter_context(disk(trouble))
@@ -121,7 +121,7 @@ def spark(folder: Path, stack: contextlib.ExitStack) -> Bench:
 
 def delta(folder: Path, stack: contextlib.ExitStack) -> Bench:
     """A Delta table whose disk is full at times."""
-    sink = DeltaSink(str(folder / "table"), ListColumns(), tags_of)
+    sink = DeltaSink(str(folder / "table"), framer())
     monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
     real = deltalake.write_deltalake
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
@@ -69,6 +70,17 @@ def test_what_is_open_unread_or_gone_is_told(scene: Scene) -> None:
         (asked,) = admin.delete_records([ck.TopicPartition(scene.topic, 0, 1)]).values()
         asked.result(10)
         assert told(0)["outcome"] == "gone"
+
+
+def test_a_sink_that_joins_groups_is_known(scene: Scene, tmp_path: Path) -> None:
+    """With a landing zone the state has one group for all: a message that is open is told so, with its tag group."""
+    config = scene.config(tags={"from": {"header": "tag"}}, batch={"linger": "10m"})
+    with Daemon(tmp_path, config | {"sink": {"spark": {"landing": str(tmp_path / "zone")}}}) as daemon:
+        daemon.wait_ready()
+        scene.send([b"one"], tag="paid")
+        told = partial(explained, daemon, scene.topic)
+        wait_until(lambda: told(0)["outcome"] == "open", 20, "it is open", detail=daemon.log_tail)
+        assert told(0)["group"] == "paid"
 
 
 def test_a_delayed_message_is_asked_for(scene: Scene) -> None:

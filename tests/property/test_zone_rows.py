@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from sidecar.core.batching import Buffer, Limits
 from sidecar.core.intents import Intent
+from sidecar.core.messages.tags import TagFilter
 from sidecar.core.parts import Part
 from sidecar.core.records import Fragment, TopicPartition
 from sidecar.zone import columns as zone_columns
 from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
 from sidecar.zone.entry import Cover, Entry, PartRows, line_of, parse
-from sidecar.zone.rows import RowFramer, pack, unpack
+from sidecar.zone.rows import RowFramer, order_of, pack, unpack
 from sidecar.zone.schema import DDL, SCHEMA, text_of, text_of_name
 from tests.support.messages import ListColumns, Msg, tags_of
 
@@ -59,7 +60,7 @@ def as_integers(tables: list[pa.RecordBatch]) -> pa.ChunkedArray:
 @given(st.lists(MESSAGES, min_size=1, max_size=6))
 def test_a_row_is_the_message(messages: list[Msg]) -> None:
     """Each row gives back time, key, value, first tag and headers, null and empty told apart."""
-    framer = RowFramer(ListColumns(), tags_of)
+    framer = RowFramer(ListColumns(), tags_of, TagFilter("nothing").groups)
     data, left_out = framer.frame(TP, messages)
     assert (left_out, data.count(framer.separator)) == ((), len(messages) - 1)
     for one, row in zip(messages, map(unpack, data.split(framer.separator)), strict=True):
@@ -70,8 +71,8 @@ def test_a_row_is_the_message(messages: list[Msg]) -> None:
 
 @given(st.lists(MESSAGES, min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 200))
 def test_rows_survive_every_cut(messages: list[Msg], count: int, size: int) -> None:
-    """However the core cuts fragments into parts, the columns are those of the messages, in their order."""
-    framer = RowFramer(ListColumns(), tags_of)
+    """However the core cuts fragments into parts, the columns are those of the messages."""
+    framer = RowFramer(ListColumns(), tags_of, TagFilter("nothing").groups)
     messages = numbered(messages)
     buffer = Buffer(framer.separator)
     buffer.add(Fragment([one.offset for one in messages], framer.frame(TP, messages)[0]))
@@ -81,6 +82,7 @@ def test_rows_survive_every_cut(messages: list[Msg], count: int, size: int) -> N
         part = Part(TP, "s", "g\udcff", 0, 0, taken, 0, 0, Intent(1, 0, 0))
         rows += rows_of(part)
     assert (buffer.count, buffer.nbytes) == (0, 0)
+    rows.sort(key=lambda row: row["offset"])
     assert [row["offset"] for row in rows] == [one.offset for one in messages]
     for one, row in zip(messages, rows, strict=True):
         assert (row["key"], row["value"]) == (one.key, one.value)
@@ -119,12 +121,16 @@ def test_other_bytes_are_no_row(data: bytes) -> None:
         row = unpack(data)
     except (ValueError, UnicodeDecodeError):
         return
-    assert pack(row.timestamp_ms, row.key, row.value, () if row.tag is None else (row.tag,), row.headers) == data
+    assert order_of(data) == (row.group, row.tag or b"")
+    assert (
+        pack(row.timestamp_ms, row.key, row.value, () if row.tag is None else (row.tag,), row.headers, row.group)
+        == data
+    )
 
 
 def test_a_huge_row_and_many_rows() -> None:
     """A value of 40 MiB arrives whole, and record batches stay within their bounds."""
-    framer = RowFramer(ListColumns(), tags_of)
+    framer = RowFramer(ListColumns(), tags_of, TagFilter("nothing").groups)
     messages = numbered([Msg(value=b"x" * (40 << 20)), Msg(), Msg(value=None, key=b"")])
     part = Part(TP, "s", "g", 0, 4, [Fragment([0, 2, 4], framer.frame(TP, messages)[0])], 3, 0, Intent(1, 0, 4))
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +145,7 @@ def test_a_huge_row_and_many_rows() -> None:
 
 def test_many_small_parts_become_one_record_batch() -> None:
     """A batch of many parts is not written as many tiny record batches."""
-    framer = RowFramer(ListColumns(), tags_of)
+    framer = RowFramer(ListColumns(), tags_of, TagFilter("nothing").groups)
     row, _ = framer.frame(TP, [Msg()])
     parts = [Part(TP, "s", "g", i, i, [Fragment([i], row)], 1, 0, Intent(1, i, i)) for i in range(50)]
     tables = list(record_batches(parts, writer="w", sequence=0, batch_id="b"))

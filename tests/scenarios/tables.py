@@ -61,7 +61,7 @@ TARGETS: dict[Kind, Target] = {
         "data/*/*/[!.]*",
         landing.rows,
     ),
-    "delta": Target("`sink.delta`", {"sink": {"delta": {"path": PLACE}}}, "*/*/*.parquet", rows_of),
+    "delta": Target("`sink.delta`", {"sink": {"delta": {"path": PLACE}}}, "*/*.parquet", rows_of),
 }
 
 
@@ -121,6 +121,7 @@ def compare(rows: Iterable[dict[str, Any]], wanted: dict[Place, int]) -> Tally:
         headers = [(one["key"], one["value"]) for one in row["headers"]]
         tag = None if row["tag"] is None else row["tag"].encode()
         got[at] += 1
+        assert row["group"] == row["tag"], "each tag is a group"
         prints[at] = fingerprint(row["key"], row["value"], headers, tag, round(row["timestamp"].timestamp() * 1000))
     found = tally_counts(got, Counter(wanted.keys()))
     found.unknown += [at for at in prints if at in wanted and wanted[at] != prints[at]]

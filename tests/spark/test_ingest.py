@@ -235,6 +235,60 @@ def test_the_schema_changes_where_both_tables_have_read_as_far(
     assert found == [[1, 2, 3, 4, 5, 7], [6, 8]]
 
 
+@pytest.mark.parametrize("form", ["parquet", "delta", "deltalake"])
+def test_fields_are_added_and_not_changed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A table that gets fields at any depth has all rows; another type is refused, and the table stays readable."""
+    if form == "deltalake":
+        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
+    kind = "parquet" if form == "parquet" else "delta"
+    zone = writer(tmp_path / "zone")
+    value = b'{"id": 1, "x": 2, "a": [{"b": 3, "c": 4}]}'
+    for offset, schema in enumerate(
+        ("id bigint, a array<struct<b: int>>", "id bigint, x int, a array<struct<b: int, c: int>>")
+    ):
+        zone.land(Batch(1, "paid", [part([Sent(offset, b"", value)])]))
+        ingest(tmp_path, format=kind, schema=schema)
+    with pytest.raises(ConfigError, match="field id was bigint and is now string") as caught:
+        ingest(tmp_path, format=kind, schema="id string, x int, a array<struct<b: int, c: int>>")
+    assert caught.value.exit_code == 78
+    zone.close()
+    table = spark.read.format(kind).option("mergeSchema", "true").load(str(tmp_path / "table"))
+    rows = [row.data.asDict(recursive=True) for row in table.orderBy("offset").collect()]
+    assert rows == [
+        {"id": 1, "x": None, "a": [{"b": 3, "c": None}]},
+        {"id": 1, "x": 2, "a": [{"b": 3, "c": 4}]},
+    ]
+
+
+def test_a_zone_that_is_gone_ends_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    """An empty mount point is an error, and stays empty; with the zone back, the job goes on where it was."""
+    zone = writer(tmp_path / "zone")
+    batches = [batch(0, 5), batch(5, 5)]
+    zone.land(batches[0])
+    ingest(tmp_path)
+    zone.close()
+    (tmp_path / "zone").rename(tmp_path / "aside")
+    for mount in (False, True):
+        if mount:
+            (tmp_path / "zone").mkdir()
+        with pytest.raises(
+            QueryError, match=r"zone(/manifest)? is missing, and this query has read from a there"
+        ) as caught:
+            ingest(tmp_path)
+        assert caught.value.exit_code == 69
+        assert not list(tmp_path.glob("zone/*"))
+    (tmp_path / "zone").rmdir()
+    (tmp_path / "aside").rename(tmp_path / "zone")
+    zone = writer(tmp_path / "zone")
+    zone.land(batches[1])
+    zone.close()
+    ingest(tmp_path)
+    assert there(tmp_path / "table") == wanted(batches)
+    assert is_acknowledged(tmp_path)
+
+
 def test_a_damaged_zone_ends_the_query_with_its_reason(spark: SparkSession, tmp_path: Path) -> None:
     """Rows that are lost are never passed over: the job ends with an error that names the file."""
     zone = writer(tmp_path / "zone")

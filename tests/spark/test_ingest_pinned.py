@@ -6,12 +6,32 @@ import json
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from sidecar.errors import ConfigError
 from sidecar.spark.ingest.pinned import pin_schema, refuse_table_of_another
 from sidecar.spark.ingest.supported import REJECTS, TABLE, Target
 
-OLD, NEW = '{"old": 1}', '{"new": 1}'
+
+def schema(**types: DataType) -> StructType:
+    """A schema of nullable fields."""
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+B, L = schema(b=IntegerType()), schema(b=IntegerType(), l=ArrayType(IntegerType()))
+OLD = schema(id=LongType(), lines=ArrayType(B), named=MapType(StringType(), B)).json()
+NEW = schema(id=LongType(), x=IntegerType(), lines=ArrayType(L), named=MapType(StringType(), L)).json()
+"""The second one adds fields, one at each place."""
 
 
 class LocalStorage:
@@ -128,9 +148,11 @@ def test_a_change_that_was_cut_short_is_judged_again(tmp_path: Path) -> None:
     pin_schema(storage, str(tmp_path / "other"), NEW)
     pin_schema(storage, str(tmp_path), OLD)
     (new,) = (tmp_path / "other" / "schema").iterdir()
-    storage.write(f"{tmp_path}/schema/{new.name}", b"")
+    storage.write(f"{tmp_path}/schema/{new.name}", NEW[:20].encode())
     begun(tmp_path / "table", 7, {"a": 7})
     begun(tmp_path / "rejects", 7, {"a": 7})
+    with pytest.raises(ConfigError, match="field id was bigint and is now string"):
+        pin_schema(storage, str(tmp_path), NEW.replace('"long"', '"string"'))
     pin_schema(storage, str(tmp_path), NEW)
     assert pinned(tmp_path) == [NEW.encode()]
 
@@ -142,3 +164,31 @@ def test_a_filled_table_gets_no_schema(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was added to a table that was filled without one") as caught:
         pin_schema(LocalStorage(), str(tmp_path), OLD)
     assert "another spark.checkpoint" in caught.value.hint
+
+
+A, M = LongType(), MapType(StringType(), IntegerType())
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (schema(a=StringType(), s=L, m=M), "field a was bigint and is now string"),
+        (schema(s=L, a=A, m=M), "field s was after a and is now before it"),
+        (StructType([StructField("a", A, nullable=False), *schema(s=L, m=M)]), "a was nullable and is now NOT NULL"),
+        (schema(a=A, s=B, m=M), r"field s.l \(array<int>\) is missing"),
+        (schema(a=A, s=schema(b=IntegerType(), l=ArrayType(A)), m=M), "field s.l.element was int and is now bigint"),
+        (schema(a=A, s=A, m=M), "field s was struct<b:int,l:array<int>> and is now bigint"),
+        (schema(a=A, s=L, m=MapType(StringType(), DateType())), "field m.value was int and is now date"),
+        (None, r"field a \(bigint\) is missing"),
+    ],
+)
+def test_a_schema_that_changes_a_field_is_refused(tmp_path: Path, after: StructType | None, told: str) -> None:
+    """Another type, order or nullability, at any depth, and a field that is gone: refused by name, nothing changed."""
+    storage, before = LocalStorage(), schema(a=A, s=L, m=M).json()
+    pin_schema(storage, str(tmp_path), before)
+    for query in (TABLE, REJECTS):
+        begun(tmp_path / query, 3, {"a": 3})
+    with pytest.raises(ConfigError, match=told) as caught:
+        pin_schema(storage, str(tmp_path), after.json() if after else "")
+    assert "another spark.table.path" in caught.value.hint
+    assert pinned(tmp_path) == [before.encode()]

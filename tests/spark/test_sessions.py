@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +16,7 @@ from tests.support.landing import batch, writer
 from tests.support.process import write_config
 from tests.support.receiver import Receiver
 from tests.support.spark import ingesting
+from tests.support.spark.session import write_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +49,31 @@ def test_run_in_a_session_that_is_there(
             assert (receiver.stats["rows"], len(set(receiver.rows()))) == (wanted, wanted)
         assert receiver.stats["repeated_parts"] == 0
     assert spark.range(3).count() == 3
+
+
+_CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+from sidecar.errors import ConfigError
+from sidecar.spark.ingest import ingest
+try:
+    ingest(sys.argv[1], once=True)
+except ConfigError as error:
+    print(error, "|", error.hint)
+"""
+
+
+def test_ingest_over_spark_connect_is_refused(tmp_path: Path) -> None:
+    """In a session of Spark Connect the reason comes in plain words, with what to do, and nothing is written."""
+    config = write_config(tmp_path / "ingest.yaml", ingesting.config(tmp_path))
+    env = {**os.environ, **write_defaults(tmp_path / "conf")}
+    command = [sys.executable, "-c", _CONNECT, str(config)]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "the session is one of Spark Connect" in ran.stdout
+    assert "sidecar.spark.read_stream" in ran.stdout
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_ingest_in_a_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_a_batch_read_has_each_row_once(spark: SparkSession, zone: Path) -> None
         ({"maxfilespertriger": "1"}, "Did you mean maxFilesPerTrigger"),
         ({"columns": "ofset"}, "option columns is 'ofset'"),
         ({"consumer": "job"}, "option consumer is for readStream"),
+        ({"location": "zone"}, "CREATE TABLE is not possible"),
         ({"path": "none"}, "no landing zone at"),
     ],
 )
@@ -101,6 +102,15 @@ def test_a_wrong_option_is_told(spark: SparkSession, zone: Path, options: dict[s
     """What is wrong comes to the user by name, through Spark and all."""
     with pytest.raises(Exception, match=told):
         spark.read.format("sidecar").options(**{"path": str(zone), **options}).load().count()
+
+
+def test_sql_reads_a_temporary_view(spark: SparkSession, zone: Path) -> None:
+    """SQL reads a zone by a temporary view with options; a table of the catalogue is refused, and the view is named."""
+    options = f"USING sidecar OPTIONS (path '{zone}', `groups` 'paid', columns 'offset')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW zone {options}")
+    assert spark.sql("SELECT count(DISTINCT offset) AS n FROM zone").collect()[0]["n"] == 60
+    with pytest.raises(Exception, match="CREATE TABLE is not possible: use CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE zone_table {options}")
 
 
 def test_a_stream_ends_where_it_began_to_look(spark: SparkSession, zone: Path, tmp_path: Path) -> None:
@@ -135,8 +145,8 @@ def test_a_stream_over_a_full_zone_gives_room(spark: SparkSession, tmp_path: Pat
     root, sink = tmp_path / "zone", Sink(tmp_path)
     query = sink.start(read_stream(spark, root, consumer="job"), once=False)
     try:
-        wait_until(lambda: "job" in acknowledged(root), 180, "it is registered")
         full = writer(root, retention=Retention(age_ms=1 << 40, bytes_max=8_000))
+        wait_until(lambda: "job" in acknowledged(root), 180, "it is registered")
         landed = []
         with pytest.raises(ZoneFullError):
             for start in range(0, 6_000, 100):

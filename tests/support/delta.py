@@ -15,8 +15,7 @@ from deltalake import DeltaTable
 from sidecar.core.parts import Batch, Part
 from sidecar.sinks import delta
 from sidecar.sinks.delta import DeltaSink
-from tests.support.landing import message, part
-from tests.support.messages import ListColumns, tags_of
+from tests.support.landing import framer, message, part
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -39,7 +38,7 @@ def offsets_in(path: Path) -> list[tuple[str, int]]:
 
 def sink(path: Path) -> DeltaSink:
     """A sink of this table."""
-    return DeltaSink(str(path), ListColumns(), tags_of)
+    return DeltaSink(str(path), framer())
 
 
 def batch_of(*parts: Part) -> Batch:

@@ -17,18 +17,25 @@ from pyroaring import BitMap64
 
 from sidecar import files
 from sidecar.core.intents import Intent
+from sidecar.core.messages.tags import TagFilter
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Fragment, Header, TopicPartition
 from sidecar.zone import Entry, Tail, read
 from sidecar.zone.entry import PartitionId
 from sidecar.zone.retention import Retention
-from sidecar.zone.rows import SEPARATOR, pack
+from sidecar.zone.rows import SEPARATOR, RowFramer, pack
 from sidecar.zone.writer import Format, ZoneWriter
+from tests.support.messages import ListColumns, tags_of
 
 TP = TopicPartition("orders", 0)
 KEEP = Retention(age_ms=86_400_000, bytes_max=1 << 40)
 CHANGES = ("open", "pwrite", "fsync", "rename", "link", "ftruncate", "unlink", "mkdir", "rmdir")
 """What changes a disk; to open a file for reading does not."""
+
+
+def framer() -> RowFramer:
+    """Rows of messages of tests; each tag is a group."""
+    return RowFramer(ListColumns(), tags_of, TagFilter().groups)
 
 
 class Sent(NamedTuple):
@@ -48,11 +55,18 @@ def message(offset: int) -> Sent:
     return Sent(offset, (None, b"", b"k%d" % offset)[offset % 3], values[offset % 5])
 
 
-def part(messages: Sequence[Sent], group: str = "paid", *, scope: str = "s", tp: TopicPartition = TP) -> Part:
-    """A part of one fragment."""
+def part(
+    messages: Sequence[Sent],
+    group: str = "paid",
+    *,
+    scope: str = "s",
+    tp: TopicPartition = TP,
+    groups: Sequence[str] | None = None,
+) -> Part:
+    """A part of one fragment; its rows have the part's group, or groups of their own."""
     rows = [
-        pack(m.timestamp_ms, m.key, m.value, (m.tag.encode(),) if m.tag is not None else (), m.headers)
-        for m in messages
+        pack(m.timestamp_ms, m.key, m.value, (m.tag.encode(),) if m.tag is not None else (), m.headers, own.encode())
+        for m, own in zip(messages, groups or [""] * len(messages), strict=True)
     ]
     offsets = [m.offset for m in messages]
     data = SEPARATOR.join(rows)

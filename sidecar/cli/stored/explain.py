@@ -71,6 +71,6 @@ def _failing(settings: Settings, found: Explained) -> dict[str, str] | None:
         return None
     with suppress(UnavailableError):
         for waiting in ask(settings)["retrying"]:
-            if waiting["group"] == found.group:
+            if settings.sink.chosen.joins_groups or waiting["group"] == found.group:
                 return dict(waiting)
     return None

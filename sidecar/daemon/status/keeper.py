@@ -32,6 +32,7 @@ from sidecar.ops.snapshot import (
     StatusSnapshot,
     Waiting,
 )
+from sidecar.runtime.build import known_groups
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.state.interface import State
@@ -186,7 +187,7 @@ class StatusKeeper:
             batches=pipeline.delivery.outbox.ended.counts(),
             sends=pipeline.delivery.sends.counts(),
             cuts=dict(pipeline.cutter.cuts),
-            groups=tuple(map(group_label, self._reload.settings.tags.known_groups)),
+            groups=tuple(map(group_label, known_groups(self._reload.settings))),
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),

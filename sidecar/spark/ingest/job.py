@@ -12,7 +12,7 @@ import structlog
 
 from sidecar.config.address import Address
 from sidecar.config.model import Settings
-from sidecar.errors import UnavailableError, ZoneError
+from sidecar.errors import ConfigError, UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of, quietly
@@ -70,6 +70,7 @@ class SparkIngest:
                 stack.callback(_serve_metrics(self._settings.admin.listen, progress).close)
             open_probes(stack, self._settings.admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)
+            _refuse_connect(session)
             queries = self._start(stack, session, wanted, schema)
             log.info("ingest.started", table=self._table.path, zone=str(self._zone), format=self._table.format)
             with driver.serving(progress, self._stop_asked):
@@ -180,6 +181,16 @@ class SparkIngest:
             time.sleep(TURN_S / 4)
         for query in queries:
             query.stop()
+
+
+def _refuse_connect(session: SparkSession) -> None:
+    if not hasattr(session, "_jvm"):
+        raise ConfigError(
+            "the session is one of Spark Connect, and ingest needs one with a JVM of its own, to check the files of "
+            "table and checkpoint",
+            hint="Run it with spark-submit, or in a process without a session of Spark Connect; or write a query with "
+            "sidecar.spark.read_stream, which needs no JVM",
+        )
 
 
 def _serve_metrics(listen: Address, progress: IngestProgress) -> AdminServer:

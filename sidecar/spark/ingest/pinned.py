@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sidecar.errors import ConfigError
+from sidecar.spark.ingest.evolution import refuse_rewriting
 from sidecar.spark.ingest.supported import REJECTS, TABLE, Target
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
 
 
 def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
-    """Accept another schema only if table and rejects have read equally far: else rows would be in both, or neither.
+    """Accept another schema only if it adds fields, and if table and rejects have read equally far.
 
-    A schema in force has a file, named after it, which is written before a query uses it.
+    Otherwise rows would be in both, or in neither. A schema in force has a file, named after it, which is written
+    before a query uses it. A checkpoint without such a file takes the schema as it is.
 
     Args:
         storage: File system of the checkpoint.
@@ -107,7 +109,8 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
         schema: The schema as JSON; empty if there is none.
 
     Raises:
-        ConfigError: The two queries have not read equally far, or one of them has a pending micro-batch.
+        ConfigError: It changes fields of the table; or the two queries have not read equally far, or one of them has
+            a pending micro-batch.
     """
     folder, name = f"{checkpoint}/schema", _name(schema)
     before = storage.names(folder)
@@ -115,12 +118,20 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
         return
     if before:
         places = [_place(storage, f"{checkpoint}/{query}") for query in (TABLE, REJECTS)]
+        if places != [{}, {}] and _name("") not in before:
+            refuse_rewriting(_in_force(storage, folder, before), schema)
         if None in places or places[0] != places[1]:
             raise _changed(f"{folder}/{before[0]}", began_without=before == [_name("")])
     storage.write(f"{folder}/{name}", schema.encode())
     for earlier in before:
         if earlier != name:
             storage.remove(f"{folder}/{earlier}")
+
+
+def _in_force(storage: Storage, folder: str, names: Iterable[str]) -> str:
+    """The schema of the table: of two, left by a change that was cut short, the shorter one, which has fewer fields."""
+    texts = {name: storage.read(f"{folder}/{name}").decode(errors="replace") for name in names}
+    return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # else torn
 
 
 def _changed(kept: str, *, began_without: bool) -> ConfigError:

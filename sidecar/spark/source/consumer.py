@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sidecar.errors import ConfigError
-from sidecar.zone import acknowledge, acknowledged
+from sidecar.zone import Tail, acknowledge, acknowledged
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,11 +29,25 @@ class Consumer:
     def register(self) -> None:
         """Register before anything is read: data that exists from now on stays until it is acknowledged.
 
+        While there is no zone, nothing is written: the folder may be the mount point of one.
+
         Raises:
-            OSError: It cannot be written.
+            ConfigError: The zone cannot be written.
         """
-        if self._name is not None:
+        if self._name is None or self._read is not None or not self._is_there():
+            return
+        try:
             acknowledge(self._root, self._name, {})
+        except OSError as error:
+            raise ConfigError(
+                f"sidecar source: consumer {self._name} cannot be registered in {self._root / 'ack'}: "
+                f"{error.strerror or error}. Make this folder writable for the driver, or leave out the option "
+                "consumer: then retention does not know this query"
+            ) from error
+        self._read = {}
+
+    def _is_there(self) -> bool:
+        return bool(Tail(self._root).writers())
 
     def check_new(self, floors: Mapping[str, int]) -> None:
         """Refuse a name under which another query, or another checkpoint of this one, has already read.
@@ -55,7 +69,7 @@ class Consumer:
 
     def has_read(self, offsets: Mapping[str, int]) -> None:
         """Acknowledge all up to these offsets; a failure is logged once, and a later call repairs it."""
-        if self._name is None or offsets == self._read:
+        if self._name is None or offsets == self._read or not self._is_there():
             return
         try:
             acknowledge(self._root, self._name, offsets)

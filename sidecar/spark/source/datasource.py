@@ -83,7 +83,7 @@ class _Reader:
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for share in partition.value or ():
-            yield from share.read(self._options.path, self._options.columns)
+            yield from share.read(self._options.path, self._options.columns, self._options.groups)
 
 
 class ZoneReader(_Reader, DataSourceReader):
@@ -169,8 +169,8 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         self._consumer.has_read(end)
 
     def _start(self) -> Planner:
+        self._consumer.register()
         if self._planner is None:
-            self._consumer.register()
             self._planner = self._make_planner()
         return self._planner
 

@@ -28,6 +28,8 @@ NAMES: Final = (
     "until",
 )
 STREAM_ONLY: Final = NAMES[5:]
+_OF_TABLES: Final = ("owner", "location")
+"""Options that Spark adds for a table of its catalogue."""
 FILES_MAX: Final = 1_000
 """Default limit of a micro-batch: without a limit, a long pause would become one micro-batch."""
 _POWERS: Final = "kmgt"
@@ -72,6 +74,11 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
     """
     known = {name.lower(): name for name in NAMES}
     for name in given:
+        if name.lower() in _OF_TABLES:
+            raise ConfigError(
+                f"sidecar source: unknown option {name}. A zone cannot be a table of Spark's catalogue, and CREATE "
+                "TABLE is not possible: use CREATE TEMPORARY VIEW name USING sidecar OPTIONS (path 'ZONE')"
+            )
         if name.lower() not in known:
             near = difflib.get_close_matches(name.lower(), known, 1)
             hint = f"Did you mean {known[near[0]]}?" if near else f"There are {', '.join(NAMES)}"

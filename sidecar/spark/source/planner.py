@@ -117,7 +117,7 @@ class Planner:
         return [Share.of(entry, drop) for entry, drop in claimed if self._wants(entry)]
 
     def _wants(self, entry: Entry) -> bool:
-        return self._groups is None or entry.group in self._groups
+        return self._groups is None or entry.joined or entry.group in self._groups
 
     def _between(self, waiting: list[Entry], writer: str, start: int, end: int) -> list[Entry]:
         entries = waiting[: bisect_right(waiting, end, key=seq_of)]
@@ -133,7 +133,13 @@ class Planner:
         return entries
 
     def _advance(self, start: Mapping[str, int]) -> Ahead:
-        """Go to this offset."""
+        """Go to this offset.
+
+        Raises:
+            ZoneError: Some of the data is lost, or the zone is gone.
+        """
+        if start and not Tail(self._root).writers():
+            raise _vanished(self._root, start)
         ahead = self._ahead
         if ahead is None or any(start.get(writer, -1) < seq for writer, seq in self._at.items()) or self._is_old(ahead):
             ahead = self._begin(start)
@@ -170,6 +176,15 @@ class Planner:
         for entry in ahead.take(start, end):
             if self._dedup:
                 self._delivered.add(entry)
+
+
+def _vanished(root: Path, read: Collection[str]) -> ZoneError:
+    missing = next((path for path in (root, root / "manifest") if not path.is_dir()), None)
+    what = f"{missing} is missing" if missing else f"{root / 'manifest'} has no writer"
+    return ZoneError(
+        f"landing zone: {what}, and this query has read from {', '.join(sorted(read))} there. Is the file system of "
+        "the zone mounted? If the zone was removed for good, start the daemon that fills the new one first"
+    )
 
 
 def _shorter(writer: str, seq: int) -> ZoneError:

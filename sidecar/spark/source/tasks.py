@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -41,15 +41,17 @@ class Share:
         dropped = tuple((places.index(partition), bytes(offsets.serialize())) for partition, offsets in drop.items())
         return cls(replace(entry, covers=covers), dropped)
 
-    def read(self, root: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of the share.
+    def read(
+        self, root: Path, columns: Sequence[str], groups: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of the share, of these groups if they are given.
 
         Raises:
             ZoneError: They cannot be read; the message includes the hint, as only its text reaches the user.
         """
         drop = {self.entry.covers[index].place: BitMap64.deserialize(offsets) for index, offsets in self.drop}
         try:
-            yield from read(root, self.entry, columns, drop)
+            yield from read(root, self.entry, columns, drop, groups=groups)
         except ZoneError as error:
             raise with_hint(error) from error
 

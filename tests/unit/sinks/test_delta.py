@@ -14,6 +14,7 @@ from typing import Any
 import deltalake
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.delta import DeltaSink
-from sidecar.zone.table import label_of
+from sidecar.zone.table import TABLE_SCHEMA, label_of
 from tests.support.delta import batch_of, numbered, offsets_in, rows_of, sent, sink
 from tests.support.landing import Sent, message, part
 from tests.support.messages import ListColumns, tags_of
@@ -258,6 +259,36 @@ def test_other_programs_may_change_the_table(tmp_path: Path) -> None:
     assert len(offsets_in(tmp_path)) == 5 * 3 + 1
 
 
+def test_groups_share_a_file(tmp_path: Path) -> None:
+    """A commit makes one file of all groups, whose rows lie by group, each with its label."""
+    rows = [message(offset) for offset in range(6)]
+    joined = part(rows, "", groups=["b", "a c", "b", "", "a c", "b"])
+    table = sink(tmp_path)
+    assert table.deliver(batch_of(joined)).verdict is Verdict.ACK
+    table.close()
+    (file,) = DeltaTable(tmp_path).file_uris()
+    found = pq.ParquetFile(file).read(["group", "offset", "group_label"]).to_pylist()
+    assert [(row["group"], row["offset"]) for row in found] == [
+        ("", 3),
+        ("a c", 1),
+        ("a c", 4),
+        ("b", 0),
+        ("b", 2),
+        ("b", 5),
+    ]
+    assert all(row["group_label"] == label_of(row["group"]) for row in found)
+
+
+def test_a_table_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """A table that is partitioned by the group too stays so, and gets the rows of all groups."""
+    DeltaTable.create(tmp_path, TABLE_SCHEMA, partition_by=["group_label", "date"])
+    table = sink(tmp_path)
+    assert table.deliver(batch_of(part([message(0), message(1)], "", groups=["a", "b"]))).verdict is Verdict.ACK
+    table.close()
+    assert offsets_in(tmp_path) == [("a", 0), ("b", 1)]
+    assert len(list(tmp_path.glob("group_label=*"))) == 2
+
+
 def test_a_table_that_was_made_again_has_nothing(tmp_path: Path) -> None:
     """When the table is replaced by an empty one, what the old one had is appended again, not taken for known."""
     table = sink(tmp_path / "t")
@@ -360,7 +391,7 @@ def test_it_is_made_from_the_settings(tmp_path: Path) -> None:
     made.close()
     (log,) = (tmp_path / "t" / "_delta_log").glob("*0.json")
     (metadata,) = [one["metaData"] for one in map(orjson.loads, log.read_bytes().splitlines()) if "metaData" in one]
-    assert metadata["partitionColumns"] == ["group_label", "date"]
+    assert metadata["partitionColumns"] == ["date"]
 
 
 @pytest.mark.parametrize("package", ["deltalake", "pyarrow"])

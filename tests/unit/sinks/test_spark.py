@@ -31,7 +31,7 @@ from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
 from sidecar.zone import acknowledge
 from sidecar.zone.retention import Retention
-from tests.support.landing import KEEP, Disk, ProcessDied, arrived, disk, entries, message
+from tests.support.landing import KEEP, Disk, ProcessDied, arrived, disk, entries, framer, message
 from tests.support.messages import ListColumns, Msg, tags_of
 from tests.support.process import spawn, wait_until
 
@@ -40,7 +40,7 @@ TP = TopicPartition("orders", 0)
 
 def sink(root: Path, *, retention: Retention = KEEP, name: str = "a") -> SparkSink:
     """A sink of messages of tests."""
-    return SparkSink(root, name, ListColumns(), tags_of, retention=retention)
+    return SparkSink(root, name, framer(), retention=retention)
 
 
 def batch(of: SparkSink, first: int, count: int = 3) -> CoreBatch:

@@ -53,7 +53,7 @@ def mended(root: Path) -> list[str]:
 
 def test_a_line_is_what_it_was() -> None:
     """A line is read as it was written, and another version, sum or text is told from it."""
-    bodies = (b'{"v":2,"bytes":1,"crc":1}', b'{"v":1,"bytes":1,"crc":1}', b'{"v":1,"bytes":1}', b"1", b"{}", b"")
+    bodies = (b'{"v":3,"bytes":1,"crc":1}', b'{"v":1,"bytes":1,"crc":1}', b'{"v":1,"bytes":1}', b"1", b"{}", b"")
     for wrong in (b"", b"x", b'00000000 {"v":1}', *(b"%08x %s" % (crc32(body), body) for body in bodies)):
         with pytest.raises(DamagedLineError):
             parse(wrong)
@@ -233,9 +233,9 @@ def test_another_version_is_not_read(zone: Path) -> None:
     """A zone of a later layout is refused, not guessed at."""
     for path in data(zone):
         path.unlink()
-    body = b'{"v":2,"bytes":3,"crc":4}'
+    body = b'{"v":3,"bytes":3,"crc":4}'
     manifest(zone).write_bytes(b"%08x %s\n" % (crc32(body), body))
-    with pytest.raises(ZoneError, match="layout version 2, and this program knows 1"):
+    with pytest.raises(ZoneError, match="layout version 3, and this program knows 1 and 2"):
         entries(zone)
 
 

@@ -51,6 +51,13 @@ def test_an_unknown_option_is_named_with_what_was_meant() -> None:
         parse({"path": "/zone", "maxfilespertriger": "1"}, stream=True)
 
 
+@pytest.mark.parametrize("name", ["owner", "location"])
+def test_a_table_of_the_catalogue_is_refused(name: str) -> None:
+    """What Spark adds for CREATE TABLE is answered with what is possible, a temporary view."""
+    with pytest.raises(ConfigError, match="CREATE TABLE is not possible: use CREATE TEMPORARY VIEW"):
+        parse({name: "me", "path": "/zone"}, stream=True)
+
+
 @pytest.mark.parametrize("name", NAMES[5:])
 def test_a_batch_read_has_no_triggers(name: str) -> None:
     """What only a stream has is refused for a batch read, by name."""

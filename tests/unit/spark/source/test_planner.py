@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -288,6 +289,7 @@ def test_a_share_without_duplicates_carries_no_bitmap(lines: Lines) -> None:
 
 def test_a_consumer_is_registered_before_it_reads(lines: Lines) -> None:
     """From its registration on nothing is removed; what it has read is what it said, and it never goes back."""
+    land(lines, "a", 5)
     consumer = Consumer(lines.root, "job")
     consumer.register()
     assert acknowledged(lines.root) == {"job": {}}
@@ -298,14 +300,59 @@ def test_a_consumer_is_registered_before_it_reads(lines: Lines) -> None:
 
 def test_no_name_acknowledges_nothing(lines: Lines) -> None:
     """A query without a name leaves no trace in the zone."""
+    land(lines, "a", 5)
     consumer = Consumer(lines.root, None)
     consumer.register()
     consumer.has_read({"a": 4})
-    assert not lines.root.exists()
+    assert acknowledged(lines.root) == {}
+
+
+def test_nothing_is_written_where_no_zone_is(lines: Lines) -> None:
+    """A missing zone may be one that is not mounted: its consumer is registered once it is there."""
+    consumer = Consumer(lines.root, "job")
+    for _ in range(2):
+        consumer.register()
+        consumer.has_read({"a": 4})
+        assert not list(lines.root.parent.rglob("ack"))
+        lines.root.mkdir(exist_ok=True)  # the mount point, empty
+    land(lines, "a", 1)
+    consumer.register()
+    assert acknowledged(lines.root) == {"job": {}}
+
+
+def test_a_zone_that_cannot_be_written_is_told(lines: Lines) -> None:
+    """A consumer that cannot be registered is an error that names it, its folder, and what helps."""
+    land(lines, "a", 1)
+    (lines.root / "ack").write_text("no folder")
+    with pytest.raises(ConfigError, match=r"consumer job cannot be registered in .*/ack: .*or leave out the option"):
+        Consumer(lines.root, "job").register()
+
+
+@pytest.mark.parametrize(
+    ("left", "told"), [("", "zone is missing"), (".", "zone/manifest is missing"), ("manifest", "has no writer")]
+)
+def test_a_zone_that_is_gone_ends_the_query(lines: Lines, left: str, told: str) -> None:
+    """A query that has read writers, running or restarted, never takes a zone without any for one without news."""
+    land(lines, "a", 2)
+    query = Query(lines)
+    query.drain()
+    lines.root.rename(lines.root.with_name("aside"))
+    if left:
+        (lines.root / left).mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(ZoneError, match=f"{told}, and this query has read from a there"):
+            query.run()
+        query.restart()
+    if left:
+        shutil.rmtree(lines.root)
+    lines.root.with_name("aside").rename(lines.root)
+    land(lines, "a", 1, first=2)
+    assert query.drain() == Counter(lines.rows())
 
 
 def test_a_used_name_is_refused_for_a_new_query(lines: Lines) -> None:
     """What a consumer acknowledged is not kept for a new checkpoint under its name, so that is refused."""
+    land(lines, "a", 5)
     acknowledge(lines.root, "job", {"a": 4})
     Consumer(lines.root, "job").check_new({"a": 4})
     with pytest.raises(ConfigError, match=r"consumer job .* ack/job.json"):
@@ -316,6 +363,7 @@ def test_a_failed_acknowledgement_is_made_good(
     lines: Lines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full disk ends no query: it is told once, and the next try acknowledges the same."""
+    land(lines, "a", 2)
     consumer = Consumer(lines.root, "job")
     consumer.register()
     with monkeypatch.context() as broken:

@@ -1,0 +1,80 @@
+"""Messages of many tags into a landing zone and a Delta table: rows a second, rows a file, bytes a row.
+
+Messages of 200 bytes, a tag each, no groups configured, so that each tag is a group. With as many tags as asked for and
+with a single one, in turn: the ratio of the two is what many tags cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput import whole_cpu_seconds
+from tests.support.kafka import KafkaBroker, Outgoing, produce
+from tests.support.process import Daemon, wait_until
+
+PARTITIONS = 4
+SINKS: dict[str, str] = {"spark": "landing", "delta": "path"}
+
+
+def stream(count: int, tags: int) -> Iterator[Outgoing]:
+    """Messages of 200 bytes, tags in turn, partitions in turn of a thousand."""
+    names = [b"tag%d" % i for i in range(tags)]
+    for i in range(count):
+        value = b'{"id":%010d,"pad":"' % i
+        tag = names[i * 7919 % tags]
+        yield Outgoing(i // 1000 % PARTITIONS, value.ljust(198, b"x") + b'"}', headers=[("tag", tag)])
+
+
+def run(broker: KafkaBroker, sink: str, topic: str, count: int, folder: Path) -> None:
+    """Deliver a topic, and print what it took."""
+    at = folder / f"{sink}-{topic}"
+    kafka = {"bootstrap_servers": broker.bootstrap, "group_id": f"bench-{time.monotonic_ns()}", "topics": [topic]}
+    config: dict[str, Any] = {
+        "source": {"kafka": kafka},
+        "tags": {"from": {"header": "tag"}},
+        "sink": {sink: {SINKS[sink]: str(at)}},
+    }
+    with Daemon(folder, config, name=f"bench-{time.monotonic_ns()}") as sidecar:
+        sidecar.wait_ready()
+        wait_until(lambda: int(sidecar.status()["consumed"]) > 0, 30, "the first message")
+        begun_s, cpu_s = time.perf_counter(), whole_cpu_seconds(sidecar.pid)
+        while int(sidecar.status()["delivered"]) < count:
+            time.sleep(0.2)
+        wall_s, cpu_s = time.perf_counter() - begun_s, whole_cpu_seconds(sidecar.pid) - cpu_s
+        sidecar.terminate()
+        sidecar.wait(0)
+    files = [path for path in at.rglob("*") if path.suffix in (".arrow", ".parquet") and "_delta_log" not in str(path)]
+    size, lines = (sum(path.stat().st_size for path in some) for some in (files, at.rglob("*.log")))
+    print(
+        f"{sink} {topic:10} {count / wall_s:9,.0f} rows/s {cpu_s / count * 1e6:6.1f} us CPU a row {len(files):6} files "
+        f"{count / len(files):9,.0f} rows a file {size / count:6.1f} + {lines / count:.1f} bytes a row",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Print a line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--tags", type=int, default=2_000)
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--sink", choices=SINKS, default="spark")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "broker") as broker:
+        for tags in (1, asked.tags):
+            topic = broker.create_topic(f"tags-{tags}", PARTITIONS)
+            produce(broker.bootstrap, topic, stream(asked.messages, tags))
+        for pair in range(asked.pairs):
+            for tags in (1, asked.tags):
+                folder = Path(name) / f"{pair}-{tags}"
+                folder.mkdir()
+                run(broker, asked.sink, f"tags-{tags}", asked.messages, folder)
+
+
+if __name__ == "__main__":
+    main()
