@@ -72,6 +72,7 @@ class Found(NamedTuple):
     peak: int
     rest: int
     held: int
+    """Of messages, and of the fast lane itself."""
     ids: int
     """Of message ids in memory."""
     rows: int
@@ -222,7 +223,7 @@ def _watch(sidecar: Daemon, budget: int, base: int) -> Found:
         base,
         peak,
         anonymous_bytes(sidecar.pid),
-        told["held_bytes"],
+        told["held_bytes"] + told["lane"]["memory_bytes"],
         told["ids"]["memory_bytes"],
         told["in_flight"],
     )

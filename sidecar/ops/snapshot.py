@@ -143,6 +143,8 @@ class LaneStatus:
     used: bool
     reason: str
     """Why not."""
+    memory_bytes: int
+    """Its own memory; the client's share of the budget has room for it."""
 
 
 @dataclass(frozen=True, slots=True)

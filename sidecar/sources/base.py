@@ -149,6 +149,11 @@ class Source(Protocol):
     """Why the fast lane does not read, empty if it does; None if there is none for this kind of broker."""
 
     @property
+    def lane_bytes(self) -> int:
+        """Memory of the fast lane, without the client's messages."""
+        ...
+
+    @property
     def is_emptied(self) -> bool:
         """Whether the last `poll` left none of the messages that had arrived by then."""
         ...

@@ -137,13 +137,14 @@ class StatusKeeper:
         )
 
     def _lane(self) -> LaneStatus | None:
-        reason = self._supervisor.source.no_lane
+        source = self._supervisor.source
+        reason = source.no_lane
         if reason is None:
             return None
         # A reload may bring what it does not do.
         if not reason and (refused := refusal(self._reload.settings)):
             reason = f"the fast lane does not do {refused}"
-        return LaneStatus(not reason, reason)
+        return LaneStatus(not reason, reason, source.lane_bytes)
 
     def _find_waiting(self, pipeline: Pipeline, now_s: float) -> Waiting:
         if now_s >= self._waiting_at_s:

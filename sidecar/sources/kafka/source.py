@@ -56,6 +56,11 @@ class KafkaSource:
         """Whether the client's queue was empty after the last `poll`."""
         return not self._client.has_more
 
+    @property
+    def lane_bytes(self) -> int:
+        """Memory of the fast lane, without the client's messages."""
+        return self._client.lane.memory_bytes if self._client.lane is not None else 0
+
     def __init__(
         self,
         settings: KafkaSettings,

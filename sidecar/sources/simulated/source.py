@@ -141,6 +141,7 @@ class SimulatedSource:
     idle_poll_s = 0.05
     is_emptied = True
     no_lane: str | None = None
+    lane_bytes = 0
 
     def __init__(self, broker: SimulatedBroker, group: str, topics: Sequence[str], rules: bytes = b"rule") -> None:
         self.group = group

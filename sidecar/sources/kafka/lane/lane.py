@@ -60,6 +60,11 @@ class Lane:
         if self._reader is not None:
             self._reader.close()
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it holds, without the client's messages."""
+        return self._reader.memory_bytes if self._reader is not None else 0
+
     def forward(self, tps: Iterable[TopicPartition]) -> None:
         """Take these partitions' messages. Call it before and after they are assigned, see `Reader.forward`."""
         assert self._reader is not None

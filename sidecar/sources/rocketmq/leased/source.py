@@ -61,6 +61,7 @@ class LeasedSource:
     idle_poll_s = WAKING_POLL_S
     is_emptied = True
     no_lane: str | None = None
+    lane_bytes = 0
     columns: Columns = LeasedColumns()
 
     def __init__(

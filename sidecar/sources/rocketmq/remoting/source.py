@@ -48,6 +48,7 @@ class RocketMqSource:
     idle_poll_s = WAKING_POLL_S
     is_emptied = True
     no_lane: str | None = None
+    lane_bytes = 0
     columns: Columns = RocketMqColumns()
 
     def __init__(
