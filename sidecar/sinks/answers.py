@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
@@ -47,7 +48,7 @@ class Reply:
     """
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] | Message
     body: bytes = b""
     whole: bool = True
 

@@ -18,7 +18,6 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 from urllib3.exceptions import SSLError as PooledSSLError
-from urllib3.response import HTTPResponse
 
 from sidecar.config.sinks import Auth
 from sidecar.config.sinks import HttpSink as HttpSettings
@@ -183,7 +182,7 @@ class HttpSink:
         except BaseException:
             connection.close()
             raise
-        connection.timeout = self._timeout_s
+        connection.timeout = None  # `Deadlines` cuts it: no poll before each call of the system
         exchange.attach(connection.sock)
         return connection
 
@@ -215,7 +214,7 @@ class HttpSink:
 
 def _send(connection: Connection, uri: str, headers: Mapping[str, str], chunks: Iterable[bytes]) -> bool:
     """Send a request; return False if the receiver stopped reading, perhaps to answer early."""
-    connection.request("POST", uri, None, headers, preload_content=False, decode_content=False)
+    connection.request("POST", uri, None, headers)
     try:
         connection.flush(chunks)
     except (BrokenPipeError, ConnectionResetError, *_ENDED_TLS):
@@ -228,11 +227,13 @@ def _receive(connection: Connection, count: int) -> tuple[Reply, bool]:
 
     A 2xx counts once its body has ended, or its limit is reached: a receiver that dies in between has not answered.
     """
-    response = connection.getresponse()
+    response = connection.answer()
+    limit = body_limit(response.status, count)
     try:
-        limit = body_limit(response.status, count)
-        body = _read(response, limit + 1)
-    except HTTPError:
+        body = response.read(limit + 1)
+        if len(body) <= limit and response.length:
+            raise http.client.IncompleteRead(body, response.length)
+    except _NOT_AN_ANSWER:
         if response.status // 100 == 2:
             raise
         response.close()
@@ -241,14 +242,6 @@ def _receive(connection: Connection, count: int) -> tuple[Reply, bool]:
     if not whole:
         response.close()
     return Reply(response.status, response.headers, body[:limit], whole), whole
-
-
-def _read(response: HTTPResponse, limit: int) -> bytes:
-    pieces: list[bytes] = []
-    while limit > 0 and (piece := response.read(limit)):
-        pieces.append(piece)
-        limit -= len(piece)
-    return b"".join(pieces)
 
 
 def compress(compression: Compression, chunks: Iterable[bytes], size: int) -> list[bytes]:
