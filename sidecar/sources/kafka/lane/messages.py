@@ -18,6 +18,8 @@ class LaneColumns:
 
     def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
         """The offset of each message."""
+        if isinstance(messages, LaneMessages):
+            return messages.offsets()
         return [message.offset for message in messages]
 
     def timestamps(self, messages: Sequence[fastlane.Message]) -> Iterable[int | None]:
@@ -79,6 +81,10 @@ class LaneMessages(Sequence["fastlane.Message"]):
         if self._all is None:
             self._all = [self._run.message(place) for place in range(self._run.count)]
         return self._all
+
+    def offsets(self) -> Sequence[int]:
+        """The offset of each message, which makes no message of it."""
+        return self._run.offsets() if self._all is None else [message.offset for message in self._all]
 
     def ids(self, rules: Any, /) -> tuple[Sequence[int | None], int]:
         """See `RunSorter.ids`."""
