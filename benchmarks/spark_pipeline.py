@@ -4,8 +4,8 @@ Messages of 200 bytes, 8 tags in a header, 4 partitions, 1,000,000 offsets a mic
 receiver that throws them away; each way is run in turn, and what counts is the ratio, round by round. The yardstick is
 Spark's own stream from the same connector with the same options, written to its `noop` sink; it filters and delivers
 nothing. Beside it the same columns to a writer in Python that does nothing: what the hand-over alone takes; and the
-pipeline with either `spark.reader`. After that the daemon with the same file, and the pipeline with `reader: client` on
-a standalone cluster with one core an executor.
+pipeline with either `spark.reader`, and on the fast lane if it is built. After that the daemon with the same file, and
+the pipeline with `reader: client` on a standalone cluster with one core an executor.
 
 CPU time is that of driver, JVMs and Python workers together, without the broker and the receiver.
 """
@@ -33,6 +33,7 @@ from benchmarks import throughput
 from benchmarks.spark_nothing import Nothing
 from benchmarks.spark_session import CpuClock, children, session
 from sidecar.config.model import Settings
+from sidecar.runtime.lane import is_built
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import source_options
 from tests.support.jars import spark_jars
@@ -78,10 +79,10 @@ class Bench:
         found["tags"]["subscribe"] = wanted
         return found
 
-    def pipeline(self, reader: str) -> None:
+    def pipeline(self, reader: str, lane: str = "off") -> None:
         """All messages through the pipeline, in the session that is there."""
         with capture_logs() as events:
-            SparkRun(self._settings(reader), lambda: False, once=True).run()
+            SparkRun(self._settings(reader, lane), lambda: False, once=True).run()
         delivered = sum(one["delivered"] for one in events if one["event"] == "micro_batch.delivered")
         assert delivered == self.delivered, (delivered, events[-3:])
 
@@ -104,7 +105,9 @@ class Bench:
         read = sum(progress["numInputRows"] for progress in query.recentProgress)
         assert read == self.messages, read
 
-    def _settings(self, reader: str = "connector") -> Settings:
+    def _settings(self, reader: str = "connector", lane: str = "off") -> Settings:
+        config = self.config()
+        config["source"]["kafka"]["lane"] = lane
         folder = self.folder / f"run-{next(_numbers)}"
         own = {
             "spark": {"checkpoint": str(folder / "checkpoint"), "reader": reader},
@@ -112,7 +115,7 @@ class Bench:
             "admin": {"listen": "off"},
             "log": {"level": "warning"},
         }
-        return Settings.model_validate({**self.config(), **own})
+        return Settings.model_validate({**config, **own})
 
 
 def measured(name: str, messages: int, way: Callable[[], None], others: set[int], note: str = "") -> float:
@@ -134,6 +137,8 @@ def beside_noop(bench: Bench, rounds: int, others: set[int]) -> float:
         "sidecar spark run, connector": partial(bench.pipeline, "connector"),
         "sidecar spark run, client": partial(bench.pipeline, "client"),
     }
+    if is_built():
+        ways["the same on the fast lane"] = partial(bench.pipeline, "client", "on")
     costs = defaultdict(list)
     for number in range(rounds + 1):  # the first one warms up, and does not count
         note = " (warm-up)" * (not number)

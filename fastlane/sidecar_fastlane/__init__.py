@@ -140,6 +140,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_free": (None, _P),
     "fl_forward": (ct.c_int, _P, ct.c_char_p, _I32),
     "fl_poll": (ct.c_int, _P, ct.c_int, ct.c_int),
+    "fl_poll_more": (ct.c_int, _P, ct.c_int, ct.c_int),
     "fl_runs": (ct.POINTER(_Run), _P),
     "fl_count": (ct.c_int, _P),
     "fl_bytes": (_I64, _P),
@@ -344,8 +345,18 @@ class Reader:
         """
         if self._c.fl_forget_tags(self._at, TAGS_MAX, TAG_BYTES_MAX):
             self._forget_tags()
+        return self._found(self._c.fl_poll(self._at, most, int(timeout_s * 1000)))
+
+    def poll_more(self, most: int, timeout_s: float) -> list[Run | Message]:
+        """Like `poll`, but what came before stays, none of it sorted yet, and is in the result: its runs may be longer.
+
+        Raises:
+            ClosedError: The reader is closed, or its client is gone.
+        """
+        return self._found(self._c.fl_poll_more(self._at, most, int(timeout_s * 1000)))
+
+    def _found(self, found: int) -> list[Run | Message]:
         self.polls += 1
-        found = self._c.fl_poll(self._at, most, int(timeout_s * 1000))
         if found < 0:
             raise ClosedError("the reader is closed")
         runs: list[Run | Message] = []

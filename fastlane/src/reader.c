@@ -267,6 +267,22 @@ API int fl_poll(reader *r, int most, int timeout_ms) {
   return r->nruns;
 }
 
+/* Takes more, up to so many, behind the messages of the last poll, of which none was sorted; cuts the runs anew. */
+API int fl_poll_more(reader *r, int most, int timeout_ms) {
+  HOLD(r->lock);
+  if (!r->queue) return CLOSED;
+  for (int i = 0; i < r->count; i++)
+    if (!r->messages[i]) return GONE;
+  int left = r->most - r->count;
+  ssize_t count = kafka_rd_kafka_consume_batch_queue(r->queue, timeout_ms, r->messages + r->count, (size_t)(most < left ? most : left));
+  if (count < 0) return GONE;
+  r->count += (int)count;
+  r->nruns = 0;
+  r->bytes = 0;
+  cut(r);
+  return r->nruns;
+}
+
 API const run *fl_runs(const reader *r) { return r->runs; }
 API int fl_count(const reader *r) { return r->count; }
 API int64_t fl_bytes(const reader *r) { return r->bytes; }

@@ -170,11 +170,10 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     """
     reading, sink = build_reading(settings, columns)
     digest = columns.digest if isinstance(columns, KafkaColumns | LaneColumns) else None
-    lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     cancels = cancel_reader(columns) if settings.delay else None
     due = due_reader_of(settings, columns)
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, **lane)
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels)
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
 
 
@@ -186,6 +185,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         StateError: Another process writes to the sink's file.
     """
     in_rows = columns
+    lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     if settings.delay:
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
     read_tags = _tag_reader(settings, columns)
@@ -202,6 +202,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         keep_ms=dedup.keep_ms,
         copies=is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
+        **lane,
     )
     return reading, sink
 

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from tests.support.compacted import COMPACT, surviving
 from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce, produce_transaction, unique
 from tests.support.process import Daemon, wait_until
-from tests.support.receiver import Receiver, Row, value_hash
+from tests.support.receiver import Receiver, value_hash
 from tests.support.scene import Scene, await_rest, new_scene, values
 
 
@@ -284,33 +284,6 @@ def test_an_idle_transactional_topic_has_no_lag(scene: Scene) -> None:
         produce_transaction(bootstrap, topic, [Outgoing(0, b"no")], transactional_id=topic, commit=False)
         wait_until(lambda: scene.broker.committed(scene.group)[topic, 0][0] == 10, 20, "the new end is committed")
         assert await_rest(daemon)["consumed"] == 3
-
-
-COMPACT = {
-    "cleanup.policy": "compact",
-    "segment.ms": "100",
-    "min.cleanable.dirty.ratio": "0.001",
-    "delete.retention.ms": "86400000",
-}
-
-
-def surviving(broker: Broker, topic: str) -> list[Row]:
-    """What a topic of one partition holds, as rows."""
-    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "reader", "enable.partition.eof": True}
-    consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    rows: list[Row] = []
-    try:
-        while True:
-            message = consumer.poll(10)
-            assert message is not None
-            error = message.error()
-            if error is not None:
-                assert error.code() == KafkaError._PARTITION_EOF
-                return rows
-            rows.append((topic, 0, message.offset(), value_hash(message.value())))
-    finally:
-        consumer.close()
 
 
 def test_compaction_under_way_loses_nothing_that_is_left(tmp_path: Path) -> None:

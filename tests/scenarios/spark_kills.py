@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ import psutil
 
 from tests.scenarios.exactly_once import new_topics
 from tests.support.audit import Finding
+from tests.support.jars import ROOT
 from tests.support.kafka import Broker
 from tests.support.process import wait_until
 from tests.support.receiver import Fault
@@ -46,9 +48,10 @@ class Scene:
         messages: How many.
         times: Kills to come; each finds a micro-batch of its own.
         seed: Of the kills' instants.
+        lane: The library of the fast lane, which must read; None if Python reads.
     """
 
-    def __init__(self, broker: Broker, messages: int, times: int, seed: int) -> None:
+    def __init__(self, broker: Broker, messages: int, times: int, seed: int, lane: Path | None = None) -> None:
         self.begun = time.monotonic()
         self.chance = random.Random(seed)
         topics = new_topics(broker, 2, 3)
@@ -58,6 +61,13 @@ class Scene:
         self.receiver.fail("slow", delay_ms=20)
         batch = {"linger": "20ms", "max_messages": 50, "span_max": max(1_000, messages // (2 * times + 2))}
         self.settings = config(broker, topics, self.receiver.url, batch=batch)
+        self.env: dict[str, str] = {}
+        """Of driver and executors."""
+        if lane is not None:
+            self.settings["source"]["kafka"]["lane"] = "on"
+            self.settings["dedup"] = {"by": {"header": "id"}}
+            paths = os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))
+            self.env = {"PYTHONPATH": paths, "SIDECAR_FASTLANE_LIBRARY": str(lane)}
         self._share = len(alive(self.expected)) // (times + 1)
         self._messages, self._times = messages, times
 
@@ -88,6 +98,7 @@ class Scene:
         found = receiver.tally()
         assert_dead(job.state, self.expected)
         assert not job.events("micro_batch.unbalanced")
+        assert bool(job.events("lane.used")) == bool(self.env)
         assert receiver.repeats > receiver.stats["lost"], "nothing was repeated but what an answer was lost for"
         lost, cut = receiver.stats["lost"], receiver.stats["cut_off"]
         notes = f"{receiver.repeats:,} requests repeated, all byte-equal; {lost} answers lost, {cut} requests cut off"
@@ -95,28 +106,42 @@ class Scene:
 
 
 def drivers(
-    broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector", seed: int = 1
+    broker: Broker,
+    folder: Path,
+    messages: int,
+    times: int,
+    *,
+    reader: str = "connector",
+    seed: int = 1,
+    lane: Path | None = None,
 ) -> Finding:
     """The driver is killed -9 with all its processes and started again with other parallelism."""
-    with Scene(broker, messages, times, seed) as scene:
+    with Scene(broker, messages, times, seed, lane) as scene:
         for number in range(times):
             master = f"local[{CORES[number % len(CORES)]},4]"
-            with SparkJob(folder, scene.settings, master=master, reader=reader, once=False) as job:
+            with SparkJob(folder, scene.settings, master=master, reader=reader, once=False, env=scene.env) as job:
                 scene.strike(number, job, job.kill)
-        job = SparkJob(folder, scene.settings, master="local[2,4]", reader=reader)
+        job = SparkJob(folder, scene.settings, master="local[2,4]", reader=reader, env=scene.env)
         assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
         point = f"`sidecar spark run` (`reader: {reader}`), driver `kill -9`, restarted with other parallelism"
         return scene.finish(job, point)
 
 
 def executors(
-    broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector", seed: int = 1
+    broker: Broker,
+    folder: Path,
+    messages: int,
+    times: int,
+    *,
+    reader: str = "connector",
+    seed: int = 1,
+    lane: Path | None = None,
 ) -> Finding:
     """By `spark-submit` on a master and two workers: the executor that sends is killed -9, at times without its Python.
 
     Such a Python goes on sending for a moment, beside the task that took its place.
     """
-    with Scene(broker, messages, times, seed) as scene, Cluster(folder / "cluster") as cluster:
+    with Scene(broker, messages, times, seed, lane) as scene, Cluster(folder / "cluster", env=scene.env) as cluster:
         killed: list[psutil.Process] = []
 
         def kill() -> None:
@@ -126,7 +151,7 @@ def executors(
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
 
-        with SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True) as job:
+        with SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True, env=scene.env) as job:
             for number in range(times):
                 while len(killed) <= number:
                     scene.strike(number, job, kill)

@@ -1,11 +1,14 @@
-"""Fixtures of the tests on real Spark: one session for the run."""
+"""Fixtures of the tests on real Spark: one session for the run, and the fast lane."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+import sidecar_fastlane as fastlane
+from build_lane import compiled
 
 from tests.support.spark.session import build
 
@@ -19,3 +22,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = build(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> fastlane.Library:
+    """The compiled part of the fast lane."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    return fastlane.Library(compiled(tmp_path_factory.mktemp("lane") / "libfastlane.so"))

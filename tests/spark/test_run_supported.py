@@ -67,6 +67,7 @@ def test_what_holds_is_accepted(tmp_path: Path) -> None:
             "queue.buffering.max.ms: 5",
             "properties.queue.buffering.max.ms: is not supported on Spark",
         ),
+        ("topics: [orders]", "topics: [orders]\n    lane: on", ":6:5: source.kafka.lane: cannot be on with"),
         ("fetch.min.bytes: 10", "sasl.mechanism: GSSAPI", "on Spark the mechanisms are"),
         ("fetch.min.bytes: 10", "enable.ssl.certificate.verification: false", "no way to trust every certificate"),
     ],

@@ -91,7 +91,9 @@ class KafkaSource(SourceSettings):
         description="How long startup waits for an unreachable broker or a missing topic before it exits with 69. "
         "Later outages are waited out.",
     )
-    lane: Annotated[Literal["auto", "on", "off"], OnSpark("is not used")] = Field(
+    lane: Annotated[
+        Literal["auto", "on", "off"], OnSpark("applies with `spark.reader: client`; `on` is refused with the connector")
+    ] = Field(
         default="auto",
         description="Whether messages are read and sorted in C: with `auto`, if the package "
         "`consumer-sidecar-fastlane` is installed and can do what these settings need; with `on`, it is an error if it "

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sidecar.config.source.kafka import KafkaSource as Settings
-from sidecar.errors import ConfigError
 from sidecar.sources.context import SourceContext
-from sidecar.sources.kafka.lane.lane import Lane, load
+from sidecar.sources.kafka.lane.lane import Lane, lane_for
 from sidecar.sources.kafka.source import KafkaSource
 
 
@@ -15,19 +14,9 @@ def build(settings: Settings, context: SourceContext) -> KafkaSource:
     Raises:
         ConfigError: `lane` is `on`, and the fast lane cannot be used.
     """
-    lane = "source.kafka.lane is off" if settings.lane == "off" else _lane(settings, context)
+    lane = lane_for(settings.lane, context.lane_refusal, context.queue_bytes)
+    if isinstance(lane, Lane):
+        context.tell("lane.used", "info", {})
+    elif settings.lane != "off":
+        context.tell("lane.not_used", "info", {"reason": lane})
     return KafkaSource(settings, context.state, context.rules, context.queue_bytes, context.place, lane)
-
-
-def _lane(settings: Settings, context: SourceContext) -> Lane | str:
-    try:
-        if context.lane_refusal:
-            raise ConfigError(f"the fast lane does not do {context.lane_refusal}", hint="set source.kafka.lane: off")
-        lane = Lane(load(), context.queue_bytes)
-    except ConfigError as error:
-        if settings.lane == "on":
-            raise
-        context.tell("lane.not_used", "info", {"reason": str(error)})
-        return str(error)
-    context.tell("lane.used", "info", {})
-    return lane

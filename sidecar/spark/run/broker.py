@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import confluent_kafka as ck
 import structlog
@@ -18,6 +18,9 @@ from sidecar.sources.kafka.errors import is_credentials, text_of
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 
+if TYPE_CHECKING:
+    from sidecar.sources.kafka.lane.lane import Lane
+
 REQUEST_S = 10.0
 EARLIEST = -2
 
@@ -28,13 +31,19 @@ Places: TypeAlias = dict[str, dict[str, int]]
 
 
 @contextlib.contextmanager
-def outsider(kafka: KafkaSource, **more: Any) -> Iterator[ck.Consumer]:
+def outsider(kafka: KafkaSource, lane: Lane | None = None, **more: Any) -> Iterator[ck.Consumer]:
     """A consumer that never joins its group, and ends with the block.
+
+    Args:
+        kafka: The source.
+        lane: Reads in its place, and ends with it; None if nothing does.
+        **more: Further properties.
 
     Raises:
         UnavailableError: The broker does not answer a request in the block.
     """
-    consumer = ck.Consumer({**client_config(kafka), "group.id": kafka.group_id, "enable.auto.commit": False, **more})
+    config = {**client_config(kafka), "group.id": kafka.group_id, "enable.auto.commit": False, **more}
+    consumer = ck.Consumer(config) if lane is None else lane.make(lambda plugin: ck.Consumer(config | plugin))
     try:
         yield consumer
     except ck.KafkaException as error:
@@ -43,6 +52,8 @@ def outsider(kafka: KafkaSource, **more: Any) -> Iterator[ck.Consumer]:
             hint="check that the broker is running and reachable from here",
         ) from error
     finally:
+        if lane is not None:
+            lane.close()
         consumer.close()
 
 

@@ -16,6 +16,8 @@ from sidecar.config.model import Settings
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.metrics import Metrics
+from sidecar.runtime.lane import refusal
+from sidecar.sources.kafka.lane.lane import lane_for
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of
 from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
@@ -90,6 +92,8 @@ class SparkRun:
 
     def _open_checkpoint(self) -> Checkpoint:
         kafka = self._settings.source.kafka
+        if kafka.lane == "on":
+            lane_for("on", refusal(self._settings), 0)
         cluster_id = await_cluster(kafka)
         refuse_members(kafka)
         checkpoint = open_checkpoint(self._query_path, self._folder.path, self._settings, cluster_id)

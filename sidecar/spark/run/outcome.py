@@ -26,6 +26,8 @@ class Outcome:
     """Files with dead letters."""
     refused: int = 0
     """Number of messages that the receiver permanently refused."""
+    lane: str | None = None
+    """Why the fast lane did not read it, empty if it did; None if it was not wanted."""
 
 
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -36,6 +38,7 @@ def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "sends": [[*pair, count] for pair, count in _sum([outcome.sends for outcome in outcomes]).items()],
         "batches": [[*pair, count] for pair, count in _sum([outcome.batches for outcome in outcomes]).items()],
         "letters": [name for outcome in outcomes for name in outcome.letters],
+        "lane": sorted({outcome.lane for outcome in outcomes if outcome.lane is not None}),
     }
 
 

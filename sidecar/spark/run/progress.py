@@ -48,6 +48,8 @@ class Tally:
         self._sends: Counter[tuple[str, str]] = Counter()
         self._batches: Counter[tuple[str, str]] = Counter()
         self._commits = 0
+        self._told: set[str] = set()
+        """What was told of the fast lane."""
 
     def places(self, source: Mapping[str, Any]) -> None:
         """Take the offsets in Spark's report of a source."""
@@ -95,6 +97,12 @@ class Tally:
             for group, kind, count in rows:
                 table[group, kind] += count
         self._commits += 1
+        for reason in set(books.get("lane", ())) - self._told:
+            self._told.add(reason)
+            if reason:
+                log.info("lane.not_used", reason=reason)
+            else:
+                log.info("lane.used")
         log.info(
             "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
             parts=sum(books["cuts"].values()), seconds=seconds(report),

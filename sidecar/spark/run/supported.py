@@ -37,12 +37,19 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     for option in options():
         if option.not_on_spark and _is_in(shown, option.path):
             yield option.path, f"is not supported on Spark: {option.not_on_spark}"
+    if _is_lane_wanted_of_connector(settings):
+        yield ("source", "kafka", "lane"), "cannot be on with spark.reader connector: use spark.reader client"
     if settings.source.rocketmq or (settings.spark is not None and settings.spark.reader == "client"):
         return
     properties = settings.source.kafka.properties
     for name in properties:
         if reason := reason_against(name, properties):
             yield ("source", "kafka", "properties", name), f"is not supported on Spark: {reason}"
+
+
+def _is_lane_wanted_of_connector(settings: Settings) -> bool:
+    source, spark = settings.source, settings.spark
+    return source.name == "kafka" and source.kafka.lane == "on" and spark is not None and spark.reader == "connector"
 
 
 def _is_in(shown: Any, path: KeyPath) -> bool:

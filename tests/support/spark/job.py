@@ -31,6 +31,7 @@ class SparkJob:
         command: `run` or `ingest`.
         reader: Who reads Kafka.
         submit: By `spark-submit`, which is told the master, instead of `sidecar spark`.
+        env: Added to the environment.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SparkJob:
         command: str = "run",
         reader: str = "connector",
         submit: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.state = folder / "spark-state"
         filled = {
@@ -54,7 +56,7 @@ class SparkJob:
             "log": {"format": "json"},
         }
         self.log_path = folder / "spark.log"
-        self._env = write_defaults(folder / "conf", jars=jars)
+        self._env = {**write_defaults(folder / "conf", jars=jars), **(env or {})}
         self._file = write_config(folder / "spark.yaml", {**filled, **config})
         if submit:
             application = ROOT / "sidecar" / "spark" / command / "__main__.py"

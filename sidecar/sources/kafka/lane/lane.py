@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError
@@ -71,18 +71,33 @@ class Lane:
         for tp in tps:
             self._reader.forward(tp.topic, tp.partition)
 
-    def read(self, timeout_s: float) -> tuple[list[Run | Failed], bool]:
-        """Runs and errors that arrived, and whether there may be more."""
+    def read(
+        self, timeout_s: float, most: int = CHUNK_MESSAGES, *, more: bool = False
+    ) -> tuple[list[Run | Failed], bool]:
+        """Runs and errors that arrived, and whether there may be more.
+
+        Args:
+            timeout_s: How long to wait for `most`.
+            most: How many messages to take.
+            more: Whether the messages of the last call stay, none of them sorted yet, and are in the result.
+        """
         from sidecar_fastlane import Message
 
         assert self._reader is not None
-        found = self._reader.poll(self._chunk, timeout_s)
+        most = min(most, self._chunk)
+        found = (self._reader.poll_more if more else self._reader.poll)(most, timeout_s)
         count, nbytes = self._reader.polled
-        has_more = count == self._chunk
+        has_more = count == most
         if count:
             # One call may return messages of 1 MB each: request fewer if they are large.
             self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes * count // (2 * max(1, nbytes))))
         return [self._failed(each) if isinstance(each, Message) else self._run(each) for each in found], has_more
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes of keys and values in the result of the last `read`."""
+        assert self._reader is not None
+        return self._reader.polled[1]
 
     def _failed(self, message: fastlane.Message) -> Failed:
         assert message.error is not None
@@ -98,6 +113,29 @@ class Lane:
         if tp is None:
             tp = self._tps[place] = TopicPartition(*place)
         return tp
+
+
+def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: int) -> Lane | str:
+    """The lane, or the reason why there is none.
+
+    Args:
+        wanted: `source.kafka.lane`.
+        refusal: What of the settings it does not do; empty if there is nothing.
+        queue_bytes: Limit of the client's queue.
+
+    Raises:
+        ConfigError: It must be used, and cannot.
+    """
+    if wanted == "off":
+        return "source.kafka.lane is off"
+    try:
+        if refusal:
+            raise ConfigError(f"the fast lane does not do {refusal}", hint="set source.kafka.lane: off")
+        return Lane(load(), queue_bytes)
+    except ConfigError as error:
+        if wanted == "on":
+            raise
+        return str(error)
 
 
 def load() -> fastlane.Library:

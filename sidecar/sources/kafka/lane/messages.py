@@ -19,6 +19,8 @@ class LaneColumns:
 
     def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
         """The offset of each message."""
+        if isinstance(messages, LaneMessages):
+            return messages.offsets()
         return [message.offset for message in messages]
 
     def timestamps(self, messages: Sequence[fastlane.Message]) -> Iterable[int | None]:
@@ -80,6 +82,10 @@ class LaneMessages(Sequence["fastlane.Message"]):
         if self._all is None:
             self._all = [self._run.message(place) for place in range(self._run.count)]
         return self._all
+
+    def offsets(self) -> Sequence[int]:
+        """The offset of each message, which makes no message of it."""
+        return self._run.offsets() if self._all is None else [message.offset for message in self._all]
 
     def ids(self, rules: Any, /) -> tuple[array[int], int]:
         """See `RunSorter.ids`."""

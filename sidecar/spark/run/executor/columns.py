@@ -89,22 +89,50 @@ def gather(
         sizes_of: The bytes of each value.
         offset_of: The offset of a message.
     """
-    held: list[Message] = []
-    held_bytes = 0
+    gathering = Gathering(tp, sizes_of, offset_of)
     for chunk in chunks:
-        sizes = list(accumulate(sizes_of(chunk), initial=0))
+        yield from gathering.add(chunk)
+    yield from gathering.rest()
+
+
+class Gathering:
+    """The messages of one offset range on their way into runs; see `gather`."""
+
+    def __init__(
+        self,
+        tp: TopicPartition,
+        sizes_of: Callable[[list[Message]], Iterable[int]],
+        offset_of: Callable[[Message], int],
+    ) -> None:
+        self._tp = tp
+        self._sizes_of = sizes_of
+        self._offset_of = offset_of
+        self._held: list[Message] = []
+        self._held_bytes = 0
+
+    @property
+    def room(self) -> int:
+        """How many messages are at most between here and the end of the run."""
+        return RUN_ROWS - len(self._held)
+
+    def add(self, chunk: list[Message]) -> Iterator[Run]:
+        """Add the next messages; yield the runs that end with them."""
+        sizes = list(accumulate(self._sizes_of(chunk), initial=0))
         start = 0
         while start < len(chunk):
-            most = min(start + RUN_ROWS - len(held), len(chunk))
-            stop = bisect_left(sizes, sizes[start] + RUN_BYTES - held_bytes, start + 1, most)
-            held += chunk[start:stop]
-            held_bytes += sizes[stop] - sizes[start]
+            most = min(start + self.room, len(chunk))
+            stop = bisect_left(sizes, sizes[start] + RUN_BYTES - self._held_bytes, start + 1, most)
+            self._held += chunk[start:stop]
+            self._held_bytes += sizes[stop] - sizes[start]
             start = stop
-            if len(held) == RUN_ROWS or held_bytes >= RUN_BYTES:
-                yield Run(tp, held, offset_of(held[0]), offset_of(held[-1]))
-                held, held_bytes = [], 0
-    if held:
-        yield Run(tp, held, offset_of(held[0]), offset_of(held[-1]))
+            if not self.room or self._held_bytes >= RUN_BYTES:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[Run]:
+        """The messages since the end of the last run, if any, as a run."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if held:
+            yield Run(self._tp, held, self._offset_of(held[0]), self._offset_of(held[-1]))
 
 
 def _rows(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[list[MessageRow]]:

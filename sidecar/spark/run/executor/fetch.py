@@ -20,7 +20,7 @@ SILENCE_S = 60.0
 WAIT_S = 0.05
 CHUNK_MESSAGES = 500
 QUEUE_KBYTES = 8 << 10
-_CLIENT = {
+CLIENT: dict[str, Any] = {
     "auto.offset.reset": "error",
     "enable.partition.eof": True,  # reports that only gaps are left of a range
     "fetch.queue.backoff.ms": 10,
@@ -34,7 +34,7 @@ def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Itera
     Raises:
         UnavailableError: The broker does not return them.
     """
-    with outsider(kafka, **_CLIENT) as client:
+    with outsider(kafka, **CLIENT) as client:
         client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
         yield from gather(tp, _messages(client, tp, start, end), lambda found: map(len, found), _offset)
 
@@ -44,8 +44,7 @@ def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int) ->
     while offset < end:
         messages = client.consume(chunk, WAIT_S)
         if not messages:
-            if time.monotonic() - heard_s > SILENCE_S:
-                raise UnavailableError(f"the broker has returned nothing of {tp}@{offset} for {SILENCE_S:g} s")
+            refuse_silence(heard_s, tp, offset)
             continue
         good = _without_errors(messages, tp) if any(map(Message.error, messages)) else messages
         offset = _offset(messages[-1]) + (messages[-1].error() is None)  # otherwise it reports the partition's end
@@ -58,11 +57,21 @@ def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int) ->
         heard_s = time.monotonic()  # the receiver may have kept this task waiting
 
 
+def refuse_silence(heard_s: float, tp: TopicPartition, offset: int) -> None:
+    """Raise an error if nothing came for too long."""
+    if time.monotonic() - heard_s > SILENCE_S:
+        raise UnavailableError(f"the broker has returned nothing of {tp}@{offset} for {SILENCE_S:g} s")
+
+
+def refuse_error(error: ck.KafkaError | None, tp: TopicPartition) -> None:
+    """Raise an error in place of a message, unless it is the end of the partition."""
+    if error is not None and error.code() != ck.KafkaError._PARTITION_EOF:
+        raise UnavailableError(f"{tp} cannot be read: {error.str()}")
+
+
 def _without_errors(messages: list[Message], tp: TopicPartition) -> list[Message]:
     for message in messages:
-        error: Any = message.error()
-        if error is not None and error.code() != ck.KafkaError._PARTITION_EOF:
-            raise UnavailableError(f"{tp} cannot be read: {error.str()}")
+        refuse_error(message.error(), tp)
     return [message for message in messages if message.error() is None]
 
 

@@ -14,10 +14,14 @@ from pyspark import TaskContext
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.ops.log import configure
+from sidecar.runtime.lane import refusal
 from sidecar.sources.kafka.columns import KafkaColumns
+from sidecar.sources.kafka.lane.lane import Lane, lane_for
+from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.fetch import fetch
+from sidecar.spark.run.executor.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
@@ -57,25 +61,31 @@ def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return None
-    tp, columns, read = _source(job, first, batches)
+    tp, columns, read, lane = _source(job, first, batches)
     checkpoint = job.checkpoint
     topic_id = claim(job.settings.source.kafka, checkpoint.cluster_id, folder, tp.topic)
     again = batch == checkpoint.pending or context.attemptNumber() > 0
     task = Task(
         tp, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, str(context.taskAttemptId()), again
     )
-    return deliver(job.settings, folder, task, columns, read)
+    outcome = deliver(job.settings, folder, task, columns, read)
+    outcome.lane = lane
+    return outcome
 
 
 def _source(
     job: Job, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
-) -> tuple[TopicPartition, Columns, Iterator[Run]]:
-    """The messages: rows of Spark's connector, or read here by their offset range."""
+) -> tuple[TopicPartition, Columns, Iterator[Run], str | None]:
+    """The messages: rows of Spark's connector, or read here by their offset range; and `Outcome.lane`."""
     tp = place_of(first)
     if "end" not in first.schema.names:
-        return tp, ArrowColumns(), runs(chain([first], others), tp)
+        return tp, ArrowColumns(), runs(chain([first], others), tp), None
     (row,) = (row for batch in (first, *others) for row in batch.to_pylist())  # an unread rest ends this Python process
-    return tp, KafkaColumns(), fetch(job.settings.source.kafka, tp, row["start"], row["end"])
+    kafka, start, end = job.settings.source.kafka, row["start"], row["end"]
+    lane = lane_for(kafka.lane, refusal(job.settings), QUEUE_KBYTES << 10)
+    if isinstance(lane, Lane):
+        return tp, LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), ""
+    return tp, KafkaColumns(), fetch(kafka, tp, start, end), None if kafka.lane == "off" else lane
 
 
 def _configure_log(settings: Settings) -> None:

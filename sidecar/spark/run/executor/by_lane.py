@@ -1,0 +1,89 @@
+"""The messages of one offset range, read in C by the fast lane: the same runs as `fetch` makes. Knows no Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import confluent_kafka as ck
+
+from sidecar.config.source.kafka import KafkaSource
+from sidecar.core.records import Run, TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.sources.kafka.columns import Failed
+from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.spark.run.broker import outsider
+from sidecar.spark.run.executor.columns import RUN_BYTES, RUN_ROWS, Gathering
+from sidecar.spark.run.executor.fetch import CLIENT, WAIT_S, refuse_error, refuse_silence
+
+if TYPE_CHECKING:
+    import sidecar_fastlane as fastlane
+
+
+def fetch_by_lane(kafka: KafkaSource, lane: Lane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+    """All messages of a range, without `end`, as runs; take the next run only when one is sorted.
+
+    Raises:
+        UnavailableError: The broker does not return them.
+    """
+    with outsider(kafka, lane, **CLIENT) as client:
+        lane.forward([tp])
+        client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
+        lane.forward([tp])
+        yield from _runs(client, lane, tp, start, end)
+
+
+def _runs(client: ck.Consumer, lane: Lane, tp: TopicPartition, offset: int, end: int) -> Iterator[Run]:
+    """Runs as they are in C where one poll, or several together, took exactly a run; the others from its messages."""
+    gathering, heard_s = Gathering(tp, _sizes, attrgetter("offset")), time.monotonic()
+    kept = 0
+    """Messages in C that are less than a run."""
+    while offset < end:
+        _refuse_strayed(client, tp)
+        found, _ = lane.read(WAIT_S, min(gathering.room - kept, end - offset), more=bool(kept))
+        reached = _reached(found, tp) if found else offset
+        if reached == offset:
+            refuse_silence(heard_s, tp, offset)
+            continue
+        offset, heard_s = reached, time.monotonic()
+        runs = [each for each in found if isinstance(each, Run)]
+        kept = 0
+        if len(runs) == 1 and gathering.room == RUN_ROWS and lane.read_bytes < RUN_BYTES and runs[0].last < end:
+            count = len(runs[0].messages)
+            if count == RUN_ROWS or offset >= end:
+                yield runs[0]
+                heard_s = time.monotonic()  # the receiver may have kept this task waiting
+                continue
+            if len(found) == 1:
+                kept = count
+                continue
+        for run in runs:
+            yield from gathering.add([message for message in run.messages if message.offset < end])
+        heard_s = time.monotonic()
+    yield from gathering.rest()
+
+
+def _reached(found: list[Run | Failed], tp: TopicPartition) -> int:
+    """The offset behind all of these; an end of the partition is at it."""
+    for each in found:
+        if isinstance(each, Failed):
+            refuse_error(each.error, tp)
+    last = found[-1]
+    return last.offset if isinstance(last, Failed) else last.last + 1
+
+
+def _refuse_strayed(client: ck.Consumer, tp: TopicPartition) -> None:
+    """Serve the client; an error beside the messages ends the task, and so does a message that went past the lane."""
+    message = client.poll(0)
+    if message is None:
+        return
+    error = message.error()
+    if error is None:
+        raise UnavailableError(f"{tp}@{message.offset()} went past the fast lane")
+    refuse_error(error, tp)
+
+
+def _sizes(messages: list[fastlane.Message]) -> Iterator[int]:
+    return (len(message.value or b"") for message in messages)
