@@ -24,6 +24,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
 from sidecar.runtime.lane import refusal, rules_of
+from sidecar.runtime.stored_rows import framer_of
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns
@@ -170,7 +171,9 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,
-        framer=sink.framer,
+        framer=framer_of(
+            settings, columns, lambda tp, messages: map(filter_.tags, read_tags(tp, messages)), sink.framer
+        ),
         tags=read_tags,
         groups=filter_.groups,
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
