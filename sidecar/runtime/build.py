@@ -25,6 +25,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
 from sidecar.runtime.lane import lane_rules, refusal
+from sidecar.runtime.stored_rows import framer_of
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sources.kafka.columns import KafkaColumns
@@ -188,12 +189,14 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     if settings.delay:
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
-    read_tags = _tag_reader(settings, columns)
+    read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
     sink = sink_of(settings, in_rows, read_tags)
     dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,
-        framer=sink.framer,
+        framer=framer_of(
+            settings, columns, lambda tp, messages: map(filter_.tags, read_tags(tp, messages)), sink.framer
+        ),
         tags=read_tags,
         groups=pipeline_groups(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,

@@ -126,7 +126,7 @@ def unpack(row: bytes) -> Row:
     value_end = key_end + (value if value > 0 else 0)
     tag_end = value_end + (tag if tag > 0 else 0)
     end = tag_end + headers
-    if end > len(row):
+    if headers < 0 or end > len(row) or key < _ABSENT or value < _ABSENT or tag < _ABSENT:
         raise ValueError(f"a row of {len(row)} bytes says that it has {end}")
     return Row(
         None if at_ms == _NO_TIME else at_ms,

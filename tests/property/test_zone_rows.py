@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.core.batching import Buffer, Limits
@@ -115,6 +115,8 @@ def test_what_is_escaped_can_be_told(raw: bytes) -> None:
 
 
 @given(st.binary(max_size=60))
+@example(bytes(23) + b"\x80")
+@example(bytes(8) + b"\xf0\xff\xff\xff" + bytes(12))
 def test_other_bytes_are_no_row(data: bytes) -> None:
     """What is no row is refused or read as the row that it is, and nothing else."""
     try:

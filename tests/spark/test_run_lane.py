@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sidecar_fastlane as fastlane
+from structlog.testing import capture_logs
 
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
@@ -18,12 +19,13 @@ from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
-from sidecar.spark.run.executor import by_lane
 from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.executor.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
+from sidecar.spark.run.outcome import Outcome, books_of
+from sidecar.spark.run.progress import Tally
 from tests.support.compacted import COMPACT, surviving
 from tests.support.kafka import Broker, KafkaBroker, produce, produce_transaction, unique
 from tests.support.lane_cases import strange
@@ -135,8 +137,11 @@ def test_both_ways_make_the_same_runs(library: fastlane.Library, kafka: Broker, 
 def test_messages_that_come_bit_by_bit_make_the_same_runs(
     library: fastlane.Library, kafka: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A poll that waits for nothing brings less than a run: several together are one, and C sorts it."""
-    monkeypatch.setattr(by_lane, "WAIT_S", 0.0)
+    """A poll that brings less than a run: several together are one, and C sorts it."""
+    whole = Lane.read
+    monkeypatch.setattr(
+        Lane, "read", lambda self, wait_s, most, *, more: whole(self, wait_s, min(most, 137), more=more)
+    )
     produce(kafka.bootstrap, topic, [Outgoing(0, b"%d" % i) for i in range(1_300)])
     settings, tp = settings_of(kafka, topic, "http://localhost:1/"), TopicPartition(topic, 0)
     runs = read(library, settings, tp, 0, 1_300)[1]
@@ -199,3 +204,15 @@ def test_what_expired_unread_is_told(library: fastlane.Library, kafka: Broker, t
     settings = settings_of(kafka, topic, "http://localhost:1/")
     with pytest.raises(UnavailableError, match="cannot be read"):
         list(read(library, settings, TopicPartition(topic, 0), 5, 20)[1])
+
+
+def test_who_read_is_told_once_with_the_reason(tmp_path: Path) -> None:
+    """Each reason of any task once, and nothing if no task was to use the lane."""
+    missing, tally = "it is not installed", Tally(tmp_path)
+    lanes: list[list[str | None]] = [[None, None], ["", None], ["", missing], [missing]]
+    with capture_logs() as events:
+        for batch, reasons in enumerate(lanes):
+            outcomes = [Outcome(TopicPartition("orders", number), lane=reason) for number, reason in enumerate(reasons)]
+            tally.enter(batch, books_of(outcomes), {})
+    told = [(event["event"], event.get("reason")) for event in events if event["event"].startswith("lane.")]
+    assert told == [("lane.used", None), ("lane.not_used", missing)]
