@@ -1,4 +1,4 @@
-"""An HTTP answer that distinguishes truncated headers from complete ones. Knows no batches."""
+"""An HTTP answer whose headers are complete and do not contradict each other. Knows no batches."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from io import BufferedReader
 
 
 class WholeResponse(http.client.HTTPResponse):
-    """The standard library's response, except that a connection that ends within the headers is no answer.
+    """The standard library's response, except that headers that end early, or have several lengths, are no answer.
 
     `http.client` takes the end of the stream for the end of the headers: ``HTTP/1.1 200 OK`` and nothing more would
-    count as a success with an empty body.
+    count as a success with an empty body. Of several lengths, it takes the first, or none.
     """
 
     fp: BufferedReader
@@ -32,6 +32,9 @@ class WholeResponse(http.client.HTTPResponse):
         if not lines.last:
             self.close()
             raise http.client.RemoteDisconnected("the connection ended within the headers")
+        if "," in ",".join({*self.headers.get_all("Content-Length", ())}):
+            self.close()
+            raise http.client.HTTPException("several lengths")
 
 
 class _Lines:
