@@ -81,7 +81,7 @@ def test_groups_and_format_change_when_all_is_quiet(scene: Scene) -> None:
         scene.send([b"[%d]" % number for number in range(5)], tag="b")
         wait_until(lambda: len(scene.receiver.rows()) == 10, 30, "all arrive", detail=daemon.log_tail)
         assert [part["group"] for part in scene.receiver.parts()] == ["a", "both"]
-        assert not daemon.status()["lane"]["used"]
+        wait_until(lambda: not daemon.status()["lane"]["used"], 30, "Python sorts", detail=daemon.log_tail)
         assert scene.receiver.headers[-1]["content-type"] == "application/json"
         committed = partial(scene.broker.committed, scene.group)
         wait_until(lambda: committed()[scene.topic, 0][0] == 10, 30, "it is committed", detail=daemon.log_tail)
