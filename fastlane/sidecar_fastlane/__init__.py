@@ -405,7 +405,7 @@ class Reader:
             error=(shown.err, (shown.error or b"").decode("utf-8", "replace")) if shown.err else None,
         )
 
-    def _keep_to(self, rules: Rules) -> Rules:
+    def _keep_to(self, rules: Rules) -> None:
         if rules is not self._rules:
             places = [_PLACES.index(place) for place in (rules.tag_place, rules.id_place)]
             headers = [header.encode() for header in (rules.tag_header, rules.id_header)]
@@ -414,7 +414,6 @@ class Reader:
             self._forget_tags()
             self._heads.clear()
             self._rules = rules
-        return rules
 
     def _forget_tags(self) -> None:
         self._names.clear()

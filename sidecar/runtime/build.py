@@ -28,6 +28,7 @@ from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.runtime.stored_rows import framer_of
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
+from sidecar.sinks.formats import TagsOf
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.messages import LaneColumns
 
@@ -102,15 +103,19 @@ def groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
     """A function that returns the group of each message, None for a message that no group wants."""
-    read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
-    return lambda tp, messages: map(filter_.groups.__getitem__, read_tags(tp, messages))
+    return _groups_by(settings.tags.filter().groups, _tag_reader(settings, columns))
 
 
 def pipeline_groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
     """See `groups_of`, for the groups of the pipeline, which are one if the sink joins them."""
-    read_tags, groups = _tag_reader(settings, columns), pipeline_groups(settings)
+    return _groups_by(pipeline_groups(settings), _tag_reader(settings, columns))
+
+
+def _groups_by(
+    groups: Mapping[Raw, str | None], read_tags: ReadTags
+) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
     return lambda tp, messages: map(groups.__getitem__, read_tags(tp, messages))
 
 
@@ -189,14 +194,12 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     if settings.delay:
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
-    read_tags, filter_ = _tag_reader(settings, columns), settings.tags.filter()
+    read_tags = _tag_reader(settings, columns)
     sink = sink_of(settings, in_rows, read_tags)
     dedup, group_id = settings.dedup, settings.source.group_id
     reading = Reading(
         columns=columns,
-        framer=framer_of(
-            settings, columns, lambda tp, messages: map(filter_.tags, read_tags(tp, messages)), sink.framer
-        ),
+        framer=framer_of(settings, columns, _tags_of(settings, read_tags), sink.framer),
         tags=read_tags,
         groups=pipeline_groups(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
@@ -222,12 +225,12 @@ def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = N
         ConfigError: Certificates or a file of the sink cannot be used.
         StateError: Another process writes to the sink's file.
     """
-    read, filter_ = read_tags or _tag_reader(settings, columns), settings.tags.filter()
+    return build_sink(settings, columns, _tags_of(settings, read_tags or _tag_reader(settings, columns)))
 
-    def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterable[tuple[bytes, ...]]:
-        return map(filter_.tags, read(tp, messages))
 
-    return build_sink(settings, columns, tags_of)
+def _tags_of(settings: Settings, read_tags: ReadTags) -> TagsOf:
+    filter_ = settings.tags.filter()
+    return lambda tp, messages: map(filter_.tags, read_tags(tp, messages))
 
 
 def batch_rules(settings: Settings) -> BatchRules:

@@ -15,7 +15,6 @@ from urllib3.exceptions import (
     HTTPError,
     NameResolutionError,
     NewConnectionError,
-    ReadTimeoutError,
 )
 from urllib3.exceptions import SSLError as PooledSSLError
 
@@ -207,7 +206,7 @@ class HttpSink:
             return Answer(Verdict.RETRY, f"the host {self._endpoint.host} cannot be resolved")
         if isinstance(error, NewConnectionError):
             return Answer(Verdict.RETRY, f"cannot connect to {self._endpoint.netloc}: {_cause(error)}")
-        if exchange.cut or isinstance(error, TimeoutError | ConnectTimeoutError | ReadTimeoutError):
+        if exchange.cut or isinstance(error, TimeoutError | ConnectTimeoutError):
             return Answer(Verdict.RETRY, f"timed out after {self._timeout_s:g} s")
         return _broken(error)
 

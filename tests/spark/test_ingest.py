@@ -36,14 +36,19 @@ def ingest(folder: Path, checkpoint: Path | None = None, **table: Any) -> None:
     SparkIngest(Settings.model_validate(document), lambda: False, once=True).run()
 
 
+def kind_of(form: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The format of the table; with `deltalake`, the session is taken for one that does not know Delta."""
+    if form == "deltalake":
+        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
+    return "parquet" if form == "parquet" else "delta"
+
+
 @pytest.mark.parametrize("form", ["parquet", "delta", "deltalake"])
 def test_each_row_is_in_the_table_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Two writers, batches landed again by the other one, odd groups and bytes, in two runs: every row, each once."""
-    if form == "deltalake":
-        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
-    kind = "parquet" if form == "parquet" else "delta"
+    kind = kind_of(form, monkeypatch)
     if form == "parquet":
         ingest(tmp_path)  # a zone that is not there yet is empty
     first = [batch(10 * i, 7, group) for i, group in enumerate(GROUPS)]
@@ -240,9 +245,7 @@ def test_fields_are_added_and_not_changed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """A table that gets fields at any depth has all rows; another type is refused, and the table stays readable."""
-    if form == "deltalake":
-        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
-    kind = "parquet" if form == "parquet" else "delta"
+    kind = kind_of(form, monkeypatch)
     zone = writer(tmp_path / "zone")
     value = b'{"id": 1, "x": 2, "a": [{"b": 3, "c": 4}]}'
     for offset, schema in enumerate(

@@ -86,7 +86,8 @@ class IdSet:
             keys: Any keys.
             last: The highest offset of their messages.
         """
-        mask = self._room.search((*self.runs, *self.stored), keys)
+        runs = (*self.runs, *self.stored)
+        mask = self._room.search(runs, keys) if runs else np.zeros(len(keys), np.bool_)
         if len(self.recent):
             mask |= self.recent[self.recent.searchsorted(keys) % len(self.recent)] == keys
         if mask.any():
