@@ -63,4 +63,5 @@ def stored_rows(
 def _column(values: Sequence[bytes]) -> tuple[_Column, object, object]:
     """The column, and what must live as long as it."""
     data, lengths = (ct.c_char_p * len(values))(*values), array("q", map(len, values))
-    return _Column(ct.cast(data, _P), lengths.buffer_info()[0]), data, lengths
+    # `cast` makes a cycle, which keeps the values until the next collection.
+    return _Column(ct.addressof(data), lengths.buffer_info()[0]), data, lengths

@@ -124,7 +124,7 @@ def test_a_message_that_was_handed_back_is_held_too(
         config = delayed_configuration(rocketmq, topic, group, receiver.url, dedup={"by": by})
         with Daemon(tmp_path, config) as daemon:
             daemon.wait_ready()
-            rocketmq.send(topic, [Message(b"again", tag="paid", properties=_due(6_000))], queues=1)
+            rocketmq.send(topic, [Message(b"again", tag="paid", properties=_due(10_000))], queues=1)
             wait_until(lambda: daemon.status()["delayed"] == 1, PATIENCE_S, "it is held", detail=daemon.log_tail)
             with Reader(rocketmq, unique("group"), [topic]) as reader:
                 reader.read(1)
@@ -152,13 +152,13 @@ def test_a_held_message_that_is_refused_is_a_dead_letter(
 ) -> None:
     """Whole, wherever dead letters go; if the broker has another message in its place, it is in the state folder."""
     chosen: Any = {"state": "state", "delay_level": {"rocketmq": {"delay_level": 1}}}.get(place, {"rocketmq": "dlq"})
-    poison = Message(POISON, tag="paid", keys="k1", properties={"kind": "POISON", **_due(4_000)})
     with Receiver() as receiver:
         receiver.fail("refuse", status=400, times=2 if place == "delay_level" else None)
         config = delayed_configuration(rocketmq, topic, group, receiver.url, dead_letters=chosen)
         config["sink"]["http"]["format"] = "ndjson"
         with Daemon(tmp_path, config) as daemon:
             daemon.wait_ready()
+            poison = Message(POISON, tag="paid", keys="k1", properties={"kind": "POISON", **_due(10_000)})
             rocketmq.send(topic, [poison], queues=1)
             wait_until(lambda: daemon.status()["delayed"] == 1, PATIENCE_S, "it is held", detail=daemon.log_tail)
             (row,) = _rows(rocketmq, [topic], 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -125,6 +127,20 @@ def test_what_is_rare_is_left_to_python(library: fastlane.Library, change: dict[
     ours._python = NoFramer()
     with pytest.raises(AssertionError):
         ours.frame(TP, messages)
+
+
+@pytest.mark.parametrize("size", [1_000, LARGE_BYTES + 1])
+def test_bodies_are_let_go_at_once(library: fastlane.Library, size: int) -> None:
+    """With the call, not with the next collection of cycles."""
+    ours, _ = framers(library)
+    body = random.Random(5).randbytes(size)
+    held = sys.getrefcount(body)
+    gc.disable()
+    try:
+        ours.frame(TP, [message(random.Random(5), body=body)])
+        assert sys.getrefcount(body) == held
+    finally:
+        gc.enable()
 
 
 def test_a_lack_of_memory_is_an_error(library: fastlane.Library) -> None:
