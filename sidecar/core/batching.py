@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sidecar.core.records import KEY_BYTES, NO_ID, Fragment
 
@@ -128,11 +129,16 @@ class Buffer:
 
     def _rows_within(self, fragment: Fragment, messages: int, size: int) -> int:
         """The number of rows that fit of a fragment that does not fit as a whole."""
-        data, rows = fragment.data.split(self.separator), 0
-        while rows < messages and len(data[rows]) < size:
-            size -= len(data[rows]) + 1
-            rows += 1
-        return rows
+        if body_bytes(fragment) <= size:
+            return messages
+        return min(messages, int(np.searchsorted(_ends(fragment.data, self.separator), size)))
+
+    @property
+    def first_row_bytes(self) -> int:
+        """Size in a body of the first row, if the first message has one."""
+        data = self.fragments[0].data
+        end = data.find(self.separator)
+        return (len(data) if end < 0 else end) + 1
 
     def _take(self, whole: int, border: int | None) -> list[Fragment]:
         taken = self.fragments[:whole]
@@ -176,10 +182,15 @@ def _growing(fragment: Fragment) -> Fragment:
     return Fragment(offsets, data, ids, odd, at_ms, fragment.keys, fragment.after, fragment.stamp_ms)
 
 
+def _ends(data: bytes | bytearray, separator: bytes) -> NDArray[np.int64]:
+    """Where each row ends. Splitting and joining the rows takes ten times as long."""
+    return np.append(np.flatnonzero(np.frombuffer(data, np.uint8) == separator[0]), len(data))
+
+
 def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, Fragment]:
     """Split at the offset `border` into lower and higher messages. Both sides have messages, perhaps without rows."""
-    rows = bisect_left(fragment.offsets, border)
-    data = fragment.data.split(separator)
+    rows, data = bisect_left(fragment.offsets, border), fragment.data
+    end = int(_ends(data, separator)[rows - 1]) if 0 < rows < len(fragment.offsets) else len(data) * bool(rows)
     ids, odd = fragment.ids, fragment.unframeable
     reasons = reasons_of(fragment)
     odd_head, odd_tail = (
@@ -190,7 +201,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
     return (
         Fragment(
             fragment.offsets[:rows],
-            separator.join(data[:rows]),
+            data[:end],
             ids and ids[:rows],
             odd_head,
             at_ms,
@@ -200,7 +211,7 @@ def split(fragment: Fragment, border: int, separator: bytes) -> tuple[Fragment, 
         ),
         Fragment(
             fragment.offsets[rows:],
-            separator.join(data[rows:]),
+            data[end + bool(rows) :],
             ids and ids[rows:],
             odd_tail,
             at_ms,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.ops.health import KINDS
-from tests.scenarios.health import FROZEN_S, HEALED_S, outages, state
+from tests.scenarios.health import FROZEN_S, outages, state
 from tests.support.kafka import KafkaBroker
 from tests.support.process import Daemon, free_ports, http_get, wait_until
 from tests.support.scene import Scene, new_scene
@@ -54,7 +54,7 @@ def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker
             assert {name: told[name] for name in ("state", "reason", "next_step")}.items() <= health.items()
         finally:
             broker.thaw()
-        wait_until(lambda: state(daemon) == "healthy", HEALED_S, "it heals", detail=daemon.status)
+        wait_until(lambda: state(daemon) == "healthy", 60, "it heals", detail=daemon.status)
         scene.send([b"later"])
         scene.await_all(daemon)
 

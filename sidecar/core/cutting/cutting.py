@@ -64,7 +64,6 @@ class Cutter:
     Args:
         rules: Rules by which they become due.
         concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding.
-        separator: The rows' separator.
         owned: The owned partitions.
         groups: The state of each group.
         memory: The count of held memory.
@@ -76,7 +75,6 @@ class Cutter:
         self,
         rules: BatchRules,
         concurrency: int,
-        separator: bytes,
         owned: Ownerships,
         groups: Groups,
         memory: Memory,
@@ -86,7 +84,6 @@ class Cutter:
     ) -> None:
         self._rules = rules
         self._ahead_max = 2 * concurrency
-        self._separator = separator
         self._owned = owned
         self._groups = groups
         self._memory = memory
@@ -103,9 +100,9 @@ class Cutter:
         """Whether nothing is open."""
         return not self._units
 
-    def change(self, concurrency: int, separator: bytes) -> None:
-        """Go on under rules that have changed; the separator differs only while nothing is open."""
-        self._ahead_max, self._separator = 2 * concurrency, separator
+    def change(self, concurrency: int) -> None:
+        """Go on under rules that have changed."""
+        self._ahead_max = 2 * concurrency
         self._lingering.clear()
         for key, unit in self._units.items():
             self._linger(key, unit.since_ms)
@@ -285,8 +282,8 @@ class Cutter:
         parts: list[Part] = []
         for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):
             header -= len(partition.tp.topic) + len(partition.tp.queue) + PART_HEADER_BYTES
-            smallest = len(lane.buffer.fragments[0].data.split(self._separator, 1)[0]) + 1
-            if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or smallest > size):
+            is_full = len(parts) == PARTS_MAX or header < 0 or messages < 1 or lane.buffer.first_row_bytes > size
+            if parts and is_full:
                 break
             part = partition.opening.cut(lane, Limits(messages, max(size, 1)))[0]
             parts.append(part)

@@ -60,7 +60,7 @@ class Pipeline:
         self.delivery = Delivery(rules, self.partitions, self.memory, jitter)
         groups, has_ids = self.delivery.outbox.groups, reading.ids is not None
         self.cutter = Cutter(
-            batching, rules.concurrency, separator, self.partitions, groups, self.memory,
+            batching, rules.concurrency, self.partitions, groups, self.memory,
             self.delivery.parker.lingers_ms, ids=has_ids,
         )  # fmt: skip
         self.commits = Commits(self.partitions, self.intake.identities)
@@ -255,7 +255,7 @@ class Pipeline:
         for mine, other in ((self._batching, batching), (self._rules, rules)):
             for field in fields(mine):
                 setattr(mine, field.name, getattr(other, field.name))
-        self.cutter.change(rules.concurrency, rules.separator)
+        self.cutter.change(rules.concurrency)
 
     @property
     def is_quiet(self) -> bool:

@@ -16,7 +16,7 @@ from sidecar.sources.kafka.lane.messages import LaneMessages
 if TYPE_CHECKING:
     import sidecar_fastlane as fastlane
 
-CHUNK_MESSAGES = 2_000
+CHUNK_MESSAGES = 8_000
 
 
 class Lane:
