@@ -11,8 +11,9 @@ from tests.scenarios.spark_kills import copies, drivers, executors
 from tests.support.kafka import Broker
 
 
+@pytest.mark.proof  # of the ways to read, the suite has the one on the fast lane
 @pytest.mark.timeout(900)  # two JVMs, on a busy machine
-@pytest.mark.parametrize("reader", [pytest.param("connector", marks=pytest.mark.proof), "client"])
+@pytest.mark.parametrize("reader", ["connector", "client"])
 def test_a_killed_driver_loses_and_renames_nothing(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Killed in mid-delivery and restarted with other parallelism: each message once, each repeat byte-equal."""
     assert drivers(kafka, tmp_path, 20_000, 1, reader=reader).exact
