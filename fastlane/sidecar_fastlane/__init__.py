@@ -325,6 +325,11 @@ class Reader:
         """How many messages came with the last poll, and the bytes of their keys and values."""
         return int(self._c.fl_count(self._at)), int(self._c.fl_bytes(self._at))
 
+    @property
+    def groups(self) -> int:
+        """How many tag groups it knows by now."""
+        return len(self._names)
+
     def forward(self, topic: str, partition: int) -> None:
         """Take the partition's messages.
 

@@ -68,7 +68,9 @@ def test_files_of_ids_that_go_are_made_again(kafka: Broker, tmp_path: Path) -> N
         folder = daemon.state_dir / "ids"
         shutil.rmtree(folder)
         wait_until(lambda: list(folder.rglob("*.ids")), 10, "it is made again", detail=daemon.log_tail)
-        wait_until(lambda: daemon.status()["health"]["kind"] == "state_damaged", 10, "it is told")
+        wait_until(
+            lambda: daemon.status()["health"]["kind"] == "state_damaged", 30, "it is told", detail=daemon.log_tail
+        )
         (damage,) = daemon.events("state.damaged")
         assert (damage["reason"], damage["outcome"]) == ("removed", "made again from memory")
         daemon.kill9()
@@ -97,7 +99,9 @@ def test_a_file_of_ids_that_is_cut_short_ends_one_life_at_most(kafka: Broker, tm
             daemon.start()
             daemon.wait_ready()
         wait_until(lambda: daemon.status()["lag"] == 0, 30, "it goes on", detail=daemon.log_tail)
-        wait_until(lambda: daemon.status()["health"]["kind"] == "state_damaged", 10, "it is told")
+        wait_until(
+            lambda: daemon.status()["health"]["kind"] == "state_damaged", 30, "it is told", detail=daemon.log_tail
+        )
         damages = daemon.events("state.damaged")
         assert [one["reason"] for one in damages] in (["not as long as it was"], ["no file of message ids"])
         assert len(receiver.rows()) >= 3_000
