@@ -99,10 +99,11 @@ class Client:
     def read(self, timeout_s: float) -> list[Run | Failed]:
         """Runs and errors that were fetched, waiting this long for them; serves callbacks meanwhile."""
         # A waiting call returns everything that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8
-        # MB.
-        if not self.has_more:
+        # MB. The lane bounds a call by bytes, and waits for them no longer than they take to come.
+        waits = self.has_more or (self.lane is not None and timeout_s <= BUSY_WAIT_S)
+        if not waits:
             time.sleep(timeout_s)
-        wait_s = min(timeout_s, BUSY_WAIT_S) if self.has_more else 0
+        wait_s = min(timeout_s, BUSY_WAIT_S) if waits else 0
         if self.lane is not None:
             strayed = self._strayed()
             found, self.has_more = self.lane.read(wait_s)
