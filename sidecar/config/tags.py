@@ -151,7 +151,9 @@ class Dedup(Model):
         "long. If unset, only `capacity` applies.",
     )
     memory_bytes: Annotated[
-        int, Size("1MiB", "1024GiB"), OnSpark("ignored: a task holds the ids of its partition in memory, 10 bytes each")
+        int,
+        Size("1MiB", "1024GiB"),
+        OnSpark("ignored: a task maps the ids of its partition from files beside the checkpoint"),
     ] = Field(
         default=64 << 20,
         alias="memory",

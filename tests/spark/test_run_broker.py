@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from sidecar.config.source.kafka import KafkaSource
-from sidecar.spark.run.broker import EARLIEST, await_cluster, group_offsets
+from sidecar.spark.ranges.broker import EARLIEST, await_cluster, group_offsets
 from tests.support.kafka import Broker, MakeTopic, produce
 from tests.support.produce import Outgoing
 

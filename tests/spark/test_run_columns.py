@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sidecar.spark.run.executor.columns import RUN_BYTES, RUN_ROWS, ArrowColumns, runs
+from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS
+from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from tests.support.spark.tasks import SCHEMA, TP, batches
 
 SIZES = [0, 10, RUN_BYTES // 3, RUN_BYTES * 2, 1, *[RUN_BYTES // RUN_ROWS + 100] * 700, *[5] * 1_300]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from structlog.testing import capture_logs
 
 from sidecar.core.books import Books
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
-from sidecar.core.windows.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import ConfigError, StateError
-from sidecar.spark.run.executor.columns import RUN_ROWS, runs
-from sidecar.spark.run.executor.windows import Windows
-from sidecar.spark.run.folder import RunFolder, write
+from sidecar.spark.ranges.gathering import RUN_ROWS
+from sidecar.spark.ranges.shared import write
+from sidecar.spark.ranges.windows import Windows
+from sidecar.spark.run.executor.columns import runs
+from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles, letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.pinned import open_checkpoint, pin_reader
@@ -78,35 +82,90 @@ def test_halves_are_kept_for_groups_of_any_bytes(tmp_path: Path) -> None:
     assert folder.halves.of(4, TP) == []
 
 
-@pytest.mark.parametrize("kind", [RotatingSet, RotatingBitmap])
-def test_a_window_comes_back_as_it_was(tmp_path: Path, kind: type[RotatingSet]) -> None:
-    """A version holds both generations; a micro-batch begins with the highest below its own."""
-    window = kind(4)
-    for number in (1, 2, 3, 5):
-        window.add(number)
-    Windows(tmp_path, "s", TP, 3).save(window)
-    window.add(7)
-    Windows(tmp_path, "s", TP, 5).save(window)
-    for batch, known in ((3, set()), (4, {1, 2, 3, 5}), (5, {1, 2, 3, 5}), (6, {3, 5, 7})):
-        found = kind(4)
-        Windows(tmp_path, "s", TP, batch).load(found)
-        assert {number for number in range(10) if number in found} == known
-    again = kind(4)
-    Windows(tmp_path, "s", TP, 6).load(again)
-    assert (len(again.young), len(again.old)) == (len(window.young), len(window.old))
+def window_at(folder: Path, most: int, capacity: int = 4) -> tuple[int | None, RotatingSet]:
+    """A window from the highest version up to `most`, and that version."""
+    window = RotatingSet(capacity)
+    return Windows(folder).load(window, most), window
 
 
-def test_a_damaged_window_stops_the_task(tmp_path: Path) -> None:
-    """A flipped byte is found: a window that forgets would let duplicates through."""
-    window = RotatingBitmap(100)
-    window.add(7)
-    Windows(tmp_path, "s", TP, 1).save(window)
-    (path,) = (tmp_path / "ids").rglob("1")
+def read_range(folder: Path, number: int, ids: Iterable[int], capacity: int = 4) -> list[bool]:
+    """Take the ids of a range, and store the version after it; which of them were new."""
+    windows, window = Windows(folder), RotatingSet(capacity)
+    windows.load(window, number - 1)
+    new = window.take(list(ids))
+    windows.save(window, number)
+    return new
+
+
+def test_a_window_comes_back_as_it_was(tmp_path: Path) -> None:
+    """A version holds both generations; a range begins with the highest version below its own."""
+    assert read_range(tmp_path, 3, (1, 2, 3, 5)) == [True] * 4
+    assert read_range(tmp_path, 5, (5, 7)) == [False, True]
+    for most, version, known in ((2, None, set()), (4, 3, {1, 2, 3, 5}), (6, 5, {3, 5, 7})):
+        found, window = window_at(tmp_path, most)
+        assert (found, {number for number in range(10) if number in window}) == (version, known)
+    assert (len(window.young), len(window.old)) == (1, 2)
+
+
+def test_increments_decide_as_one_window_does(tmp_path: Path) -> None:
+    """Random ids in ranges of any size: each gets the answer of a window in memory, copies of a range write the same.
+
+    What no replay needs is removed, and a range writes far less than the window once that has grown.
+    """
+    chance, whole, capacity, written = random.Random(7), RotatingSet(4_000), 4_000, 0
+    number = 0
+    for _ in range(120):
+        ids = [chance.randrange(-9_000, 9_000) for _ in range(chance.choice((0, 1, 40, 200, 9_000)))]
+        number += 1 + len(ids)
+        before = {path.name for path in tmp_path.iterdir()}
+        expected = whole.take(ids)
+        assert read_range(tmp_path, number, ids, capacity) == expected
+        made = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name not in before}
+        assert read_range(tmp_path, number, ids, capacity) == expected
+        assert made == {name: (tmp_path / name).read_bytes() for name in made}
+        written += sum(map(len, made.values()))
+        assert len(list(tmp_path.iterdir())) < 40
+    assert window_at(tmp_path, number, capacity)[1].dump() == whole.dump()
+
+
+def test_a_small_range_writes_little_beside_a_large_window(tmp_path: Path) -> None:
+    """A million known ids: ranges of a thousand write a thousand each, and seldom more."""
+    read_range(tmp_path, 1, range(1_000_000), 10_000_000)
+    before, sizes = {path.name for path in tmp_path.iterdir()}, []
+    for number in range(2, 34):
+        read_range(tmp_path, number, range(number * 1_000_000, number * 1_000_000 + 1_000), 10_000_000)
+        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir() if path.name not in before))
+        before = {path.name for path in tmp_path.iterdir()}
+    assert sorted(sizes)[len(sizes) // 2] < 40_000
+    assert sum(sizes) < 32 * 100_000
+
+
+def test_a_task_that_was_given_up_removes_nothing_that_is_needed(tmp_path: Path) -> None:
+    """A copy of a range that ends after the next ones leaves their versions whole."""
+    late, window = Windows(tmp_path), RotatingSet(1_000)
+    read_range(tmp_path, 10, range(10), 1_000)
+    late.load(window, 19)
+    window.take(range(10, 20))
+    for number in (20, 30, 40, 50):
+        read_range(tmp_path, number, range(number - 10, number), 1_000)
+    late.save(window, 20)
+    for number in (40, 50):
+        version, found = window_at(tmp_path, number, 1_000)
+        assert (version, len(found)) == (number, number)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_a_damaged_window_stops_the_task(tmp_path: Path, harm: str) -> None:
+    """A window that forgets would let duplicates through."""
+    read_range(tmp_path, 1, (7,))
+    (path,) = tmp_path.glob("*.ids")
     raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
+    raw[-20] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(StateError, match="damaged"):
-        Windows(tmp_path, "s", TP, 2).load(RotatingBitmap(100))
+    if harm == "gone":
+        path.unlink()
+    with pytest.raises(StateError, match=r"damaged|cannot read .*1-0-None\.ids"):
+        window_at(tmp_path, 2)
 
 
 def test_settings_are_pinned_while_a_micro_batch_is_pending(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.outcome import Outcome, books_of

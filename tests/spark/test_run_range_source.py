@@ -13,7 +13,7 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.kafka.start.offsets import Bounds
-from sidecar.spark.run import broker
+from sidecar.spark.ranges import broker
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading
 
 LIMIT = ReadMaxRows(1)
@@ -32,7 +32,7 @@ class Planners:
     def make(self, logs: Logs, topics: Sequence[str] = ("orders", "new"), span: int = 1_000) -> RangePlanner:
         """A planner of another life."""
         found = {TopicPartition(*place): Bounds(*bounds) for place, bounds in logs.items()}
-        self._patch.setattr(broker, "bounds", lambda *_: found)
+        self._patch.setattr(broker, "known_bounds", lambda *_: found)
         source = {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}
         return RangePlanner(Reading(KafkaSource.model_validate(source), self._folder, span, None))
 

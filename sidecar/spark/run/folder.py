@@ -4,21 +4,20 @@
     topics/<topic>                 the topic's id when it was first read
     first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
-    ids/<scope>-<partition>/<micro-batch>               windows of message ids (see `windows`)
+    ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
     books/<micro-batch>            the books of its tasks
     answers                        how many of the last messages were accepted and refused
     notes/<topic>-<partition>      why a task does not progress at present
     hold                           the first micro-batch that must not begin, while the query is being stopped
 
-Each file is complete or missing: written under a hidden name, synced, renamed, and its folder synced. Knows no Spark.
+Knows no Spark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -30,6 +29,7 @@ from sidecar import files
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
+from sidecar.spark.ranges.shared import names, read, write
 
 if TYPE_CHECKING:
     from sidecar.core.ranges.pipeline import Halved
@@ -187,51 +187,6 @@ class RunFolder:
         return path.exists() and batch >= int(read(path))
 
 
-def names(folder: Path) -> list[str]:
-    """The names in a folder without hidden ones; empty if it does not exist."""
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def read(path: Path) -> bytes:
-    """A file as a whole.
-
-    Raises:
-        StateError: It cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _error("read", path, error) from error
-
-
-def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
-    """Write a file durably, completely or not at all, replacing an existing one.
-
-    Args:
-        path: The file; its folder is created if it is missing.
-        data: The content.
-        exclusive: Whether an existing file stays unchanged.
-
-    Raises:
-        StateError: It could not be written.
-    """
-    try:
-        files.make_folder(path.parent)
-        files.put_shared(path, data, exclusive=exclusive)
-    except OSError as error:
-        raise _error("write", path, error) from error
-
-
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # another attempt removes it too; a leftover is removed next time
         shutil.rmtree(path) if path.is_dir() else files.remove(path)
-
-
-def _error(action: str, path: Path, error: OSError) -> StateError:
-    return StateError(
-        f"cannot {action} {path}: {error.strerror or error}",
-        hint="spark.checkpoint must be on storage that the driver and all executors share and can write to",
-    )

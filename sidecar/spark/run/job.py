@@ -20,7 +20,7 @@ from sidecar.runtime.lane import refusal
 from sidecar.sources.kafka.lane.lane import lane_for
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of
-from sidecar.spark.run.broker import await_cluster, group_offsets, refuse_members
+from sidecar.spark.ranges.broker import await_cluster, group_offsets, refuse_members
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, RunProgress

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from sidecar.core.records import Attempt
-from sidecar.spark.run.folder import read, write
+from sidecar.spark.ranges.shared import read, write
 from sidecar.state.interface import StoredLetter
 
 STEM_CHARS = 200

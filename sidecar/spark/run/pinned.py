@@ -17,7 +17,7 @@ from sidecar.config.model import Settings
 from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
 from sidecar.errors import ConfigError, StateError
-from sidecar.spark.run.folder import names, read, write
+from sidecar.spark.ranges.shared import names, read, write
 from sidecar.state.offset_map import Identity
 
 CUTS_VERSION = 1

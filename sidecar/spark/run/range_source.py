@@ -20,12 +20,13 @@ from pyspark.sql.types import StructType
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.run.folder import read, write
+from sidecar.spark.ranges.planning import ends_of, lost
+from sidecar.spark.ranges.shared import read, write
 
 if TYPE_CHECKING:
     from sidecar.config.source.kafka import KafkaSource
     from sidecar.sources.kafka.start.offsets import Bounds
-    from sidecar.spark.run.broker import Places
+    from sidecar.spark.ranges.broker import Places
 
 NAME = "sidecar_ranges"
 SCHEMA = "topic string, partition int, start bigint, end bigint"
@@ -83,12 +84,12 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return orjson.loads(read(path))  # type: ignore[no-any-return]
 
     def _first(self) -> Places:
-        from sidecar.spark.run.broker import EARLIEST, asking, bounds, by_topic
+        from sidecar.spark.ranges.broker import EARLIEST, asking, by_topic, known_bounds
 
         start, stood = self._r.kafka.start, self._r.stood
         firsts: dict[TopicPartition, int] = {}
         with asking(self._r.kafka) as offsets:
-            for tp, (low, high) in bounds(offsets, self._r.kafka).items():
+            for tp, (low, high) in known_bounds(offsets, self._r.kafka).items():
                 if stood is not None:
                     offset = stood.get(tp.topic, {}).get(str(tp.partition), EARLIEST)
                     firsts[tp] = offset if offset >= 0 else low
@@ -100,10 +101,10 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return by_topic(firsts)
 
     def _bounds(self) -> dict[TopicPartition, Bounds]:
-        from sidecar.spark.run.broker import asking, bounds
+        from sidecar.spark.ranges.broker import asking, known_bounds
 
         with asking(self._r.kafka) as offsets:
-            return bounds(offsets, self._r.kafka)
+            return known_bounds(offsets, self._r.kafka)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of each micro-batch."""
@@ -127,32 +128,23 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _ends(bounds)
         self._refuse_lost(start, ends)
         self._keep_added(start, bounds)
-        begun = self._begun(start)
-        lag = {(topic, p): end - begun[topic, p] for topic, p, end in _each(ends)}
-        total = sum(lag.values())
-        if isinstance(limit, ReadAllAvailable) or total <= self._r.offsets_max:
-            return ends
-        share = {tp: min(behind, -(-self._r.offsets_max * behind // total)) for tp, behind in lag.items()}
-        return {topic: {p: begun[topic, p] + share[topic, p] for p in places} for topic, places in ends.items()}
+        most = None if isinstance(limit, ReadAllAvailable) else self._r.offsets_max
+        planned = ends_of(self._begun(start), {(topic, p): end for topic, p, end in _each(ends)}, most)
+        return {topic: {p: planned[topic, p] for p in places} for topic, places in ends.items()}
 
     def _refuse_lost(self, start: Places, ends: Places) -> None:
         from sidecar.sources.kafka.start.offsets import is_meant
 
         anew = "begin anew with another spark.checkpoint"  # in the text: Spark passes on nothing else of an error
         for topic, partition, offset in _each(start):
-            end = ends.get(topic, {}).get(partition)
             if not any(is_meant(pattern, topic) for pattern in self._r.kafka.topics):
                 raise StateError(f"{topic} was removed from source.kafka.topics: add it again, or {anew}")
-            if end is None:
-                text = f"{topic}[{partition}] was read to {offset} and is not there any more: it was deleted"
-                raise StateError(f"{text}, or may not be read; {anew}, unless access can be restored")
-            if end < offset:
-                text = f"{topic}[{partition}] ends at {end} and was read to {offset}"
-                raise StateError(f"{text}: it was created again, or lost messages; {anew}")
+            if why := lost(f"{topic}[{partition}]", offset, ends.get(topic, {}).get(partition)):
+                raise StateError(f"{why}; restore it or access to it, or {anew}")
 
     def _keep_added(self, start: Places, bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Store the start offsets of partitions new to the checkpoint: durable before Spark's log has their ends."""
-        from sidecar.spark.run.broker import by_topic
+        from sidecar.spark.ranges.broker import by_topic
 
         new = {tp: low for tp, (low, _) in bounds.items() if str(tp.partition) not in start.get(tp.topic, {})}
         if new:
@@ -178,7 +170,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _ends(bounds: Mapping[TopicPartition, Bounds]) -> Places:
-    from sidecar.spark.run.broker import by_topic
+    from sidecar.spark.ranges.broker import by_topic
 
     return by_topic({tp: high for tp, (_, high) in bounds.items()})
 

@@ -14,9 +14,9 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import Failed
 from sidecar.sources.kafka.lane.lane import Lane
-from sidecar.spark.run.broker import outsider
-from sidecar.spark.run.executor.columns import RUN_BYTES, RUN_ROWS, Gathering
-from sidecar.spark.run.executor.fetch import CLIENT, WAIT_S, refuse_error, refuse_silence
+from sidecar.spark.ranges.broker import outsider
+from sidecar.spark.ranges.fetch import CLIENT, WAIT_S, refuse_error, refuse_silence
+from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS, Gathering
 
 if TYPE_CHECKING:
     import sidecar_fastlane as fastlane

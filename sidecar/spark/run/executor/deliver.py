@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import structlog
@@ -31,13 +31,14 @@ from sidecar.core.effects import (
 )
 from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
+from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import SidecarError
 from sidecar.runtime.build import build_reading, delivery_rules, plan_memory
 from sidecar.runtime.dead_letters import DeadLetterStore, open_dead_letters
 from sidecar.runtime.senders import Answered, Senders
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import Fetcher
-from sidecar.spark.run.executor.windows import Windows
+from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
@@ -180,6 +181,7 @@ class _Delivery:
         self._folder = folder
         self._task = task
         reading, sink = build_reading(settings, columns)
+        reading = replace(reading, bitmap_ids=False)  # only sorted runs can be kept as increments
         self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
         self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
@@ -203,8 +205,8 @@ class _Delivery:
         self._note = _Note(folder.notes, task.tp)
         self._windows: Windows | None = None
         if reading.ids is not None:
-            self._windows = Windows(folder.path, task.ids_scope, task.tp, task.batch)
-            self._windows.load(self._pipeline.intake.ids.window(task.tp))
+            self._windows = Windows(folder.path / "ids" / f"{task.ids_scope}-{task.tp.partition}")
+            self._windows.load(self._window, task.batch - 1)
         self._last = -1
 
     def feed(self, run: Run) -> None:
@@ -223,7 +225,7 @@ class _Delivery:
         while not pipeline.idle:
             self._turn(WAIT_S)
         if self._windows is not None:
-            self._windows.save(pipeline.intake.ids.window(task.tp))
+            self._windows.save(self._window, task.batch)
         self._note.tell("")
         sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.outbox.ended.counts()
         letters = self._letters
@@ -237,6 +239,12 @@ class _Delivery:
             letters.files.names,
             letters.refused,
         )
+
+    @property
+    def _window(self) -> RotatingSet:
+        window = self._pipeline.intake.ids.window(self._task.tp)
+        assert isinstance(window, RotatingSet)
+        return window
 
     # The loop
 

@@ -18,10 +18,10 @@ from sidecar.runtime.lane import refusal
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.lane import Lane, lane_for
 from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint

@@ -47,14 +47,19 @@ def outsider(kafka: KafkaSource, lane: Lane | None = None, **more: Any) -> Itera
     try:
         yield consumer
     except ck.KafkaException as error:
-        raise UnavailableError(
-            f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
-            hint="check that the broker is running and reachable from here",
-        ) from error
+        raise unreachable(kafka, error) from error
     finally:
         if lane is not None:
             lane.close()
         consumer.close()
+
+
+def unreachable(kafka: KafkaSource, error: ck.KafkaException) -> UnavailableError:
+    """The error of a request that failed."""
+    return UnavailableError(
+        f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
+        hint="check that the broker is running and reachable from here",
+    )
 
 
 def await_cluster(kafka: KafkaSource) -> str:
@@ -87,7 +92,7 @@ def asking(kafka: KafkaSource) -> Iterator[Offsets]:
         yield offsets
 
 
-def bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, Bounds]:
+def known_bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, Bounds]:
     """The bounds of all partitions that are read.
 
     Raises:

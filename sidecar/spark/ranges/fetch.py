@@ -12,8 +12,8 @@ from confluent_kafka import Message
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.spark.run.broker import outsider
-from sidecar.spark.run.executor.columns import gather
+from sidecar.spark.ranges.broker import outsider
+from sidecar.spark.ranges.gathering import gather
 
 SILENCE_S = 60.0
 """Time without messages after which the task of an unfinished range fails, and is retried."""
@@ -34,12 +34,23 @@ def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Itera
     Raises:
         UnavailableError: The broker does not return them.
     """
+    yield from gather(tp, chunks(kafka, tp, start, end), lambda found: map(len, found), _offset)
+
+
+def chunks(
+    kafka: KafkaSource, tp: TopicPartition, start: int, end: int, most: int = CHUNK_MESSAGES
+) -> Iterator[list[Message]]:
+    """All messages of a range, without `end`, at most `most` at a time.
+
+    Raises:
+        UnavailableError: The broker does not return them.
+    """
     with outsider(kafka, **CLIENT) as client:
         client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
-        yield from gather(tp, _messages(client, tp, start, end), lambda found: map(len, found), _offset)
+        yield from _messages(client, tp, start, end, most)
 
 
-def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int) -> Iterator[list[Message]]:
+def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int, most: int) -> Iterator[list[Message]]:
     chunk, heard_s = CHUNK_MESSAGES, time.monotonic()
     while offset < end:
         messages = client.consume(chunk, WAIT_S)
@@ -52,8 +63,8 @@ def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int) ->
             good = [message for message in good if _offset(message) < end]
         if good:
             yield good
-            sample = max(len(good[i]) for i in (0, len(good) // 2, -1))  # 500 messages of 1 MB are too many at once
-            chunk = max(1, min(CHUNK_MESSAGES, (QUEUE_KBYTES << 8) // max(1, sample)))
+            sample = max(len(good[i]) for i in (0, len(good) // 2, -1))  # many messages of 1 MB are too much at once
+            chunk = max(1, min(most, (QUEUE_KBYTES << 8) // max(1, sample)))
         heard_s = time.monotonic()  # the receiver may have kept this task waiting
 
 

@@ -1,0 +1,1 @@
+"""What all that reads ranges of offsets on Spark shares."""

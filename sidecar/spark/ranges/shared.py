@@ -1,0 +1,58 @@
+"""Small files on storage that driver and executors share. Knows no meaning of the bytes.
+
+Each file is complete or missing: written under a hidden name, synced, renamed, and its folder synced.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sidecar import files
+from sidecar.errors import StateError
+
+
+def names(folder: Path) -> list[str]:
+    """The names in a folder without hidden ones; empty if it does not exist."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def read(path: Path) -> bytes:
+    """A file as a whole.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise error_of("read", path, error) from error
+
+
+def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
+    """Write a file durably, completely or not at all, replacing an existing one.
+
+    Args:
+        path: The file; its folder is created if it is missing.
+        data: The content.
+        exclusive: Whether an existing file stays unchanged.
+
+    Raises:
+        StateError: It could not be written.
+    """
+    try:
+        files.make_folder(path.parent)
+        files.put_shared(path, data, exclusive=exclusive)
+    except OSError as error:
+        raise error_of("write", path, error) from error
+
+
+def error_of(action: str, path: Path, error: OSError) -> StateError:
+    """The error of a file that cannot be used."""
+    return StateError(
+        f"cannot {action} {path}: {error.strerror or error}",
+        hint="it must be on storage that the driver and all executors share and can write to",
+    )
