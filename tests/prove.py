@@ -207,8 +207,14 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
             zone.polled(n(50_000, 1_000)),
         ]
 
+    def query(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_query import drivers
+
+        return [drivers(broker, folder, n(1_000_000, 20_000), n(10, 3))]
+
     return {
         "spark-zone": zone,
+        "spark-query": query,
         "spark-engines": engines,
         "spark-drivers": drivers,
         "spark-executors": executors,
@@ -229,6 +235,11 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             rocketmq.broker_killed(node, folder, n(20_000, 4_000), n(5)),
             rocketmq.name_server_away(node, folder, n(20_000, 4_000), n(60, 10)),
         ]
+
+    def spark_query(node: Any, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_query import rocketmq_drivers
+
+        return [rocketmq_drivers(node, folder, n(100_000, 20_000), n(10, 3))]
 
     remoting, grpc, native = (partial(flows.source_of, client) for client in ("remoting", "grpc", "native"))
 
@@ -279,6 +290,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         ],
         "rocketmq-grpc-skipped": lambda node, folder: [kept_offsets(node, grpc(node), folder, n(5))],
         "rocketmq-resets": lambda node, folder: [resets.resets(node, folder, resets.every_case(n(5)))],
+        "rocketmq-spark-query": spark_query,
         "rocketmq-made-again": lambda node, folder: [
             made_again(node, source(node), folder, every_round(ends), n(2_000, 1_000))
             for source in (remoting, grpc, native)

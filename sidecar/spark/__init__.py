@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["read", "read_stream"]
+__all__ = [
+    "read",
+    "read_kafka",
+    "read_kafka_stream",
+    "read_rocketmq",
+    "read_rocketmq_stream",
+    "read_stream",
+    "register",
+]
 
 
 def read_stream(
@@ -78,6 +86,114 @@ def read(
     """
     chosen = _options(groups, columns, dedup=dedup, parallelism=parallelism)
     return spark.read.format("sidecar").options(**chosen).load(str(zone))
+
+
+def read_kafka_stream(
+    spark: SparkSession,
+    *,
+    state: Path | str | None = None,
+    columns: Sequence[str] | None = None,
+    max_offsets: int | None = None,
+    config: Path | str | None = None,
+    **keys: Any,
+) -> DataFrame:
+    """The messages of Kafka as a stream; the same as ``spark.readStream.format("sidecar-kafka")``.
+
+    Args:
+        spark: The session, classic or Connect.
+        state: A folder that driver and executors share, in which ids are kept between micro-batches; needed with
+            `dedup` by an id.
+        columns: Wanted columns; others are not made. None for all.
+        max_offsets: Limit of offsets in a micro-batch; 1,000,000 if it is None.
+        config: A `sidecar.yaml` with source, tags and ids, in place of `keys`.
+        **keys: Keys of `source.kafka`, and the sections `tags` and `dedup`, as in the file:
+            ``bootstrap_servers="h:9092", topics=["orders"], dedup={"by": {"header": "id"}}``.
+    """
+    paths = {"state": state, "config": config}
+    return _read(spark, "kafka", keys, paths, stream=True, columns=columns, max_offsets=max_offsets)
+
+
+def read_kafka(
+    spark: SparkSession, *, columns: Sequence[str] | None = None, config: Path | str | None = None, **keys: Any
+) -> DataFrame:
+    """All present messages of Kafka; the same as ``spark.read.format("sidecar-kafka")``.
+
+    Args:
+        spark: The session, classic or Connect.
+        columns: See `read_kafka_stream`.
+        config: Likewise.
+        **keys: Likewise.
+    """
+    return _read(spark, "kafka", keys, {"config": config}, stream=False, columns=columns)
+
+
+def read_rocketmq_stream(
+    spark: SparkSession,
+    *,
+    state: Path | str | None = None,
+    columns: Sequence[str] | None = None,
+    max_offsets: int | None = None,
+    config: Path | str | None = None,
+    **keys: Any,
+) -> DataFrame:
+    """The messages of RocketMQ as a stream; the same as ``spark.readStream.format("sidecar-rocketmq")``.
+
+    Args:
+        spark: The session, classic or Connect.
+        state: See `read_kafka_stream`.
+        columns: Likewise.
+        max_offsets: Likewise.
+        config: Likewise.
+        **keys: Keys of `source.rocketmq`, and the sections `tags` and `dedup`, as in the file:
+            ``name_servers="h:9876", topics=["orders"], tags={"subscribe": "paid || refunded"}``.
+    """
+    paths = {"state": state, "config": config}
+    return _read(spark, "rocketmq", keys, paths, stream=True, columns=columns, max_offsets=max_offsets)
+
+
+def read_rocketmq(
+    spark: SparkSession, *, columns: Sequence[str] | None = None, config: Path | str | None = None, **keys: Any
+) -> DataFrame:
+    """All present messages of RocketMQ; the same as ``spark.read.format("sidecar-rocketmq")``.
+
+    Args:
+        spark: The session, classic or Connect.
+        columns: See `read_kafka_stream`.
+        config: Likewise.
+        **keys: See `read_rocketmq_stream`.
+    """
+    return _read(spark, "rocketmq", keys, {"config": config}, stream=False, columns=columns)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats ``sidecar-kafka`` and ``sidecar-rocketmq`` known to a session.
+
+    The functions that read a broker do it by themselves.
+    """
+    from sidecar.spark.query.source import SOURCES
+
+    for source in SOURCES:
+        spark.dataSource.register(source)
+
+
+def _read(
+    spark: SparkSession,
+    broker: Literal["kafka", "rocketmq"],
+    keys: Mapping[str, Any],
+    paths: Mapping[str, Path | str | None],
+    *,
+    stream: bool,
+    columns: Sequence[str] | None = None,
+    max_offsets: int | None = None,
+) -> DataFrame:
+    register(spark)
+    options = {name: text if isinstance(text, str) else json.dumps(text) for name, text in keys.items()}
+    options |= {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}
+    if columns is not None:
+        options["columns"] = json.dumps(list(columns))
+    if max_offsets is not None:
+        options["maxOffsetsPerTrigger"] = str(max_offsets)
+    return (spark.readStream if stream else spark.read).format(f"sidecar-{broker}").options(**options).load()
 
 
 def _options(

@@ -236,6 +236,8 @@ RUN = {
         'tests/spark/test_source.py: example("## Feeding Spark")',
         "tests/spark/test_sessions.py: from sidecar.spark.ingest import ingest",
         'tests/spark/test_ingest.py: example("**Files**")',
+        'tests/spark/test_query_source.py: example("## In a query of your own")',
+        "tests/spark/test_query_rocketmq.py: read_rocketmq_stream(",
         "tests/spark/test_sessions.py: from sidecar.spark.run import run",
     ],
     "README.md": ['sidecar/spark/__init__.py: spark.readStream.format("sidecar")'],

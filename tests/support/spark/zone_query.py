@@ -8,10 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.process import spawn, tail, wait_until
 from tests.support.spark.session import write_defaults
+
+MODULE = "tests.support.spark.zone_query"
 
 
 class ZoneQuery:
@@ -21,10 +24,15 @@ class ZoneQuery:
         folder: Holds checkpoint, table and log.
         zone: What is read.
         max_rows: Bound of a micro-batch.
+        module: What runs.
+        more: Further words for it.
     """
 
-    def __init__(self, folder: Path, zone: Path, max_rows: int = 1_000) -> None:
+    def __init__(
+        self, folder: Path, zone: Path | str, max_rows: int = 1_000, module: str = MODULE, more: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
+        self._module, self._more = module, more
         self._zone = zone
         self._max_rows = max_rows
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,10 +46,10 @@ class ZoneQuery:
             once: Whether it ends when it has taken what is there.
         """
         checkpoint = self._folder / "checkpoint"
-        words = map(str, (master, self._zone, checkpoint, self.table, int(once), self._max_rows))
+        words = map(str, (master, self._zone, checkpoint, self.table, int(once), self._max_rows, *self._more))
         env = write_defaults(self._folder / "conf", jars=False)
         with (self._folder / "query.log").open("ab") as log:
-            command = ["setsid", sys.executable, "-m", "tests.support.spark.zone_query", *words]
+            command = ["setsid", sys.executable, "-m", self._module, *words]
             self._process = spawn(command, log, env=env)
 
     def kill(self) -> None:

@@ -1,0 +1,161 @@
+"""Which ranges a query reads next, by its offsets alone, which are in Spark's checkpoint. Knows no client and no Spark.
+
+Offsets are JSON: `next`, the offset after the last one read of each partition; `from`, where the query began in each
+partition; `ids`, the id of each topic. So a micro-batch that is replayed has the same ranges, whatever
+has become of the logs, and no file is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import unquote
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.spark.ranges.planning import ends_of, lost
+
+Offsets: TypeAlias = dict[str, Any]
+ANEW = "begin anew with another checkpoint"
+
+
+class Bounds(Protocol):
+    """Bounds of a log."""
+
+    @property
+    def low(self) -> int:
+        """Its first offset."""
+        ...
+
+    @property
+    def high(self) -> int:
+        """The offset of its next message."""
+        ...
+
+
+class Logs(Protocol):
+    """Asks a cluster about the logs that are read."""
+
+    def bounds(self) -> Mapping[TopicPartition, Bounds]:
+        """The bounds of all logs.
+
+        Raises:
+            SidecarError: The cluster does not answer, refuses, or lacks a topic.
+        """
+        ...
+
+    def at_time(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> Mapping[TopicPartition, int]:
+        """The first offset of each log that is not older; its end if there is none."""
+        ...
+
+    def topic_ids(self, topics: list[str]) -> Mapping[str, str]:
+        """The id of each topic; empty where the cluster has none."""
+        ...
+
+    def is_read(self, topic: str) -> bool:
+        """Whether the options name this topic."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets of one partition, without `end`.
+
+    Args:
+        tp: The partition.
+        topic_id: Id of its topic.
+        start: The first.
+        end: The offset after the last.
+        is_first: Whether the query reads nothing of the partition before.
+    """
+
+    tp: TopicPartition
+    topic_id: str
+    start: int
+    end: int
+    is_first: bool
+
+
+def begin(logs: Logs, start: str | int) -> Offsets:
+    """The offsets of a query that has read nothing.
+
+    Args:
+        logs: The logs.
+        start: ``earliest``, ``latest``, or milliseconds since the epoch.
+    """
+    bounds = logs.bounds()
+    if isinstance(start, int):
+        firsts = dict(logs.at_time(bounds, start))
+    else:
+        firsts = {tp: found.low if start == "earliest" else found.high for tp, found in bounds.items()}
+    return _offsets({}, firsts, {})
+
+
+def latest(bounds: Mapping[TopicPartition, Bounds]) -> Offsets:
+    """The offsets of a query that has read everything."""
+    return _offsets({tp: found.high for tp, found in bounds.items()}, {}, {})
+
+
+def advance(logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicPartition, Bounds]) -> Offsets:
+    """The offsets after the next micro-batch; `start` itself if there is nothing to read.
+
+    Args:
+        logs: The logs.
+        start: The offsets before it.
+        most: Limit of offsets; None for none.
+        bounds: The bounds of all logs.
+
+    Raises:
+        StateError: A topic or partition is gone, was created again, or ends below the offset up to which it was read.
+    """
+    known = dict(_places(start["next"]))
+    ids = logs.topic_ids(sorted({tp.topic for tp in bounds}))
+    for tp, offset in known.items():
+        if not logs.is_read(tp.topic):
+            raise StateError(f"{tp.topic} was removed from the option topics: add it again, or {ANEW}")
+        if why := lost(tp, offset, bounds[tp].high if tp in bounds else None):
+            raise StateError(f"{why}; restore it or access to it, or {ANEW}")
+        if ids.get(tp.topic, "") != start["ids"].get(tp.topic, ""):
+            raise StateError(f"{tp.topic} was deleted and created again: {ANEW}")
+    firsts = dict(_places(start["from"]))
+    begun = {tp: known.get(tp, firsts.get(tp, found.low)) for tp, found in bounds.items()}
+    ends = ends_of(begun, {tp: max(found.high, begun[tp]) for tp, found in bounds.items()}, most)
+    if ends == known:
+        return start
+    return _offsets(ends, {tp: offset for tp, offset in begun.items() if tp not in known} | firsts, ids)
+
+
+def spans(start: Offsets, end: Offsets) -> list[Span]:
+    """The ranges of a micro-batch, of partitions with new offsets."""
+    known, firsts, ids = dict(_places(start["next"])), dict(_places(end["from"])), end["ids"]
+    found: list[Span] = []
+    for tp, last in _places(end["next"]):
+        begun = known.get(tp, firsts[tp])
+        if last > begun:
+            found.append(Span(tp, ids.get(tp.topic, ""), begun, last, is_first=begun == firsts[tp]))
+    return found
+
+
+def _offsets(
+    ends: Mapping[TopicPartition, int], firsts: Mapping[TopicPartition, int], ids: Mapping[str, str]
+) -> Offsets:
+    return {"next": _json(ends), "from": _json(firsts), "ids": dict(sorted(ids.items()))}
+
+
+def _json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for tp, offset in sorted(offsets.items()):
+        found.setdefault(tp.topic, {})[tp.queue] = offset
+    return found
+
+
+def _places(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[TopicPartition, int]]:
+    for topic, by_queue in offsets.items():
+        for queue, offset in by_queue.items():
+            broker, _, partition = queue.rpartition(":")
+            yield TopicPartition(topic, int(partition), unquote(broker)), offset

@@ -1,0 +1,206 @@
+"""The options of the sources, checked, and named in errors. It uses no Spark."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import orjson
+from pydantic import ValidationError
+
+from sidecar.config.file.document import KeyPath, Problem, parse
+from sidecar.config.file.explain import dotted, explain
+from sidecar.config.file.loader import load
+from sidecar.config.model import Settings
+from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.errors import ConfigError
+from sidecar.zone.schema import DDL, SCHEMA
+
+Broker: TypeAlias = Literal["kafka", "rocketmq"]
+OFFSETS_MAX: Final = 1_000_000
+GROUP: Final = "sidecar-spark"
+_OWN: Final = ("config", "columns", "state", "maxOffsetsPerTrigger")
+_SECTIONS: Final = ("tags", "dedup")
+_OF_STREAMS: Final = ("state", "maxOffsetsPerTrigger")
+_OF_THE_ZONE: Final = ("writer", "sequence", "batch_id")
+COLUMNS: Final = tuple(name for name in SCHEMA.names if name not in _OF_THE_ZONE)
+"""The columns of Kafka's messages; RocketMQ's have `broker` too."""
+_DDL_OF: Final = {**dict(zip(SCHEMA.names, DDL.split(", "), strict=True)), "broker": "broker string"}
+_NUMBERS: Final = ("dedup.capacity",)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is read.
+
+    Args:
+        broker: Whose messages.
+        settings: Source, tags and dedup; other sections mean nothing here.
+        columns: The wanted columns.
+        offsets_max: Limit of offsets in a micro-batch.
+        state: The folder of the windows of ids, on storage that all executors share; None if nothing is remembered
+            between micro-batches.
+    """
+
+    broker: Broker
+    settings: Settings
+    columns: tuple[str, ...]
+    offsets_max: int
+    state: Path | None
+
+    @property
+    def start(self) -> str | int:
+        """Where a new query starts: ``earliest``, ``latest``, or milliseconds since the epoch."""
+        source = self.settings.source
+        return source.kafka.start if source.rocketmq is None else source.rocketmq.start
+
+    @property
+    def ddl(self) -> str:
+        """The columns for Spark."""
+        return ", ".join(_DDL_OF[name] for name in self.columns)
+
+
+def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | None) -> Query:
+    """Parse the options that Spark passes, whatever the case of their names.
+
+    Args:
+        broker: Whose source it is.
+        given: Name to text.
+        stream: Whether it is for ``readStream``; None if it is not known yet.
+
+    Raises:
+        ConfigError: An option is unknown, wrong, or makes no sense here; the message names it.
+    """
+    own, others = _divided(given)
+    for name in _OF_STREAMS:
+        if name in own and stream is False:
+            raise _error(broker, f"option {name} is for readStream; a batch read reads everything")
+    if "config" in own:
+        if others:
+            raise _error(broker, f"option {min(others)} belongs into the file that the option config names")
+        settings = load(own["config"], refusals=lambda settings: list(_refusals(broker, settings)))
+    else:
+        settings = _settings(broker, others)
+    query = Query(
+        broker,
+        settings,
+        _columns(broker, own.get("columns")),
+        _offsets_max(broker, own.get("maxOffsetsPerTrigger")),
+        Path(own["state"]).absolute() if "state" in own else None,
+    )
+    if stream and settings.dedup.field is not None and query.state is None:
+        text = "option state is missing: with dedup by an id, it names a folder that driver and executors share"
+        raise _error(broker, f"{text}, in which the query keeps the ids")
+    return query
+
+
+def _divided(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    names = {name.lower(): name for name in _OWN}
+    own = {names[name.lower()]: text for name, text in given.items() if name.lower() in names}
+    return own, {name.lower(): text for name, text in given.items() if name.lower() not in names}
+
+
+def _settings(broker: Broker, options: Mapping[str, str]) -> Settings:
+    """Settings of options that are keys of the file: of `tags`, `dedup`, and of the source without its name."""
+    group = "group_id" if broker == "kafka" else "group"
+    source: dict[str, Any] = {group: GROUP}
+    document: dict[str, Any] = {"source": {broker: source}, "sink": {"console": {}}, "state": {"dir": "."}}
+    for name, text in sorted(options.items()):
+        _check_known(broker, name)
+        section, path = (document, name.split(".")) if name.split(".")[0] in _SECTIONS else (source, name.split("."))
+        if path[0] == "properties" and len(path) > 1:  # whose names have dots
+            path = ["properties", name.partition(".")[2]]
+        for step in path[:-1]:
+            section = section.setdefault(step, {})
+            if not isinstance(section, dict):
+                raise _error(broker, f"option {name} contradicts another option")
+        section[path[-1]] = _value(broker, name, text)
+    return _validated(broker, document)
+
+
+def _check_known(broker: Broker, name: str) -> None:
+    model = KafkaSource if broker == "kafka" else RocketMqSource
+    known = [field.alias or key for key, field in model.model_fields.items()]
+    if name.split(".")[0] in (*known, *_SECTIONS):
+        return
+    near = difflib.get_close_matches(name, [*known, *map(str.lower, _OWN), *_SECTIONS], 1)
+    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join((*_OWN, *known))}, tags.* and dedup.*"
+    raise _error(broker, f"unknown option {name}. {hint}")
+
+
+def _value(broker: Broker, name: str, text: str) -> Any:
+    if text.lstrip().startswith(("{", "[")) or name in _NUMBERS:
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            kind = "a number" if name in _NUMBERS else "JSON"
+            raise _error(broker, f"option {name} is {text!r} and must be {kind}") from None
+    return [topic.strip() for topic in text.split(",")] if name == "topics" else text
+
+
+def _validated(broker: Broker, data: Mapping[str, Any]) -> Settings:
+    try:
+        settings = Settings.model_validate(data)
+    except ValidationError as error:
+        document = parse(orjson.dumps(data).decode(), lambda text, _: text)
+        problems = [explain(details, document) for details in error.errors(include_url=False)]
+        raise _error(broker, "; ".join(_told(broker, problem) for problem in problems)) from None
+    for path, text in _refusals(broker, settings):
+        raise _error(broker, f"option {_option(broker, path)} {text}")
+    return settings
+
+
+def _told(broker: Broker, problem: Problem) -> str:
+    value = f" ({problem.value})" if problem.value else ""
+    return f"option {_option(broker, problem.path)} {problem.text}{value}{'; ' if problem.cure else ''}{problem.cure}"
+
+
+def _option(broker: Broker, path: KeyPath) -> str:
+    return dotted(path[2:] if path[:2] == ("source", broker) else path)
+
+
+def _refusals(broker: Broker, settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """Settings that the sources do not do, each with the reason."""
+    if settings.source.name != broker:
+        yield ("source",), f"is {settings.source.name}: use sidecar-{settings.source.name}"
+        return
+    if settings.delay is not None:
+        yield ("delay",), "is not possible: a query cannot hold messages until they are due"
+    if settings.dedup.ledger is not None:
+        yield ("dedup", "ledger"), "is not possible: a query compares ids within a partition"
+    if settings.dedup.keep_ms is not None:
+        yield ("dedup", "keep"), "is not possible: a task that runs again must decide alike at any time"
+    if (rocketmq := settings.source.rocketmq) is None:
+        return
+    if rocketmq.client != "remoting":
+        text = f"is {rocketmq.client}: only with remoting do messages have lasting offsets"
+        yield ("source", "rocketmq", "client"), text
+    if rocketmq.sql is not None:
+        yield ("source", "rocketmq", "sql"), "is not possible here: filter by tags, or in the query"
+
+
+def _columns(broker: Broker, text: str | None) -> tuple[str, ...]:
+    known = COLUMNS if broker == "kafka" else (*COLUMNS[:1], "broker", *COLUMNS[1:])
+    if text is None:
+        return known
+    names = _value(broker, "columns", text)
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    if not names or any(name not in known or names.count(name) > 1 for name in names):
+        raise _error(broker, f"option columns is {text!r} and must be some of {', '.join(known)}, each once")
+    return tuple(names)
+
+
+def _offsets_max(broker: Broker, text: str | None) -> int:
+    if text is None:
+        return OFFSETS_MAX
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63):
+        raise _error(broker, f"option maxOffsetsPerTrigger is {text!r} and must be a number from 1 on")
+    return int(text)
+
+
+def _error(broker: Broker, text: str) -> ConfigError:
+    return ConfigError(f"sidecar-{broker} source: {text}")

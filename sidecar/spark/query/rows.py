@@ -1,0 +1,115 @@
+"""Messages as Arrow columns, with the types and names of the landing zone. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.tags import Memo, TagFilter
+from sidecar.core.records import Columns, Header, TopicPartition
+from sidecar.spark.query.sieve import Kept
+from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
+
+if TYPE_CHECKING:
+    from sidecar.config.model import Settings
+
+ROWS_MAX = 10_000
+"""Rows of a record batch, as in Spark."""
+BATCH_BYTES = 16 << 20
+"""A record batch ends with the chunk that reaches this many bytes."""
+_MS_MAX = (1 << 63) // 1000
+_NAME, _VALUE = itemgetter(0), itemgetter(1)
+_Read = Callable[[TopicPartition, Kept], pa.Array]
+
+
+class Rows:
+    """Makes columns of messages.
+
+    Args:
+        settings: The tags.
+        columns: Reads messages.
+        names: The wanted columns.
+    """
+
+    def __init__(self, settings: Settings, columns: Columns, names: Sequence[str]) -> None:
+        self._filter: TagFilter = settings.tags.filter()
+        self._columns = columns
+        self._tags = Memo(self._tag_text)
+        self._groups = Memo(self._group_text)
+        self._names = _Names()
+        readers: Mapping[str, _Read] = {
+            "topic": lambda tp, kept: pa.repeat(tp.topic, len(kept.messages)),
+            "broker": lambda tp, kept: pa.repeat(tp.broker, len(kept.messages)),
+            "partition": lambda tp, kept: pa.repeat(pa.scalar(tp.partition, pa.int32()), len(kept.messages)),
+            "offset": lambda tp, kept: pa.array(list(columns.offsets(kept.messages)), pa.int64()),
+            "timestamp": lambda tp, kept: _times(columns.timestamps(kept.messages)),
+            "key": lambda tp, kept: pa.array(list(columns.keys(kept.messages)), pa.binary()),
+            "value": lambda tp, kept: pa.array(list(columns.values(kept.messages)), pa.binary()),
+            "tag": lambda tp, kept: pa.array([self._tags[raw] for raw in kept.raws], pa.string()),
+            "group": lambda tp, kept: pa.array([self._groups[raw] for raw in kept.raws], pa.string()),
+            "headers": lambda tp, kept: self._headers(kept),
+        }
+        self._readers = [readers[name] for name in names]
+        self._schema = pa.schema([_field(name) for name in names])
+
+    def batches(self, tp: TopicPartition, found: Iterable[Kept]) -> Iterator[pa.RecordBatch]:
+        """All messages as record batches of about `ROWS_MAX` rows."""
+        some: list[pa.RecordBatch] = []
+        count = nbytes = 0
+        for kept in found:
+            if not kept.messages:
+                continue
+            arrays = [read(tp, kept) for read in self._readers]
+            some.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            count, nbytes = count + len(kept.messages), nbytes + some[-1].nbytes
+            if count >= ROWS_MAX or nbytes >= BATCH_BYTES:
+                yield pa.concat_batches(some)
+                some, count, nbytes = [], 0, 0
+        if some:
+            yield pa.concat_batches(some)
+
+    def _tag_text(self, raw: Raw) -> str | None:
+        tags = self._filter.tags(raw)
+        return text_of(tags[0]) if tags else None
+
+    def _group_text(self, raw: Raw) -> str:
+        return text_of_name(self._filter.groups[raw] or "")
+
+    def _headers(self, kept: Kept) -> pa.Array:
+        headers = [found or () for found in self._columns.headers(kept.messages)]
+        flat: list[Header] = list(chain.from_iterable(headers))
+        names = list(map(self._names.__getitem__, map(_NAME, flat)))
+        pairs = pa.StructArray.from_arrays(
+            [pa.array(names, pa.string()), pa.array(list(map(_VALUE, flat)), pa.binary())], fields=list(HEADER)
+        )
+        ends = pa.array(list(accumulate(map(len, headers), initial=0)), pa.int32())
+        return pa.ListArray.from_arrays(ends, pairs, type=SCHEMA.field("headers").type)
+
+
+class _Names(dict[str, str]):
+    """The text of each header name; a few thousand are remembered."""
+
+    def __missing__(self, name: str) -> str:
+        if len(self) >= 4_096:
+            self.clear()
+        text = self[name] = text_of_name(name)
+        return text
+
+
+def _times(times_ms: Iterable[int | None]) -> pa.Array:
+    """Timestamps in microseconds; null without one, and where it does not fit."""
+    found = list(times_ms)
+    try:
+        return pa.array(found, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
+    except (pa.ArrowInvalid, OverflowError):
+        fit = [None if at_ms is None or abs(at_ms) >= _MS_MAX else at_ms for at_ms in found]
+        return pa.array(fit, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
+
+
+def _field(name: str) -> pa.Field[Any]:
+    return pa.field("broker", pa.string()) if name == "broker" else SCHEMA.field(name)

@@ -1,0 +1,60 @@
+"""Which messages of a range a query gets: tags, then ids, by the daemon's own rules. Reads no broker and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+from sidecar.config.model import Settings
+from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.ids import id_reader
+from sidecar.core.messages.tags import UNTAGGED
+from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.core.windows.dedup import RotatingSet
+
+
+@dataclass(slots=True)
+class Kept:
+    """Messages that the query gets.
+
+    Args:
+        messages: The messages.
+        raws: Their raw tags.
+    """
+
+    messages: Sequence[Message]
+    raws: Sequence[Raw]
+
+
+class Sieve:
+    """Takes the messages of one partition, in order.
+
+    Args:
+        settings: Tags and dedup.
+        columns: Reads messages.
+    """
+
+    def __init__(self, settings: Settings, columns: Columns) -> None:
+        tags, dedup = settings.tags, settings.dedup
+        self.groups: Mapping[Raw, str | None] = tags.filter().groups
+        """The group of each message, by its raw tags."""
+        self._tags = tags.field.reader(columns) if tags.field else None
+        self._ids = id_reader(dedup.field, dedup.as_, columns) if dedup.field else None
+        self.window = RotatingSet(dedup.capacity) if dedup.field else None
+        """The ids of the messages so far; None if positions are the ids: a range has each once."""
+        self._wants_all = self.groups[None] == UNTAGGED and tags.subscribe.strip() == "*" and not tags.exclude
+
+    def take(self, tp: TopicPartition, messages: Sequence[Message]) -> Kept:
+        """Those that are wanted and new; their ids are known from now on."""
+        raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * len(messages)
+        if self._tags and not self._wants_all:
+            groups = self.groups
+            wanted = [groups[raw] is not None for raw in raws]
+            if not all(wanted):
+                messages, raws = list(compress(messages, wanted)), list(compress(raws, wanted))
+        if self._ids is not None and self.window is not None and messages:
+            new = self.window.take(self._ids(tp, messages))
+            if not all(new):
+                messages, raws = list(compress(messages, new)), list(compress(raws, new))
+        return Kept(messages, raws)

@@ -1,0 +1,180 @@
+"""The sources in the form that Spark calls.
+
+Spark makes the readers in Python processes beside the driver: one for planning, which lives as long as the query, and
+another that is pickled for the tasks. So nothing is opened before planning begins, and a task gets all it needs with
+its reader and its partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import closing
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.spark.query.offsets import Bounds, Logs, Offsets, advance, begin, latest, spans
+from sidecar.spark.query.options import Broker, Query, parse_options
+from sidecar.spark.query.task import read_span
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sidecar.core.records import TopicPartition
+
+ASK_EVERY_S = 0.1
+"""Spark asks for new messages 100 times a second while there are none."""
+RETRY_S = 0.5
+PATIENCE_S = 30.0
+"""How long planning waits for a cluster that does not answer."""
+
+
+class _Source(DataSource):
+    broker: ClassVar[Broker]
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._ddl = parse_options(self.broker, options, stream=None).ddl
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for ``format``."""
+        return f"sidecar-{cls.broker}"
+
+    def schema(self) -> str:
+        """The chosen columns."""
+        return self._ddl
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader for ``spark.read``."""
+        return QueryReader(self._query(schema, stream=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """The reader for ``spark.readStream``."""
+        return QueryStreamReader(self._query(schema, stream=True))
+
+    def _query(self, schema: StructType, *, stream: bool) -> Query:
+        query = parse_options(self.broker, self.options, stream=stream)
+        if tuple(schema.fieldNames()) != query.columns:
+            raise ConfigError(f"{self.name()} source: choose columns with the option columns, not with schema()")
+        return query
+
+
+class KafkaQuerySource(_Source):
+    """``format("sidecar-kafka")``."""
+
+    broker = "kafka"
+
+
+class RocketMqQuerySource(_Source):
+    """``format("sidecar-rocketmq")``."""
+
+    broker = "rocketmq"
+
+
+SOURCES: Final = (KafkaQuerySource, RocketMqQuerySource)
+
+
+def _logs_of(query: Query) -> Logs:
+    if query.settings.source.rocketmq is not None:
+        from sidecar.spark.query.rocketmq import RocketMqLogs
+
+        return RocketMqLogs(query.settings.source.rocketmq)
+    from sidecar.spark.query.kafka import KafkaLogs
+
+    return KafkaLogs(query.settings.source.kafka)
+
+
+class QueryReader(DataSourceReader):
+    """All messages between the start of the options and the ends of the logs at the moment of planning."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+
+    def partitions(self) -> list[InputPartition]:
+        """A partition for each log with messages.
+
+        Raises:
+            SidecarError: The broker does not answer, refuses, or lacks a topic.
+        """
+        with closing(_logs_of(self._query)) as logs:
+            first = begin(logs, self._query.start)
+            return [InputPartition(span) for span in spans(first, advance(logs, first, None, logs.bounds()))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return read_span(self._query, partition.value, None) if partition.value is not None else iter(())
+
+
+class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches; see `offsets` for the ranges."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._target: Mapping[TopicPartition, Bounds] | None = None
+        self._asked_at_s = -ASK_EVERY_S
+        self._ends: Offsets | None = None
+
+    @cached_property
+    def _logs(self) -> Logs:
+        return _logs_of(self._query)
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        """The start of a new query; it counts only until the first micro-batch is planned, whose offsets have it."""
+        return begin(self._logs, self._query.start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit of the options."""
+        return ReadMaxRows(self._query.offsets_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Leave messages that arrive from now on to the next run."""
+        self._target = self._bounds()
+
+    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
+        """The latest offsets that are known, for the query's progress."""
+        return self._ends
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+        """The end of the next micro-batch.
+
+        Raises:
+            SidecarError: A topic was lost or created again, or the cluster does not answer for 30 s.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        bounds = self._bounds() if self._target is None else self._target
+        self._ends = latest(bounds)
+        return advance(self._logs, start, most, bounds)
+
+    def stop(self) -> None:
+        """Disconnect."""
+        self._logs.close()
+
+    def _bounds(self) -> Mapping[TopicPartition, Bounds]:
+        time.sleep(max(0.0, self._asked_at_s + ASK_EVERY_S - time.monotonic()))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            self._asked_at_s = time.monotonic()
+            try:
+                return self._logs.bounds()
+            except UnavailableError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(RETRY_S)
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        """A partition for each log with messages."""
+        return [InputPartition(span) for span in spans(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        context = TaskContext.get()
+        query_id = context and context.getLocalProperty("sql.streaming.queryId")
+        assert query_id, "a task of a stream belongs to a query"
+        return read_span(self._query, partition.value, query_id)

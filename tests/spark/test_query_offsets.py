@@ -1,0 +1,118 @@
+"""Which ranges a query plans as logs come, grow and go, from its offsets alone. No Spark runs, and no broker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
+from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.spark.query.offsets import Offsets, Span, advance, begin, spans
+
+A, B = TopicPartition("a", 0), TopicPartition("a", 1)
+QUEUE = TopicPartition("q", 3, "broker:x/ä")
+
+
+class FakeLogs:
+    """Logs with these bounds."""
+
+    def __init__(self, found: dict[TopicPartition, tuple[int, int]], topic_id: str = "id") -> None:
+        self.found = {tp: Bounds(*bounds) for tp, bounds in found.items()}
+        self.topic_id = topic_id
+        self.unread = ""
+
+    def bounds(self) -> dict[TopicPartition, Bounds]:
+        """All of them."""
+        return self.found
+
+    def at_time(self, bounds: object, at_ms: int) -> dict[TopicPartition, int]:
+        """The time as an offset."""
+        return dict.fromkeys(self.found, at_ms)
+
+    def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        """The same for all."""
+        return dict.fromkeys(topics, self.topic_id)
+
+    def is_read(self, topic: str) -> bool:
+        """All but one."""
+        return topic != self.unread
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def after(self, start: Offsets, most: int | None = None) -> Offsets:
+        """The end of the next micro-batch, as Spark's log has it."""
+        return json.loads(json.dumps(advance(self, start, most, self.found)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("start", "first"), [("earliest", (5, 10)), ("latest", (None, None)), (7, (7, 10))])
+def test_a_first_micro_batch_has_its_start_in_its_offsets(start: str | int, first: tuple[int, int]) -> None:
+    """A replay plans the same ranges, though logs and start are others by then."""
+    logs = FakeLogs({A: (5, 10)})
+    end = logs.after(begin(logs, start))
+    expected = [Span(A, "id", *first, is_first=True)] if first[0] is not None else []
+    assert spans(begin(logs, start), end) == expected
+    later = FakeLogs({A: (9, 90), B: (0, 3)})
+    assert spans(begin(later, start), end) == expected
+    is_first = not expected
+    found = spans(end, later.after(end))
+    assert found == [Span(A, "id", 10, 90, is_first), Span(B, "id", 0, 3, is_first=True)]
+
+
+def test_a_partition_that_was_empty_begins_with_its_first_range() -> None:
+    """Its task has no ids to look for; a task that reads on has some."""
+    logs = FakeLogs({A: (0, 10), B: (4, 4)})
+    first = logs.after(begin(logs, "latest"))
+    assert spans(begin(logs, "latest"), first) == []
+    logs.found = {A: Bounds(0, 12), B: Bounds(4, 5)}
+    second = logs.after(first)
+    assert spans(first, second) == [Span(A, "id", 10, 12, is_first=True), Span(B, "id", 4, 5, is_first=True)]
+    logs.found = {A: Bounds(0, 13), B: Bounds(4, 5)}
+    assert spans(second, logs.after(second)) == [Span(A, "id", 12, 13, is_first=False)]
+
+
+def test_nothing_new_is_no_micro_batch() -> None:
+    """The offsets stay as they are, character by character, also after one that had new partitions."""
+    logs = FakeLogs({A: (0, 10), QUEUE: (2, 2)})
+    first = logs.after(begin(logs, "earliest"))
+    assert logs.after(first) is not None
+    assert json.dumps(logs.after(first)) == json.dumps(first)
+
+
+def test_the_limit_is_shared_by_lag() -> None:
+    """Who is further behind gets more, and all is read in the end."""
+    logs, seen = FakeLogs({A: (0, 900), B: (50, 150), QUEUE: (0, 0)}), []
+    at = begin(logs, "earliest")
+    while (end := logs.after(at, 100)) != at:
+        seen.append([(span.tp, span.start, span.end) for span in spans(at, end)])
+        at = end
+    assert seen[0] == [(A, 0, 90), (B, 50, 60)]
+    assert [sum(end - start for _, start, end in some) for some in seen] == [100] * 10
+
+
+def test_a_queue_of_any_broker_has_its_offsets() -> None:
+    """Names of brokers may have colons and slashes."""
+    logs = FakeLogs({QUEUE: (0, 4)})
+    at = begin(logs, "earliest")
+    assert spans(at, logs.after(at)) == [Span(QUEUE, "id", 0, 4, is_first=True)]
+
+
+@pytest.mark.parametrize(
+    ("logs", "told"),
+    [
+        (FakeLogs({B: (0, 1)}), r"a\[0\] was read to 10 and is not there any more: it was deleted"),
+        (FakeLogs({A: (0, 9)}), r"a\[0\] ends at 9 and was read to 10: it was created again"),
+        (FakeLogs({A: (0, 20)}, "other"), "a was deleted and created again"),
+    ],
+)
+def test_what_became_of_a_topic_is_told(logs: FakeLogs, told: str) -> None:
+    """Deleted, shorter, and made again are errors that say what to do; so is a topic that is left out."""
+    before = FakeLogs({A: (0, 10)})
+    at = before.after(begin(before, "earliest"))
+    with pytest.raises(StateError, match=f"{told}.*another checkpoint"):
+        logs.after(at)
+    before.unread = "a"
+    with pytest.raises(StateError, match="a was removed from the option topics: add it again"):
+        before.after(at)

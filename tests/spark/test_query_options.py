@@ -1,0 +1,109 @@
+"""The options of the sources for a query of one's own. No Spark, no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sidecar.core.messages.fields import Field
+from sidecar.errors import ConfigError
+from sidecar.spark.query.options import COLUMNS, Query, parse_options
+
+KAFKA = {"bootstrap_servers": "localhost:9092", "topics": "orders, ^new"}
+FILE = """\
+source: {kafka: {bootstrap_servers: "localhost:9092", group_id: g, topics: [orders]}}
+tags: {from: key, subscribe: a || b}
+dedup: {by: {header: id}}
+sink: {http: {url: "http://localhost:1/"}}
+"""
+
+
+def parsed(more: Mapping[str, str] = {}, *, stream: bool = True) -> Query:
+    """Options for Kafka."""
+    return parse_options("kafka", KAFKA | dict(more), stream=stream)
+
+
+def test_options_are_keys_of_the_file() -> None:
+    """With dots for sections, or as JSON; in any case of the letters that Spark leaves."""
+    query = parse_options(
+        "kafka",
+        {
+            "BOOTSTRAP_SERVERS": "h:1", "topics": '["a", "b"]', "start": "latest",
+            "properties.security.protocol": "ssl", "tags.from.header": "Tag", "tags.subscribe": "a || b",
+            "tags.groups": '{"Money": "a"}', "dedup.by": '{"json": "$.order.id"}', "dedup.capacity": "5000",
+            "state": "ids", "maxoffsetspertrigger": "7", "columns": "offset,value",
+        },
+        stream=True,
+    )  # fmt: skip
+    settings = query.settings
+    assert (settings.source.kafka.topics, settings.source.kafka.start) == (["a", "b"], "latest")
+    assert settings.source.kafka.properties == {"security.protocol": "ssl"}
+    assert settings.tags.field == Field("header", "Tag")
+    assert settings.tags.filter().group(b"a") == "Money"
+    assert settings.dedup.field == Field("json", path=("order", "id"))
+    assert (settings.dedup.capacity, query.offsets_max, query.columns) == (5_000, 7, ("offset", "value"))
+    assert query.state == Path.cwd() / "ids"
+    assert query.ddl == "offset bigint, value binary"
+
+
+def test_what_is_not_given_has_the_daemons_default() -> None:
+    """All columns, everything that is there, a million offsets."""
+    query = parsed()
+    assert (query.columns, query.offsets_max, query.start) == (COLUMNS, 1_000_000, "earliest")
+    assert query.settings.source.kafka.topics == ["orders", "^new"]
+
+
+def test_a_file_has_the_settings(tmp_path: Path) -> None:
+    """Source, tags and ids are those of the file, and a wrong one is told with its line."""
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(FILE)
+    query = parse_options("kafka", {"config": str(path), "state": str(tmp_path)}, stream=True)
+    assert (query.settings.source.group_id, query.settings.dedup.field) == ("g", Field("header", "id"))
+    path.write_text(FILE + "delay: {}\n")
+    with pytest.raises(ConfigError, match=r"sidecar\.yaml:5:1: delay: is not possible"):
+        parse_options("kafka", {"config": str(path), "state": str(tmp_path)}, stream=True)
+    with pytest.raises(ConfigError, match="sidecar-kafka source: option topics belongs into the file"):
+        parse_options("kafka", {"config": str(path), "topics": "a"}, stream=True)
+    with pytest.raises(ConfigError, match="source: is kafka: use sidecar-kafka"):
+        parse_options("rocketmq", {"config": str(path)}, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"topcs": "a"}, r"unknown option topcs\. Did you mean topics\?"),
+        ({"xyz": "a"}, r"unknown option xyz\. There are config, columns, state, maxOffsetsPerTrigger, bootstrap"),
+        ({"tags.form": "key"}, r"option tags\.form unknown key; did you mean 'from'\?|option tags\.form unknown key"),
+        ({"tags.subscribe": "a"}, r"option tags\.subscribe needs tags\.from"),
+        ({"dedup.capacity": "many"}, r"option dedup\.capacity is 'many' and must be a number"),
+        ({"dedup.by": "{"}, r"option dedup\.by is '\{' and must be JSON"),
+        ({"dedup.by": "key", "dedup.by.header": "x"}, r"option dedup\.by\.header contradicts another option"),
+        ({"dedup.by": "key"}, "option state is missing"),
+        ({"dedup.by": "key", "dedup.keep": "1h", "state": "s"}, r"option dedup\.keep is not possible"),
+        ({"start": "yesterday"}, "option start needs earliest, latest or a timestamp"),
+        ({"columns": "offset,what"}, "option columns is 'offset,what' and must be some of topic, partition"),
+        ({"columns": "offset,offset"}, "each once"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0' and must be a number from 1 on"),
+        ({"properties.enable.auto.commit": "true"}, r"option properties\.enable\.auto\.commit cannot be set"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], told: str) -> None:
+    """The text of the error says which option, and what it may be."""
+    with pytest.raises(ConfigError, match=f"^sidecar-kafka source: .*(?:{told})"):
+        parsed(given)
+
+
+def test_options_of_streams_are_refused_for_batches() -> None:
+    """A batch read has no micro-batches, and keeps no ids."""
+    for name, text in (("state", "s"), ("maxOffsetsPerTrigger", "5")):
+        with pytest.raises(ConfigError, match=f"option {name} is for readStream"):
+            parsed({name: text}, stream=False)
+    assert parsed({"dedup.by": "key"}, stream=False).state is None
+
+
+def test_a_missing_option_is_named() -> None:
+    """As it is written in the option."""
+    with pytest.raises(ConfigError, match="option topics is missing"):
+        parse_options("kafka", {"bootstrap_servers": "h:1"}, stream=True)

@@ -1,0 +1,152 @@
+"""Ranges of a query as tasks read them: tags, ids, windows of ids between ranges. A real broker, no Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError, UnavailableError
+from sidecar.spark.query import rows as rows_module
+from sidecar.spark.query.offsets import Span
+from sidecar.spark.query.options import Query, parse_options
+from sidecar.spark.query.task import read_span
+from tests.support.kafka import Broker, produce, produce_transaction
+from tests.support.produce import Outgoing
+
+TOTAL = 3_000
+Row = dict[str, Any]
+
+
+def offsets(found: list[Row]) -> list[int]:
+    """Of these rows."""
+    return [row["offset"] for row in found]
+
+
+class Reader:
+    """Reads ranges of one partition, as the tasks of one query."""
+
+    def __init__(self, broker: Broker, topic: str, folder: Path, **options: str) -> None:
+        given = {"bootstrap_servers": broker.bootstrap, "topics": topic, "state": str(folder)}
+        names = {name.replace("__", "."): text for name, text in options.items()}
+        self.query: Query = parse_options("kafka", given | names, stream=True)
+        self.tp = TopicPartition(topic, 0)
+
+    def batches(self, start: int, end: int) -> Iterator[Any]:
+        """A range as a task has it."""
+        return read_span(self.query, Span(self.tp, "id", start, end, is_first=start == 0), "query")
+
+    def read(self, start: int, end: int) -> list[Row]:
+        """All rows of a range."""
+        return [row for batch in self.batches(start, end) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def filled(kafka: Broker, topic: str) -> str:
+    """A topic whose ids come twice, far apart or close, with one of three tags; every 9th has no id."""
+    messages = []
+    for i in range(TOTAL):
+        key = None if i % 9 == 0 else b"k%d" % (i % 1_000)
+        messages.append(Outgoing(0, b'{"id": %d}' % (i % 1_000), key, [("tag", b"abc"[i % 3 : i % 3 + 1])]))
+    produce(kafka.bootstrap, topic, messages)
+    return topic
+
+
+def expected(subscribe: str = "abc") -> list[int]:
+    """The offsets of wanted messages whose id was not seen before: a tag is looked at first."""
+    seen: set[int] = set()
+    found = []
+    for i in range(TOTAL):
+        if "abc"[i % 3] not in subscribe:
+            continue
+        if i % 9 == 0 or i % 1_000 not in seen:
+            found.append(i)
+        if i % 9:
+            seen.add(i % 1_000)
+    return found
+
+
+@pytest.mark.parametrize("subscribe", ["a || b || c", "b"])
+def test_ids_are_known_from_range_to_range(kafka: Broker, filled: str, tmp_path: Path, subscribe: str) -> None:
+    """Ranges that end anywhere, each read twice as after a kill, give each wanted id once."""
+    reader = Reader(kafka, filled, tmp_path, dedup__by="key", tags__from__header="tag", tags__subscribe=subscribe)
+    found: list[int] = []
+    borders = [0, 1, 700, 701, 1_000, 1_600, 2_999, TOTAL]
+    for start, end in pairwise(borders):
+        rows = reader.read(start, end)
+        assert reader.read(start, end) == rows
+        found += offsets(rows)
+    assert found == expected(subscribe)
+
+
+def test_a_range_that_is_not_read_to_its_end_is_read_again_for_its_ids(
+    kafka: Broker, filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query with `limit` closes a task early: nothing is stored, and later ranges know the ids all the same."""
+    monkeypatch.setattr(rows_module, "ROWS_MAX", 100)
+    reader = Reader(kafka, filled, tmp_path, dedup__by__json="$.id")
+    batches = reader.batches(0, 200)
+    assert next(batches).num_rows
+    batches.close()  # type: ignore[attr-defined]
+    assert len(reader.read(200, 500)) == 300
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for start, end in ((500, 800), (800, 1_000)):
+        batches = reader.batches(start, end)
+        assert next(batches).num_rows
+        batches.close()  # type: ignore[attr-defined]
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert offsets(reader.read(1_000, 1_900)) == []
+
+
+def test_ids_that_are_missing_are_told(kafka: Broker, filled: str, tmp_path: Path) -> None:
+    """A query whose folder is another one, or that has other ids than before, ends and lets no duplicate through."""
+    Reader(kafka, filled, tmp_path / "a", dedup__by="key").read(0, 900)
+    for folder, by in (("b", "key"), ("a", "{json: $.id}")):
+        options = {"dedup__by": by} if by == "key" else {"dedup__by__json": "$.id"}
+        with pytest.raises(StateError, match=r"\[0\]: no message ids of earlier micro-batches.*another checkpoint"):
+            Reader(kafka, filled, tmp_path / folder, **options).read(900, 1_000)
+
+
+def test_a_batch_read_keeps_nothing(kafka: Broker, filled: str, tmp_path: Path) -> None:
+    """Duplicates are left out within its ranges."""
+    given = {"bootstrap_servers": kafka.bootstrap, "topics": filled, "dedup.by": "key"}
+    query = parse_options("kafka", given, stream=False)
+    span = Span(TopicPartition(filled, 0), "id", 0, TOTAL, is_first=True)
+    found = [offset for batch in read_span(query, span, None) for offset in batch.column("offset").to_pylist()]
+    assert found == expected()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_have_what_the_messages_have(kafka: Broker, topic: str, tmp_path: Path) -> None:
+    """Nulls, empty and repeated headers, bytes that are no UTF-8, tags of several, gaps of aborted messages."""
+    headers: list[Any] = [None, [], [("tag", b"a,b"), ("n", None)], [("tag", b"\xff"), ("tag", b"b")]]
+    now_ms = int(time.time() * 1_000)
+    kept = [
+        Outgoing(0, None if i == 3 else b"\x00\xff%d" % i, (None, b"", b"k")[i % 3], headers[i % 4], now_ms + i)
+        for i in range(8)
+    ]
+    produce_transaction(kafka.bootstrap, topic, kept, transactional_id=topic)
+    produce_transaction(kafka.bootstrap, topic, kept[:4], transactional_id=topic, commit=False)
+    reader = Reader(kafka, topic, tmp_path, tags__from__header="tag", tags__split=",")
+    found = reader.read(0, kafka.end_offsets(topic)[0])
+    assert offsets(found) == list(range(8))
+    assert [row["value"] for row in found] == [message.value for message in kept]
+    assert [row["key"] for row in found] == [message.key for message in kept]
+    assert [round(row["timestamp"].timestamp() * 1_000) for row in found] == [now_ms + i for i in range(8)]
+    assert [row["tag"] for row in found[:4]] == [None, None, "a", "percent:%FF"]
+    assert [row["group"] for row in found[:4]] == ["", "", "a", "percent:%FF"]
+    wanted = [[], [], [("tag", b"a,b"), ("n", None)], [("tag", b"\xff"), ("tag", b"b")]]
+    assert [[(pair["key"], pair["value"]) for pair in row["headers"]] for row in found[:4]] == wanted
+    assert {(row["topic"], row["partition"]) for row in found} == {(topic, 0)}
+
+
+def test_what_expired_unread_is_told(kafka: Broker, filled: str, tmp_path: Path) -> None:
+    """A range whose first messages are gone is an error, and not a shorter range."""
+    kafka.delete_records(filled, {0: 10})
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        Reader(kafka, filled, tmp_path).read(5, 20)
