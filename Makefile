@@ -95,6 +95,7 @@ bench: $(INSTALLED) jars
 bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone
 	@$(BIN)/python -m benchmarks.spark_pipeline
+	@$(BIN)/python -m benchmarks.spark_source
 
 bench-rocketmq: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.rocketmq
