@@ -198,6 +198,15 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
         return [copies(broker, _made(folder / one), n(60_000, 20_000), reader=one) for one in READERS]
 
+    def into_tables(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_tables import killed
+
+        return [
+            killed(broker, _made(folder / "parquet"), n(1_000_000, 20_000), n(10, 2), "parquet"),
+            killed(broker, _made(folder / "delta"), n(1_000_000, 20_000), n(10, 2), "delta"),
+            killed(broker, _made(folder / "deltalake"), n(200_000, 20_000), n(10, 2), "deltalake"),
+        ]
+
     def zone(_: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.scenarios import spark_zone as zone
 
@@ -219,6 +228,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
         "spark-drivers": drivers,
         "spark-executors": executors,
         "spark-copies": copies,
+        "spark-tables": into_tables,
         "spark-tests": partial(suite, "tests on Spark with several JVMs", "spark", mark="proof"),
     }
 

@@ -27,12 +27,13 @@ def spark() -> None:
 @config_option
 @once_option
 def run(path: str, once: bool) -> None:
-    """Run the pipeline on Spark: consume messages and deliver them in batches."""
+    """Run the pipeline on Spark: consume messages, and deliver them in batches or fill a table."""
     signals = _signals()
-    from sidecar.spark.run.job import SparkRun
     from sidecar.spark.run.supported import load_for_run
+    from sidecar.spark.run.tables.job import job_of
 
-    _run(SparkRun, load_for_run(path), signals, once=once)
+    settings = load_for_run(path)
+    _run(job_of(settings), settings, signals, once=once)
 
 
 @spark.command(epilog=example("sidecar spark ingest -c sidecar.yaml --once"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, OneOf, Secret, Text, TlsFiles, matching
 from sidecar.config.marks import Kind, NotOnSpark, OnSpark
@@ -31,6 +32,9 @@ OWN_HEADERS = frozenset(
     }
 )
 """Headers that HTTP framing and the contract use, in addition to all that begin with ``sidecar-``."""
+
+
+NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"
 
 
 def is_own_header(name: str) -> bool:
@@ -128,6 +132,18 @@ class Tls(TlsFiles):
     verify: Bool = Field(default=True, description="Whether to verify the receiver's certificate.")
 
 
+class TableTarget(NamedTuple):
+    """A table that Spark fills.
+
+    Args:
+        format: Its format.
+        path: Path or URL.
+    """
+
+    format: Literal["delta", "parquet"]
+    path: str
+
+
 class SinkSettings(Model):
     """Settings of one sink, with what the program asks of every sink; `sidecar.sinks.KEY.build` makes the sink."""
 
@@ -135,6 +151,13 @@ class SinkSettings(Model):
     """Optional extra that the sink needs."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that the extra installs for it."""
+    only_on_spark: ClassVar[str] = ""
+    """The reason for which the daemon refuses it; empty if it does not."""
+
+    @property
+    def table(self) -> TableTarget | None:
+        """The table that `sidecar spark run` fills; None if batches are delivered."""
+        return None
 
     @property
     def row_format(self) -> Format | Literal["row"]:
@@ -322,12 +345,17 @@ class SparkSink(SinkSettings):
 
 
 class DeltaSink(SinkSettings):
-    """Appends batches to a Delta table, without Spark."""
+    """Appends batches to a Delta table, in the daemon without Spark."""
 
     extra = "delta"
     packages = ("deltalake", "pyarrow")
 
     path: Location = Field(description="Path or URL of the table; created if missing.")
+
+    @property
+    def table(self) -> TableTarget:
+        """The table."""
+        return TableTarget("delta", self.path)
 
     @property
     def joins_groups(self) -> bool:
@@ -349,6 +377,31 @@ class DeltaSink(SinkSettings):
         return f"rows to the Delta table {self.path}"
 
 
+class ParquetSink(SinkSettings):
+    """Appends rows to a Parquet table, on Spark."""
+
+    only_on_spark = (
+        "only `sidecar spark run` fills a Parquet table, whose log is Spark's; the daemon can fill a Delta table "
+        "(sink.delta), or a landing zone for `sidecar spark ingest` (sink.spark)"
+    )
+
+    path: Location = Field(description="Folder of the table: a path, or a URL that Spark can write to.")
+
+    @property
+    def table(self) -> TableTarget:
+        """The table."""
+        return TableTarget("parquet", self.path)
+
+    @property
+    def joins_groups(self) -> bool:
+        """True: a file for each group would be small."""
+        return True
+
+    def summary(self) -> str:
+        """The table."""
+        return f"rows to the Parquet table {self.path}"
+
+
 class Sink(OneOf):
     """Where batches go."""
 
@@ -357,9 +410,12 @@ class Sink(OneOf):
         SparkSink | None,
         NotOnSpark("the daemon fills a landing zone, and `sidecar spark ingest` reads it; use sink.http"),
     ] = Field(default=None, description="Writes batches as files for Spark.")
-    delta: Annotated[
-        DeltaSink | None, NotOnSpark("the daemon or `sidecar spark ingest` fills a table; use sink.http")
-    ] = Field(default=None, description="Appends batches to a Delta table, without Spark.")
+    delta: Annotated[DeltaSink | None, OnSpark("applies: Spark's Delta fills the table, or else `deltalake`")] = Field(
+        default=None, description="Appends batches to a Delta table, in the daemon without Spark."
+    )
+    parquet: Annotated[ParquetSink | None, OnSpark("applies; the daemon refuses it")] = Field(
+        default=None, description="Appends rows to a Parquet table; only for `sidecar spark run`."
+    )
     console: Annotated[ConsoleSink | None, NotOnSpark("it would print on the executors; use sink.http")] = Field(
         default=None, description="Prints rows; for trying things out."
     )
@@ -372,3 +428,10 @@ class Sink(OneOf):
         """Settings of the chosen sink."""
         chosen: SinkSettings = self.only_one
         return chosen
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_iceberg(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "iceberg" in data:
+            raise ValueError(f"cannot be iceberg: {NO_ICEBERG}")
+        return data

@@ -22,7 +22,7 @@ from sidecar.core.messages.fields import Field, Raw
 from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.messages.tags import UNTAGGED, Memo
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.core.records import Columns, Framer, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
 from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.runtime.stored_rows import framer_of
@@ -191,15 +191,35 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         StateError: Another process writes to the sink's file.
     """
     in_rows = columns
-    lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     if settings.delay:
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
     read_tags = _tag_reader(settings, columns)
     sink = sink_of(settings, in_rows, read_tags)
+    framer = framer_of(settings, columns, _tags_of(settings, read_tags), sink.framer)
+    return _reading(settings, columns, read_tags, framer), sink
+
+
+def build_table_reading(
+    settings: Settings, columns: Columns, framer: Callable[[Columns, TagsOf, Mapping[Raw, str | None]], Framer]
+) -> Reading:
+    """Build the rules of reading messages whose rows the framer keeps, for a table: no sink delivers them.
+
+    Args:
+        settings: The configuration.
+        columns: Reads the messages.
+        framer: Makes the framer of columns, tags, and tag groups.
+    """
+    read_tags = _tag_reader(settings, columns)
+    groups = settings.tags.filter().groups
+    return _reading(settings, columns, read_tags, framer(columns, _tags_of(settings, read_tags), groups))
+
+
+def _reading(settings: Settings, columns: Columns, read_tags: ReadTags, framer: Framer) -> Reading:
+    lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     dedup, group_id = settings.dedup, settings.source.group_id
-    reading = Reading(
+    return Reading(
         columns=columns,
-        framer=framer_of(settings, columns, _tags_of(settings, read_tags), sink.framer),
+        framer=framer,
         tags=read_tags,
         groups=pipeline_groups(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
@@ -210,7 +230,6 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
         **lane,
     )
-    return reading, sink
 
 
 def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = None) -> Sink:

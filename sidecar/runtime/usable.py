@@ -16,6 +16,13 @@ from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal
 
 
+def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """See `unusable`; and what only a job on Spark can use."""
+    if reason := settings.sink.chosen.only_on_spark:
+        yield ("sink", settings.sink.name), f"is not for the daemon: {reason}"
+    yield from unusable(settings)
+
+
 def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """Keys whose values are refused by the code that uses them, each with the reason."""
     if settings.source.kafka_ and settings.source.kafka.lane == "on" and (reason := refusal(settings)):

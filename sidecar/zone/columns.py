@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from sidecar.core.parts import Part
-from sidecar.core.records import Header
+from sidecar.core.records import Header, TopicPartition
 from sidecar.zone.rows import SEPARATOR, bytes_of_name, order_of, unpack
 from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
 
@@ -66,18 +66,38 @@ def _batch(part: Part, found: Sequence[_Found], constants: tuple[str, int, str])
     offsets, packed = zip(*found, strict=True)
     times, keys, values, tags, headers, groups = zip(*map(unpack, packed), strict=True)
     own = bytes_of_name(part.group)
+    rows = Rows(offsets, times, keys, values, tags, headers, [group or own for group in groups])
     writer, sequence, batch_id = constants
-    count = len(found)
+    return batch_of(part.tp, rows, writer=writer, sequence=sequence, batch_id=batch_id)
+
+
+class Rows(NamedTuple):
+    """Rows of one partition by column."""
+
+    offsets: Sequence[int]
+    times: Sequence[int | None]
+    """Milliseconds since the epoch."""
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    tags: Sequence[bytes | None]
+    """The first tag of each row."""
+    headers: Sequence[Sequence[Header]]
+    groups: Sequence[bytes]
+
+
+def batch_of(tp: TopicPartition, rows: Rows, *, writer: str, sequence: int, batch_id: str) -> pa.RecordBatch:
+    """One record batch of `SCHEMA`; see `record_batches`."""
+    count = len(rows.offsets)
     arrays = [
-        pa.repeat(part.tp.topic, count),
-        pa.repeat(pa.scalar(part.tp.partition, pa.int32()), count),
-        pa.array(offsets, pa.int64()),
-        pa.array(map(_microseconds, times), SCHEMA.field("timestamp").type),
-        pa.array(keys, pa.binary()),
-        pa.array(values, pa.binary()),
-        pa.array(_texts(tags), pa.string()),
-        pa.array(_texts([group or own for group in groups]), pa.string()),
-        _headers(headers),
+        pa.repeat(tp.topic, count),
+        pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
+        pa.array(rows.offsets, pa.int64()),
+        pa.array(map(_microseconds, rows.times), SCHEMA.field("timestamp").type),
+        pa.array(rows.keys, pa.binary()),
+        pa.array(rows.values, pa.binary()),
+        pa.array(_texts(rows.tags), pa.string()),
+        pa.array(_texts(rows.groups), pa.string()),
+        _headers(rows.headers),
         pa.repeat(writer, count),
         pa.repeat(pa.scalar(sequence, pa.int64()), count),
         pa.repeat(batch_id, count),
@@ -85,7 +105,7 @@ def _batch(part: Part, found: Sequence[_Found], constants: tuple[str, int, str])
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _headers(rows: Iterable[list[Header]]) -> pa.Array:
+def _headers(rows: Iterable[Sequence[Header]]) -> pa.Array:
     """Lists of structs, built from their columns: from dictionaries Arrow would take three times as long."""
     names: list[str] = []
     values: list[bytes | None] = []

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sidecar.zone.layout import safe
-from sidecar.zone.schema import SCHEMA
+from sidecar.zone.schema import DDL, SCHEMA
 
 LABEL: Final = "group_label"
 DATE: Final = "date"
@@ -20,6 +20,8 @@ ROW: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "tag"
 TABLE_SCHEMA: Final = pa.schema(
     [*(SCHEMA.field(name) for name in ROW), pa.field(LABEL, pa.string()), pa.field(DATE, pa.date32())]
 )
+TABLE_DDL: Final = f"{DDL.replace('writer string, sequence bigint, ', '')}, {LABEL} string, {DATE} date"
+"""`TABLE_SCHEMA` in Spark's DDL."""
 LABEL_CHARS_MAX: Final = 64
 LABEL_HASH: Final = 12
 DATES_END_S: Final = 253_402_300_800
@@ -38,10 +40,11 @@ def label_of(group: str) -> str:
 
 def table_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """Record batches of the zone's schema as rows of a table."""
-    return pa.Table.from_batches([_rows(batch) for batch in batches], TABLE_SCHEMA)
+    return pa.Table.from_batches([table_batch(batch) for batch in batches], TABLE_SCHEMA)
 
 
-def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+def table_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A record batch of the zone's schema as one of `TABLE_SCHEMA`."""
     groups = batch.column("group").dictionary_encode()
     labels = pa.array([label_of(group) for group in groups.dictionary.to_pylist()], pa.string())
     columns = [*(batch.column(name) for name in ROW), labels.take(groups.indices)]

@@ -15,7 +15,8 @@ from sidecar.core.parts import Batch
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.ingest.job import SparkIngest
-from sidecar.spark.ingest.supported import targets
+from sidecar.spark.table.filling import Filling
+from sidecar.spark.table.targets import targets
 from sidecar.zone import acknowledged
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.support.landing import Sent, batch, message, part, writer
@@ -39,7 +40,7 @@ def ingest(folder: Path, checkpoint: Path | None = None, **table: Any) -> None:
 def kind_of(form: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The format of the table; with `deltalake`, the session is taken for one that does not know Delta."""
     if form == "deltalake":
-        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
+        monkeypatch.setattr("sidecar.spark.table.writers.has_delta", lambda session: False)
     return "parquet" if form == "parquet" else "delta"
 
 
@@ -88,7 +89,7 @@ def test_a_table_of_one_way_goes_on_the_other_way(
         if number >= 2:
             for name in (f"{number - 1}", f".{number - 1}.crc"):
                 (commits / name).unlink()
-        monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session, found=has_jars: found)
+        monkeypatch.setattr("sidecar.spark.table.writers.has_delta", lambda session, found=has_jars: found)
         zone.land(batch(5 * number, 5))
         ingest(tmp_path, format="delta")
     zone.close()
@@ -118,8 +119,8 @@ def test_a_table_of_another_checkpoint_is_refused(spark: SparkSession, tmp_path:
 
 def test_small_files_become_large_ones(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Delta in Spark every so many micro-batches are compacted: fewer files, the same rows, each once."""
-    monkeypatch.setattr("sidecar.spark.ingest.writers.has_delta", lambda session: False)
-    monkeypatch.setattr("sidecar.spark.ingest.writers.COMPACT_EVERY", 3)
+    monkeypatch.setattr("sidecar.spark.table.writers.has_delta", lambda session: False)
+    monkeypatch.setattr("sidecar.spark.table.writers.COMPACT_EVERY", 3)
     zone = writer(tmp_path / "zone")
     files = []
     for number in range(4):
@@ -211,7 +212,7 @@ def test_the_schema_changes_where_both_tables_have_read_as_far(
 ) -> None:
     """Refused while one is ahead; after one run with the schema before, though more is landed, each row is in one."""
     zone, old, new = writer(tmp_path / "zone"), "id bigint", "id bigint, x int"
-    start = SparkIngest._query
+    start = Filling._query
 
     def land(*offsets: int) -> None:
         rows = [Sent(at, b"", json.dumps({"id": at, "x": at if at % 2 else "no"}).encode()) for at in offsets]
@@ -225,13 +226,13 @@ def test_the_schema_changes_where_both_tables_have_read_as_far(
 
     land(1, 2, 3, 4)
     with monkeypatch.context() as patched:
-        patched.setattr("sidecar.spark.ingest.job.targets", lambda *given: targets(*given)[1:])
+        patched.setattr("sidecar.spark.table.filling.targets", lambda *given, **how: targets(*given, **how)[1:])
         ingest(tmp_path, schema=old)
     with pytest.raises(ConfigError, match="the table and its rejects are at different places"):
         ingest(tmp_path, schema=new)
     more = iter([(5, 6), (7, 8)])
     with monkeypatch.context() as patched:
-        patched.setattr(SparkIngest, "_query", start_and_land)
+        patched.setattr(Filling, "_query", start_and_land)
         ingest(tmp_path, schema=old)
     ingest(tmp_path, schema=new)
     zone.close()

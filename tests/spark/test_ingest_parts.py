@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from sidecar.cli import main
-from sidecar.config.spark import Spark
 from sidecar.errors import EXIT_CONFIG, ConfigError
 from sidecar.spark.ingest.lag import Lag
-from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, IngestProgress
-from sidecar.spark.ingest.supported import load_for_ingest, schema_text, targets
+from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
+from sidecar.spark.ingest.supported import consumer_of, load_for_ingest
+from sidecar.spark.table.filling import WRITTEN
+from sidecar.spark.table.targets import Target, schema_text, targets
 from sidecar.zone import acknowledge
 from tests.support.landing import batch, entries, writer
 from tests.support.process import write_config
@@ -31,10 +32,10 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str, *modules: str) -> Non
 
 def test_without_deltalake_other_tables_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has no deltalake can fill a table of Parquet, and for one of Delta hears what to install."""
-    without(monkeypatch, "deltalake", "sidecar.sinks.delta", "sidecar.spark.ingest.writers")
-    writers = importlib.import_module("sidecar.spark.ingest.writers")
+    without(monkeypatch, "deltalake", "sidecar.sinks.delta", "sidecar.spark.table.writers")
+    writers = importlib.import_module("sidecar.spark.table.writers")
     with pytest.raises(ConfigError, match="needs Delta's jars in Spark, or deltalake") as caught:
-        writers.by_deltalake("t", Future())
+        writers.by_deltalake("t", Future(), ())
     assert "consumer-sidecar[delta]" in caught.value.hint
 
 
@@ -68,18 +69,15 @@ def test_what_is_missing_is_told_with_its_line(tmp_path: Path) -> None:
 def test_each_query_is_a_consumer_of_its_own() -> None:
     """Table and rejects, and other checkpoints or tables, never share a consumer; the same file keeps its own."""
 
-    def made(checkpoint: str, path: str) -> list[Any]:
-        table = {"path": path, "schema": "id bigint"}
-        spark = Spark.model_validate({"checkpoint": checkpoint, "table": table})
-        assert spark.table is not None
-        return targets(spark, spark.table)
+    def made(checkpoint: str, path: str) -> list[tuple[str, Target]]:
+        return [(consumer_of(checkpoint, one), one) for one in targets(checkpoint, path, rejects=True)]
 
     found = [*made("c", "s3a://b/orders/"), *made("d", "s3a://b/orders/"), *made("c", "o" * 300)]
-    assert len({one.consumer for one in found}) == len({(one.checkpoint, one.path) for one in found}) == 6
+    assert len({consumer for consumer, _ in found}) == len({(one.checkpoint, one.path) for _, one in found}) == 6
     assert made("c", "s3a://b/orders/") == found[:2]
-    assert [one.path for one in found[:2]] == ["s3a://b/orders/", "s3a://b/orders-rejects"]
-    assert found[0].consumer.startswith("ingest-orders-")
-    assert all(len(one.consumer) < 128 for one in found)
+    assert [one.path for _, one in found[:2]] == ["s3a://b/orders/", "s3a://b/orders-rejects"]
+    assert found[0][0].startswith("ingest-orders-")
+    assert all(len(consumer) < 128 for consumer, _ in found)
 
 
 def test_a_schema_is_text_or_a_file(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from sidecar.errors import ConfigError
-from sidecar.spark.ingest.pinned import pin_schema, refuse_table_of_another
-from sidecar.spark.ingest.supported import REJECTS, TABLE, Target
+from sidecar.spark.table.pinned import pin_schema, refuse_table_of_another
+from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 
 def schema(**types: DataType) -> StructType:
@@ -86,8 +86,8 @@ def test_a_table_that_is_ahead_of_its_checkpoint_is_refused(
     """Only a table with micro-batches that the checkpoint never began is refused, be it the one of rejects."""
     own = tmp_path / "checkpoint" / "rejects"
     wanted = [
-        Target(TABLE, str(tmp_path / "t"), str(tmp_path / "checkpoint" / "table"), "a"),
-        Target(REJECTS, str(tmp_path / "t-rejects"), str(own), "b"),
+        Target(TABLE, str(tmp_path / "t"), str(tmp_path / "checkpoint" / "table")),
+        Target(REJECTS, str(tmp_path / "t-rejects"), str(own)),
     ]
     for name in log:
         LocalStorage().write(f"{tmp_path}/t-rejects/_spark_metadata/{name}", b"v1")
@@ -101,7 +101,7 @@ def test_a_table_that_is_ahead_of_its_checkpoint_is_refused(
     if refused:
         assert f"the table {tmp_path}/t-rejects has micro-batches up to number {log[-1][0]}, and the chec" in said
         assert f"begun {'none' if upto < 0 else f'those up to {upto}'}: another one filled it" in said
-        assert "set spark.table.path" in said
+        assert "give the table another path" in said
 
 
 @pytest.mark.parametrize(
@@ -190,5 +190,5 @@ def test_a_schema_that_changes_a_field_is_refused(tmp_path: Path, after: StructT
         begun(tmp_path / query, 3, {"a": 3})
     with pytest.raises(ConfigError, match=told) as caught:
         pin_schema(storage, str(tmp_path), after.json() if after else "")
-    assert "another spark.table.path" in caught.value.hint
+    assert "another path of the table" in caught.value.hint
     assert pinned(tmp_path) == [before.encode()]

@@ -36,7 +36,7 @@ def messages(batch: int) -> list[Message]:
 def live(settings: Settings, root: Path, state: Store) -> RunProgress:
     """All micro-batches from the pending one on, in the order in which Spark does it."""
     query, folder = root / "query", RunFolder(root / "sidecar")
-    checkpoint = open_checkpoint(query, folder.path, settings, "cluster")
+    checkpoint = open_checkpoint([query], folder.path, settings, "cluster")
     progress = RunProgress(settings, folder, query, state)
     writer = RangeWriter(Job(settings, folder.path, checkpoint))
     for batch in range(latest_batch(query, "commits") + 1, BATCHES):

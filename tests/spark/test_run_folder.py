@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
+from sidecar.config import Settings
 from sidecar.core.books import Books
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
@@ -171,22 +172,44 @@ def test_a_damaged_window_stops_the_task(tmp_path: Path, harm: str) -> None:
 def test_settings_are_pinned_while_a_micro_batch_is_pending(tmp_path: Path) -> None:
     """What decides about cuts may change between micro-batches, not under one; other settings always may."""
     query, folder = tmp_path / "query", tmp_path / "sidecar"
-    first = open_checkpoint(query, folder, make_settings(URL), "cluster")
+    first = open_checkpoint([query], folder, make_settings(URL), "cluster")
     begin(query, 0, "offsets")
-    assert open_checkpoint(query, folder, make_settings(URL), "cluster") == first._replace(pending=0)
+    assert open_checkpoint([query], folder, make_settings(URL), "cluster") == first._replace(pending=0)
     retry = make_settings(URL, retry={"backoff": "3ms", "backoff_max": "20ms"}, batch={"linger": "1s"})
-    assert open_checkpoint(query, folder, retry, "cluster").rules == first.rules
+    assert open_checkpoint([query], folder, retry, "cluster").rules == first.rules
     changed = make_settings(URL, batch={"max_messages": 7}, tags={"from": "key"})
     with pytest.raises(ConfigError, match=r"^batch\.max_messages, tags\.from changed while micro-batch 0 is pending"):
-        open_checkpoint(query, folder, changed, "cluster")
+        open_checkpoint([query], folder, changed, "cluster")
     begin(query, 0, "commits")
-    second = open_checkpoint(query, folder, changed, "cluster")
+    second = open_checkpoint([query], folder, changed, "cluster")
     assert second.pending == -1
     assert (second.incarnation, second.rules != first.rules) == (first.incarnation, True)
     assert second.scope("id") != first.scope("id") != first.scope("other id")
     assert second.ids_scope("id") == first.ids_scope("id"), "what is known of ids does not hang on limits"
-    by_key = open_checkpoint(query, folder, make_settings(URL, dedup={"by": "key"}), "cluster")
+    by_key = open_checkpoint([query], folder, make_settings(URL, dedup={"by": "key"}), "cluster")
     assert by_key.ids_scope("id") != first.ids_scope("id")
+
+
+def test_settings_are_pinned_while_queries_are_at_different_places(tmp_path: Path) -> None:
+    """With two queries the rules change only where both have read as far: else a row could be in neither table."""
+    queries, folder = [tmp_path / "table", tmp_path / "rejects"], tmp_path / "sidecar"
+    into = {"sink": {"parquet": {"path": "/t"}}}
+
+    def settings(subscribe: str, **more: Any) -> Settings:
+        kafka = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["orders"]}
+        tags = {"from": {"header": "tag"}, "subscribe": subscribe}
+        return Settings.model_validate({"source": {"kafka": kafka}, "tags": tags, "state": {"dir": "s"}} | into | more)
+
+    first = open_checkpoint(queries, folder, settings("a"), "cluster")
+    begin(queries[0], 0, "offsets", "commits")
+    open_checkpoint(queries, folder, settings("a", batch={"max_messages": 7}), "cluster")
+    with pytest.raises(ConfigError, match=r"^tags\.subscribe changed while the table and its rejects are at different"):
+        open_checkpoint(queries, folder, settings("b"), "cluster")
+    begin(queries[1], 0, "offsets")
+    with pytest.raises(ConfigError, match="micro-batch 0 is pending"):
+        open_checkpoint(queries, folder, settings("b"), "cluster")
+    begin(queries[1], 0, "commits")
+    assert open_checkpoint(queries, folder, settings("b"), "cluster").rules != first.rules
 
 
 def test_who_reads_a_pending_micro_batch_reads_it_again(tmp_path: Path) -> None:
@@ -203,12 +226,12 @@ def test_who_reads_a_pending_micro_batch_reads_it_again(tmp_path: Path) -> None:
 def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> None:
     """Another cluster, or a checkpoint whose folder is gone, is refused: names could repeat."""
     query, folder = tmp_path / "query", tmp_path / "sidecar"
-    open_checkpoint(query, folder, make_settings(URL), "one")
+    open_checkpoint([query], folder, make_settings(URL), "one")
     with pytest.raises(ConfigError, match="another Kafka cluster"):
-        open_checkpoint(query, folder, make_settings(URL), "two")
+        open_checkpoint([query], folder, make_settings(URL), "two")
     begin(query, 3, "offsets", "commits")
     with pytest.raises(StateError, match="is missing"):
-        open_checkpoint(query, tmp_path / "elsewhere", make_settings(URL), "one")
+        open_checkpoint([query], tmp_path / "elsewhere", make_settings(URL), "one")
 
 
 def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,45 @@ def test_what_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: 
     assert "OK" in daemon.output
 
 
+HTTP = 'http: {url: "http://localhost:1/"}'
+PARQUET = FILE.replace(HTTP, "parquet: {path: /tmp/table}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("checkpoint: /tmp", "reader: connector, checkpoint: /tmp", ":10:9: spark.reader: cannot be connector with"),
+        ("spark: {", "spark: {table: {path: x}, ", ":10:17: spark.table.path: is for `sidecar spark ingest`; here"),
+        ("spark: {", "spark: {table: {format: delta}, ", ":10:17: spark.table.format: is for `sidecar spark ingest`"),
+        ("spark: {", "spark: {table: {format: iceberg}, ", "Iceberg has no runtime for Spark 4.2 yet"),
+        ("parquet:", "iceberg:", "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"),
+        ("topics: [orders]", "topics: [orders]\n    lane: on", "source.kafka.lane: cannot be `on`"),
+    ],
+)
+def test_what_a_table_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: str, told: str) -> None:
+    """With a table as the sink, what belongs to another job or to another way is refused with its place."""
+    assert old in PARQUET
+    code, output = check(tmp_path, PARQUET.replace(old, new, 1))
+    assert (code, told in output) == (78, True), output
+
+
+def test_a_table_is_filled_on_spark(tmp_path: Path) -> None:
+    """Spark takes both tables, with the client whose properties need no counterpart; the daemon takes only Delta's."""
+    own = "fetch.min.bytes: 10", "queue.buffering.max.ms: 5"
+    for text in (PARQUET, PARQUET.replace("parquet:", "delta:"), PARQUET.replace(*own)):
+        code, output = check(tmp_path, text.replace("spark: {", "spark: {table: {schema: id int, every: 1m}, "))
+        assert (code, "/tmp/table" in output) == (0, True), output
+    for name, told in (
+        ("delta", "OK"),
+        ("parquet", ":8:3: sink.parquet: is not for the daemon: only `sidecar spark run`"),
+    ):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(PARQUET.replace("parquet:", f"{name}:"))
+        done = CliRunner().invoke(main, ["validate", "-c", str(file)])
+        assert told in done.output
+        assert done.exit_code == (0 if told == "OK" else 78)
+
+
 @pytest.mark.parametrize("written", ["DIR/c", "file:DIR/c", "file://DIR/c", "c", "./c", "DIR/x/../c", "../one/c"])
 def test_a_checkpoint_is_one_folder_however_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str

@@ -11,7 +11,7 @@ from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import request
 from sidecar.config.file.loader import load
 from sidecar.errors import EXIT_CONFIG, EXIT_OK
-from sidecar.runtime.usable import unusable
+from sidecar.runtime.usable import refused_by_daemon
 
 WHEN = {
     "changed": "apply now",
@@ -27,7 +27,7 @@ def reload(path: str) -> int:
 
     A file with a mistake changes nothing.
     """
-    settings = load(path, refusals=unusable)
+    settings = load(path, refusals=refused_by_daemon)
     ask(settings)
     answer = request(settings, "config/reload", {})
     for line in told(answer):

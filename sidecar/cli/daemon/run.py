@@ -23,10 +23,10 @@ def run(path: str) -> None:
     from sidecar.config.file.loader import load
     from sidecar.daemon.lifecycle import Daemon
     from sidecar.ops.log import configure
-    from sidecar.runtime.usable import unusable
+    from sidecar.runtime.usable import refused_by_daemon
 
     faulthandler.enable()  # a mapped file that is truncated or unreadable ends the process with no other message
-    read = partial(load, path, refusals=unusable)
+    read = partial(load, path, refusals=refused_by_daemon)
     settings = read()
     configure(settings.log.format, settings.log.level)
     Daemon(settings, signals.stop_asked, load=read, reload_asked=signals.reload_asked, path=Path(path)).run()

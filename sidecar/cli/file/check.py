@@ -26,9 +26,9 @@ def check(path: str, as_json: bool) -> int:
     Broker, topics, group and their rights, receiver, state folder, databases. Joins no group, commits no offset and
     posts no row; takes at most 12 s. Exit code 0 if all is well, otherwise that of the worst finding.
     """
-    from sidecar.runtime.usable import unusable
+    from sidecar.runtime.usable import refused_by_daemon
 
-    settings = load(path, refusals=unusable)
+    settings = load(path, refusals=refused_by_daemon)
     findings = gather(tuple(checks_of(settings, lambda: running(settings))))
     code = exit_code(findings)
     if as_json:

@@ -43,9 +43,9 @@ def validate(path: str, as_json: bool, engine: str) -> int | None:
 
 
 def _load_for_daemon(path: str) -> Settings:
-    from sidecar.runtime.usable import unusable
+    from sidecar.runtime.usable import refused_by_daemon
 
-    return load(path, refusals=unusable)
+    return load(path, refusals=refused_by_daemon)
 
 
 def _load_for_spark(path: str) -> Settings:

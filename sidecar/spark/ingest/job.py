@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -12,23 +11,20 @@ import structlog
 
 from sidecar.config.address import Address
 from sidecar.config.model import Settings
-from sidecar.errors import ConfigError, UnavailableError, ZoneError
+from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver
-from sidecar.spark.driver import QueryError, cause_of, quietly
 from sidecar.spark.ingest.lag import Lag
-from sidecar.spark.ingest.progress import READ, WRITTEN, IngestMetrics, IngestProgress
-from sidecar.spark.ingest.supported import REJECTS, Target, schema_text, targets
+from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
+from sidecar.spark.ingest.supported import consumer_of
+from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.targets import Target
 from sidecar.zone import Tail
-from sidecar.zone.table import ROW
+from sidecar.zone.table import PARTITIONED_BY, ROW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-    from pyspark.sql.types import StructType
 
-TURN_S: Final = 0.2
 LOOK_EVERY_S: Final = 2.0
 BATCH_BYTES_MAX: Final = 256 << 20
 """Compressed files of a micro-batch, about five times that in memory, spread over tasks."""
@@ -51,10 +47,16 @@ class SparkIngest:
         assert settings.spark is not None, "checked before"
         assert settings.spark.table is not None, "checked before"
         assert settings.sink.spark is not None, "checked before"
+        assert settings.spark.table.path is not None, "checked before"
+        table = settings.spark.table
         self._settings = settings
-        self._spark, self._table, self._zone = settings.spark, settings.spark.table, settings.sink.spark.landing
+        self._spark, self._zone = settings.spark, settings.sink.spark.landing
+        self._rules = TableRules(
+            settings.spark.table.path, table.format, table.schema_, table.every_ms, partitioned_by=PARTITIONED_BY
+        )
         self._stop_asked = stop_asked
         self._once = once
+        self._look_at_s = 0.0
 
     def run(self) -> None:
         """Fill until a stop is requested, or with `once` until all present data is in the table.
@@ -62,49 +64,28 @@ class SparkIngest:
         Raises:
             SidecarError: A problem that needs a person.
         """
-        schema = None if self._table.schema_ is None else schema_text(self._table.schema_)
-        wanted = targets(self._spark, self._table)
+        filling = Filling(self._rules, self._spark.checkpoint, once=self._once)
         with ExitStack() as stack:
-            progress = IngestProgress(self._settings.source.group_id, Lag(self._zone, wanted[0].consumer))
+            consumer = self._consumer(filling.targets[0])
+            progress = IngestProgress(self._settings.source.group_id, Lag(self._zone, consumer))
             if self._settings.admin.listen:
                 stack.callback(_serve_metrics(self._settings.admin.listen, progress).close)
             open_probes(stack, self._settings.admin.probes, progress.latest)
-            session = driver.session(stack, f"sidecar ingest {self._table.path}", self._spark.master)
-            _refuse_connect(session)
-            queries = self._start(stack, session, wanted, schema)
-            log.info("ingest.started", table=self._table.path, zone=str(self._zone), format=self._table.format)
+            session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
+            filling.check(session)
+            self._start(stack, session, filling)
+            log.info("ingest.started", table=self._rules.path, zone=str(self._zone), format=self._rules.format)
             with driver.serving(progress, self._stop_asked):
-                self._await_end(queries, progress)
+                filling.await_end(progress, self._stop_asked, lambda: self._look(progress), self._draining)
             log.info("ingest.stopped")
 
-    # Starting
+    def _consumer(self, target: Target) -> str:
+        return consumer_of(self._spark.checkpoint, target)
 
-    def _start(
-        self, stack: ExitStack, session: SparkSession, wanted: list[Target], schema: str | None
-    ) -> list[StreamingQuery]:
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        from sidecar.spark.ingest.columns import schema_of
-        from sidecar.spark.ingest.pinned import SparkStorage, pin_schema, refuse_table_of_another
-        from sidecar.spark.ingest.writers import has_delta
-
-        parsed = schema_of(schema) if schema is not None else None
-        through_driver = self._table.format == "delta" and not has_delta(session)
-        queries: list[StreamingQuery] = []
-        try:
-            storage = SparkStorage(session)
-            if self._table.format == "parquet":
-                refuse_table_of_another(storage, wanted)
-            pin_schema(storage, self._spark.checkpoint, parsed.json() if parsed is not None else "")
-            until = self._heads() if self._once else None
-            for target in wanted:
-                frame = self._frame(session, target, parsed, until, through_driver)
-                queries.append(self._query(frame, target, through_driver))
-                stack.callback(quietly, queries[-1].stop)
-        except (PySparkException, Py4JJavaError) as error:
-            raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
-        return queries
+    def _start(self, stack: ExitStack, session: SparkSession, filling: Filling) -> None:
+        until = self._heads() if self._once else None
+        size = DRIVER_BATCH_BYTES_MAX if filling.through_driver else BATCH_BYTES_MAX
+        filling.start(stack, lambda target: self._frame(session, target, until, size))
 
     def _heads(self) -> dict[str, int] | None:
         """The ends of both queries, so that they read equally far; None if the zone is unreadable: they report that."""
@@ -114,83 +95,26 @@ class SparkIngest:
             return None
 
     def _frame(
-        self,
-        session: SparkSession,
-        target: Target,
-        schema: StructType | None,
-        until: Mapping[str, int] | None,
-        through_driver: bool,
+        self, session: SparkSession, target: Target, until: Mapping[str, int] | None, bytes_max: int
     ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         from sidecar.spark import read_stream
-        from sidecar.spark.ingest.columns import fitting, parsed, rejected, with_partitions
+        from sidecar.spark.table.columns import with_partitions
 
-        size = DRIVER_BATCH_BYTES_MAX if through_driver else BATCH_BYTES_MAX
-        frame = read_stream(session, self._zone, columns=ROW, consumer=target.consumer, max_bytes=size, until=until)
-        count = F.count(F.lit(1)).alias("rows")
-        frame = frame.observe(READ, count)
-        if schema is not None:
-            frame = parsed(frame, schema)
-            frame = rejected(frame) if target.name == REJECTS else fitting(frame, schema)
-        return with_partitions(frame).observe(WRITTEN, count)
+        consumer = self._consumer(target)
+        frame = read_stream(session, self._zone, columns=ROW, consumer=consumer, max_bytes=bytes_max, until=until)
+        return with_partitions(frame.observe(READ, F.count(F.lit(1)).alias("rows")))
 
-    def _query(self, frame: DataFrame, target: Target, through_driver: bool) -> StreamingQuery:
-        from sidecar.spark.ingest.writers import by_deltalake, native
+    def _look(self, progress: IngestProgress) -> None:
+        if time.monotonic() >= self._look_at_s:
+            progress.look()
+            self._look_at_s = time.monotonic() + LOOK_EVERY_S
 
-        query_id: Future[str] = Future()
-        if through_driver:
-            writer = frame.writeStream.foreachBatch(by_deltalake(target.path, query_id))
-        else:
-            writer = native(frame, self._table.format, target.path)
-        query = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint).start()
-        query_id.set_result(query.id)
-        return query
-
-    def _trigger(self, writer: DataStreamWriter) -> DataStreamWriter:
-        if self._once:
-            return writer.trigger(availableNow=True)
-        return writer.trigger(processingTime=f"{self._table.every_ms} milliseconds")
-
-    # Running
-
-    def _await_end(self, queries: list[StreamingQuery], progress: IngestProgress) -> None:
-        self._stop_asked()
-        look_at_s = 0.0
-        while any(query.isActive for query in queries) and not _failed(queries):
-            if self._stop_asked():
-                self._stop(queries)
-                break
-            progress.heard(_reports(queries[0]))
-            if time.monotonic() >= look_at_s:
-                progress.look()
-                look_at_s = time.monotonic() + LOOK_EVERY_S
-            time.sleep(TURN_S)
-        progress.heard(_reports(queries[0]))
-        if _failed(queries) and not self._stop_asked():
-            driver.fail(progress, next(error for query in queries if (error := query.exception())))
-
-    def _stop(self, queries: list[StreamingQuery]) -> None:
-        """Let running micro-batches end; one that is cut short is undone, and repeated."""
-        deadline_s = time.monotonic() + self._settings.drain_timeout_ms / 1000
-        log.info("ingest.draining", timeout_seconds=self._settings.drain_timeout_ms / 1000)
-        begun = {query.id: _last_batch(query) for query in queries}
-        waiting = list(queries)
-        while waiting and time.monotonic() < deadline_s:
-            waiting = [query for query in waiting if _is_busy(query) and _last_batch(query) == begun[query.id]]
-            time.sleep(TURN_S / 4)
-        for query in queries:
-            query.stop()
-
-
-def _refuse_connect(session: SparkSession) -> None:
-    if not hasattr(session, "_jvm"):
-        raise ConfigError(
-            "the session is one of Spark Connect, and ingest needs one with a JVM of its own, to check the files of "
-            "table and checkpoint",
-            hint="Run it with spark-submit, or in a process without a session of Spark Connect; or write a query with "
-            "sidecar.spark.read_stream, which needs no JVM",
-        )
+    def _draining(self) -> float:
+        timeout_s = self._settings.drain_timeout_ms / 1000
+        log.info("ingest.draining", timeout_seconds=timeout_s)
+        return timeout_s
 
 
 def _serve_metrics(listen: Address, progress: IngestProgress) -> AdminServer:
@@ -204,20 +128,3 @@ def _serve_metrics(listen: Address, progress: IngestProgress) -> AdminServer:
         server.open()
         log.warning("ingest.moved", wanted=f"{listen.host}:{listen.port}", url=server.url)
     return server
-
-
-def _failed(queries: list[StreamingQuery]) -> bool:
-    return any(not query.isActive and query.exception() is not None for query in queries)
-
-
-def _reports(query: StreamingQuery) -> list[Mapping[str, object]]:
-    return list(query.recentProgress)
-
-
-def _last_batch(query: StreamingQuery) -> int:
-    report = query.lastProgress
-    return -1 if report is None else int(report["batchId"])
-
-
-def _is_busy(query: StreamingQuery) -> bool:
-    return query.isActive and bool(query.status["isTriggerActive"])

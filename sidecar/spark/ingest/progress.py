@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sidecar.ops.health import Problem
@@ -17,17 +17,12 @@ from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.ingest.lag import Behind, Lag
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
+from sidecar.spark.table.filling import WRITTEN
+from sidecar.spark.table.metrics import table_counters
 from sidecar.version import version
 
 READ: Final = "sidecar_read"
-WRITTEN: Final = "sidecar_written"
-"""Names of Spark's observations that count rows before and after the filter for the table."""
-_COUNTERS: Final = {
-    "rows_read": "Rows that were read from the landing zone, each once.",
-    "rows_written": "Rows that are in the table.",
-    "rows_rejected": "Rows that do not fit the schema, and are in the table of rejects.",
-    "micro_batches": "Micro-batches that are committed.",
-}
+"""Name of Spark's observation that counts the rows of the zone."""
 
 log = structlog.get_logger()
 
@@ -108,8 +103,7 @@ class _IngestCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric."""
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"sidecar_ingest_{name}", text, value=self._progress.totals[name])
+        yield from table_counters(self._progress.totals)
         behind = self._progress.behind
         if behind is not None:
             yield GaugeMetricFamily("sidecar_ingest_lag_rows", "Rows in the zone that are not read.", value=behind.rows)

@@ -1,71 +1,29 @@
-"""Settings of the ingest job: source, tables, and names. Imports no Spark."""
+"""Settings of the ingest job: what it needs, and its names in the zone. Imports no Spark."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from sidecar.config.file.document import KeyPath
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
-from sidecar.config.spark import Spark, Table
-from sidecar.errors import ConfigError
+from sidecar.spark.table.targets import Target
 from sidecar.zone.layout import safe
 
-TABLE: Final = "table"
-REJECTS: Final = "rejects"
 
+def consumer_of(checkpoint: str, target: Target) -> str:
+    """The name in the zone of the query that fills a table.
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One query: rows of the zone that go to one table.
-
-    With a schema there are two, and the second takes the rows that do not fit. Each has its own checkpoint, and is its
-    own consumer in the zone.
+    Args:
+        checkpoint: Of the job. One name per checkpoint: rows that this one needs may already be removed under the name
+            of an earlier one.
+        target: The table.
     """
-
-    name: str
-    path: str
-    checkpoint: str
-    consumer: str
-
-
-def targets(spark: Spark, table: Table) -> list[Target]:
-    """The target of the table, and with a schema that of the rejects, beside it."""
-    chosen = [_target(spark, TABLE, table.path, f"{spark.checkpoint}/{TABLE}")]
-    if table.schema_ is not None:
-        path = f"{table.path.rstrip('/')}-{REJECTS}"
-        chosen.append(_target(spark, REJECTS, path, f"{spark.checkpoint}/{REJECTS}"))
-    return chosen
-
-
-def _target(spark: Spark, name: str, path: str, checkpoint: str) -> Target:
-    # One name per checkpoint: rows that this one needs may already be removed under the name of an earlier one.
-    digest = hashlib.blake2b(f"{spark.checkpoint}\n{path}".encode(), digest_size=4).hexdigest()
-    label = safe(path.rstrip("/").rpartition("/")[2], 64)
-    return Target(name, path, checkpoint, f"ingest-{label}-{digest}")
-
-
-def schema_text(written: str) -> str:
-    """The schema: the text itself if it contains a blank or a colon, otherwise the content of that file.
-
-    Raises:
-        ConfigError: There is no such file.
-    """
-    if re.search(r"[\s:]", written):
-        return written
-    try:
-        return Path(written).read_text("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"spark.table.schema: cannot read {written}: {reason}",
-            hint="Name a file, or write columns and types, such as `id bigint, amount double`",
-        ) from error
+    digest = hashlib.blake2b(f"{checkpoint}\n{target.path}".encode(), digest_size=4).hexdigest()
+    label = safe(target.path.rstrip("/").rpartition("/")[2], 64)
+    return f"ingest-{label}-{digest}"
 
 
 def load_for_ingest(path: str | Path) -> Settings:
@@ -85,3 +43,5 @@ def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("spark",), text
     elif settings.spark.table is None:
         yield ("spark", "table"), "is missing: it is the table to fill"
+    elif settings.spark.table.path is None:
+        yield ("spark", "table", "path"), "is missing: it is the folder of the table to fill"

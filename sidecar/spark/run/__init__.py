@@ -14,13 +14,14 @@ def run(config: Path | str, *, once: bool = False) -> None:
     """Run the pipeline of a configuration file in the present session or a new one.
 
     Args:
-        config: The file; it sets `source.kafka`, `sink.http` and `spark.checkpoint`.
+        config: The file; it sets `source.kafka`, a sink and `spark.checkpoint`.
         once: Read the present messages, then return; otherwise it never returns.
 
     Raises:
         SidecarError: A problem that needs a person.
     """
-    from sidecar.spark.run.job import SparkRun
     from sidecar.spark.run.supported import load_for_run
+    from sidecar.spark.run.tables.job import job_of
 
-    SparkRun(load_for_run(config), lambda: False, once=once).run()
+    settings = load_for_run(config)
+    job_of(settings)(settings, lambda: False, once=once).run()

@@ -6,9 +6,10 @@
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
-    books/<micro-batch>            the books of its tasks
+    books/<micro-batch>            the books of its tasks; with a table a folder with those of each task
     answers                        how many of the last messages were accepted and refused
     notes/<topic>-<partition>      why a task does not progress at present
+    table, rejects                 with a table, a folder like this one for each of the queries
     hold                           the first micro-batch that must not begin, while the query is being stopped
 
 Knows no Spark.
@@ -30,6 +31,7 @@ from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.ranges.shared import names, read, write
+from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
     from sidecar.core.ranges.pipeline import Halved
@@ -82,9 +84,16 @@ class BatchBooks:
         """Store the books of a micro-batch."""
         write(self._path / str(batch), orjson.dumps(books))
 
+    def put_range(self, batch: int, outcome: Outcome) -> None:
+        """Store the books of one task, which has no other way to tell them; another attempt stores the same."""
+        name = f"{outcome.tp.topic}-{outcome.tp.partition}"
+        write(self._path / str(batch) / name, orjson.dumps(books_of([outcome])))
+
     def of(self, batch: int) -> dict[str, Any] | None:
         """The books of a micro-batch; None if they are not known (any more)."""
         path = self._path / str(batch)
+        if path.is_dir():
+            return joined([orjson.loads(read(path / name)) for name in names(path)])
         return orjson.loads(read(path)) if path.exists() else None
 
     def batches(self) -> list[int]:

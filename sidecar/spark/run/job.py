@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,7 @@ class SparkRun:
         self._master = settings.spark.master
         root = checkpoint_folder(settings.spark.checkpoint)
         assert root is not None, "checked before"
+        self._root = root
         self._query_path = root / "query"
         self._folder = RunFolder(root / "sidecar")
 
@@ -75,20 +76,32 @@ class SparkRun:
         with ExitStack() as stack:
             state = stack.enter_context(closing(Store(settings.state.dir)))
             checkpoint = self._open_checkpoint()
-            progress = RunProgress(settings, self._folder, self._query_path, state)
+            progress = RunProgress(settings, self._books, self._query_path, state)
             if settings.admin.listen:
-                metrics = Metrics(progress.latest)
+                metrics = self._metrics(progress)
                 admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
                 admin.open()
                 stack.callback(admin.close)
             open_probes(stack, settings.admin.probes, progress.latest)
             session = self._session(stack)
-            query = self._start(session, checkpoint)
-            stack.callback(driver.quietly, query.stop)
+            await_end = self._start(stack, session, checkpoint)
             log.info("query.started", group_id=settings.source.kafka.group_id, pending=checkpoint.pending)
             with driver.serving(progress, self._stop_asked):
-                self._await_end(query, progress)
+                await_end(progress)
             log.info("query.stopped")
+
+    @property
+    def _books(self) -> RunFolder:
+        """The folder with the books."""
+        return self._folder
+
+    @property
+    def _query_paths(self) -> Sequence[Path]:
+        """The checkpoints of all queries."""
+        return [self._query_path]
+
+    def _metrics(self, progress: RunProgress) -> Metrics:
+        return Metrics(progress.latest)
 
     def _open_checkpoint(self) -> Checkpoint:
         kafka = self._settings.source.kafka
@@ -96,7 +109,7 @@ class SparkRun:
             lane_for("on", refusal(self._settings), 0)
         cluster_id = await_cluster(kafka)
         refuse_members(kafka)
-        checkpoint = open_checkpoint(self._query_path, self._folder.path, self._settings, cluster_id)
+        checkpoint = open_checkpoint(self._query_paths, self._folder.path, self._settings, cluster_id)
         for topic in self._folder.known_topics():
             claim(kafka, cluster_id, self._folder, topic)
         self._folder.hold_from(None)
@@ -111,7 +124,8 @@ class SparkRun:
         session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", f"{held_bytes}b")
         return session
 
-    def _start(self, session: SparkSession, checkpoint: Checkpoint) -> StreamingQuery:
+    def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
+        """Start all queries, which end with the stack; return a function that waits for their end."""
         from pyspark.errors import PySparkException
 
         from sidecar.spark.run.executor.task import Job
@@ -119,9 +133,11 @@ class SparkRun:
 
         session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
         try:
-            return self._writer(self._frame(session, checkpoint.pending)).start()
+            query = self._writer(self._frame(session, checkpoint.pending)).start()
         except PySparkException as error:
             raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
+        stack.callback(driver.quietly, query.stop)
+        return partial(self._await_end, query)
 
     def _frame(self, session: SparkSession, pending: int) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
@@ -206,8 +222,7 @@ class SparkRun:
 
     def _stop(self, query: StreamingQuery) -> None:
         """Let the running micro-batch end, and let none begin after it."""
-        deadline_s = time.monotonic() + self._settings.drain_timeout_ms / 1000
-        log.info("query.draining", timeout_seconds=self._settings.drain_timeout_ms / 1000)
+        deadline_s = time.monotonic() + self._draining()
         with contextlib.suppress(SidecarError):  # without the hold the next is cut short and sent again, same names
             latest = -2
             while latest != (begun := latest_batch(self._query_path, "offsets")):
@@ -215,6 +230,12 @@ class SparkRun:
                 self._folder.hold_from(latest + 1)
             _await(lambda: latest_batch(self._query_path, "commits") >= latest or not query.isActive, deadline_s)
         query.stop()
+
+    def _draining(self) -> float:
+        """Report that a stop begins; return its time limit in seconds."""
+        timeout_s = self._settings.drain_timeout_ms / 1000
+        log.info("query.draining", timeout_seconds=timeout_s)
+        return timeout_s
 
 
 def _await(condition: Callable[[], bool], deadline_s: float) -> None:

@@ -42,6 +42,12 @@ def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The books of the tasks of a micro-batch that fills a table, which have no sends and no letters, as one."""
+    lane = {reason for part in parts for reason in part["lane"]}
+    return books_of([]) | {"partitions": [one for part in parts for one in part["partitions"]], "lane": sorted(lane)}
+
+
 def _sum(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
     total: Counter[Any] = Counter()
     for summand in counts:

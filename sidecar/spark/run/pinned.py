@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,11 @@ def rules_of(settings: Settings) -> dict[str, Any]:
     """The settings that determine the cuts of a range, by their names in the file."""
     tags, dedup, batch = settings.tags, settings.dedup, settings.batch
     shown = settings.public()
+    cuts: dict[str, Any] = {
+        "memory.budget": settings.memory.budget_bytes,
+        "batch.max_messages": batch.max_messages,
+        "batch.max_bytes": batch.max_bytes,
+    }
     return {
         "version": CUTS_VERSION,
         "source.kafka.group_id": settings.source.kafka.group_id,
@@ -73,34 +79,35 @@ def rules_of(settings: Settings) -> dict[str, Any]:
         "dedup.by": shown["dedup"]["by"],
         "dedup.as": dedup.as_,
         "dedup.capacity": dedup.capacity,
-        "memory.budget": settings.memory.budget_bytes,
-        "batch.max_messages": batch.max_messages,
-        "batch.max_bytes": batch.max_bytes,
+        **({} if settings.sink.chosen.table else cuts),
         "sink.http.format": settings.sink.chosen.row_format,
     }
 
 
-def open_checkpoint(query: Path, folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
+def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
     """Bind a checkpoint to these settings, or check that it is bound to them.
 
     Args:
-        query: Spark's own checkpoint.
-        folder: Sidecar's folder beside it.
+        queries: Spark's own checkpoints.
+        folder: Sidecar's folder beside them.
         settings: The present settings.
         cluster_id: Reported by the broker.
 
     Raises:
-        ConfigError: It is bound to other settings, and a micro-batch is pending; or it is another cluster's.
+        ConfigError: It is bound to other settings, and a micro-batch is pending, or the queries have not read equally
+            far; or it is another cluster's.
         StateError: Sidecar's folder is missing beside a used checkpoint.
     """
-    incarnation = _incarnation(query, folder, cluster_id)
-    pending = pending_batch(query)
+    incarnation = _incarnation(queries, folder, cluster_id)
+    pending = max(map(pending_batch, queries))
     rules = rules_of(settings)
     path = folder / "rules.json"
     before = orjson.loads(read(path)) if path.exists() else rules
     if before != rules:
         if pending >= 0:
-            raise _changed(before, rules, pending)
+            raise _changed(before, rules, f"micro-batch {pending} is pending: parts of it may have been sent, cut by")
+        if len(set(map(_reached, queries))) > 1:
+            raise _changed(before, rules, "the table and its rejects are at different places: both are to be made by")
         write(path, orjson.dumps(rules))
     elif not path.exists():
         write(path, orjson.dumps(rules))
@@ -131,10 +138,10 @@ def pin_reader(folder: Path, reader: str, pending: int) -> None:
     write(path, reader.encode())
 
 
-def _incarnation(query: Path, folder: Path, cluster_id: str) -> int:
-    path = folder / "incarnation"
+def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:
+    path, query = folder / "incarnation", queries[0]
     if not path.exists():
-        if latest_batch(query, "offsets") >= 0:
+        if any(latest_batch(one, "offsets") >= 0 for one in queries):
             raise StateError(
                 f"{query} was used before, and {folder} beside it is missing: pending parts would get other names",
                 hint="restore the folder from a copy, or start anew with another spark.checkpoint",
@@ -160,10 +167,15 @@ def pending_batch(query: Path) -> int:
     return begun if begun > latest_batch(query, "commits") else -1
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any], pending: int) -> ConfigError:
+def _reached(query: Path) -> bytes:
+    """The offsets to which a query has read, as Spark's log has them; empty if there are none."""
+    begun = latest_batch(query, "offsets")
+    return read(query / "offsets" / str(begun)).splitlines()[-1] if begun >= 0 else b""
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any], state: str) -> ConfigError:
     keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     return ConfigError(
-        f"{', '.join(keys)} changed while micro-batch {pending} is pending: parts of it may have been sent, cut by the "
-        "previous settings",
+        f"{', '.join(keys)} changed while {state} the previous settings",
         hint="finish it once with the previous settings (sidecar spark run --once), then change them",
     )

@@ -22,6 +22,7 @@ from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.pinned import latest_batch
+from sidecar.spark.table.filling import WRITTEN
 from sidecar.state.interface import State
 from sidecar.version import version
 
@@ -48,6 +49,8 @@ class Tally:
         self._sends: Counter[tuple[str, str]] = Counter()
         self._batches: Counter[tuple[str, str]] = Counter()
         self._commits = 0
+        self.rows: Counter[str] = Counter()
+        """With a table: its rows, see `table_counters`."""
         self._told: set[str] = set()
         """What was told of the fast lane."""
 
@@ -103,9 +106,13 @@ class Tally:
                 log.info("lane.not_used", reason=reason)
             else:
                 log.info("lane.used")
+        written, rejected = observed_rows(report, WRITTEN), {}
+        if written is not None:
+            rejected["rows_rejected"] = total.delivered - written
+            self.rows.update(rows_read=total.delivered, rows_written=written, micro_batches=1, **rejected)
         log.info(
             "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
-            parts=sum(books["cuts"].values()), seconds=seconds(report),
+            parts=sum(books["cuts"].values()), **rejected, seconds=seconds(report),
         )  # fmt: skip
 
     def _ranges(self, report: Mapping[str, Any]) -> dict[TopicPartition, int]:
@@ -219,6 +226,11 @@ class RunProgress:
             self._state.letters.put(letters_in(self._folder.path / "letters" / str(batch) / name))
 
     # Status
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """The rows of the table, see `table_counters`."""
+        return self._tally.rows
 
     def ended(self, problem: str = "") -> None:
         """Record that the query has ended."""

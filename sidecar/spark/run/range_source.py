@@ -41,12 +41,14 @@ class Reading:
         folder: The run's folder, which keeps the start offsets of a new checkpoint and of partitions added to it.
         offsets_max: Limit of offsets in a micro-batch.
         stood: The offsets of the daemon's consumer group, if it ever existed.
+        until: The bounds of the logs to which a query that ends by itself reads; None: those at its start.
     """
 
     kafka: KafkaSource
     folder: Path
     offsets_max: int
     stood: Places | None
+    until: Mapping[TopicPartition, Bounds] | None = None
 
 
 @dataclass
@@ -68,7 +70,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, reading: Reading) -> None:
         self._packed = pickle.dumps(reading)  # code that passes ranges on need not import settings and client
-        self._target: dict[TopicPartition, Bounds] | None = None
+        self._target: Mapping[TopicPartition, Bounds] | None = None
 
     @cached_property
     def _r(self) -> Reading:
@@ -112,7 +114,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Leave messages that arrive from now on to the next run."""
-        self._target = self._bounds()
+        self._target = self._r.until or self._bounds()
 
     def reportLatestOffset(self) -> Places:  # noqa: N802
         """The latest offsets, for the lag."""
@@ -181,7 +183,7 @@ def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, 
             yield topic, partition, offset
 
 
-def range_source(reading: Reading) -> type[DataSource]:
+def range_source(reading: Reading, format_name: str = NAME) -> type[DataSource]:
     """A class for `spark.dataSource.register`; Spark pickles it with the parameters."""
     planner = RangePlanner(reading)
 
@@ -191,7 +193,7 @@ def range_source(reading: Reading) -> type[DataSource]:
         @classmethod
         def name(cls) -> str:
             """The name of the format."""
-            return NAME
+            return format_name
 
         def schema(self) -> str:
             """The columns of a range."""

@@ -12,6 +12,7 @@ from sidecar.config.file.document import KeyPath
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.schema import options
+from sidecar.config.spark import Spark
 from sidecar.spark.run.kafka_options import reason_against
 
 
@@ -37,6 +38,9 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     for option in options():
         if option.not_on_spark and _is_in(shown, option.path):
             yield option.path, f"is not supported on Spark: {option.not_on_spark}"
+    if settings.sink.chosen.table is not None and settings.spark is not None:
+        yield from _against_table(settings.sink.name, settings.spark)
+        return
     if _is_lane_wanted_of_connector(settings):
         yield ("source", "kafka", "lane"), "cannot be on with spark.reader connector: use spark.reader client"
     if settings.source.rocketmq or (settings.spark is not None and settings.spark.reader == "client"):
@@ -45,6 +49,15 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     for name in properties:
         if reason := reason_against(name, properties):
             yield ("source", "kafka", "properties", name), f"is not supported on Spark: {reason}"
+
+
+def _against_table(sink: str, spark: Spark) -> Iterator[tuple[KeyPath, str]]:
+    """Keys that are not for a sink that is a table."""
+    if "reader" in spark.model_fields_set and spark.reader != "client":
+        text = f"cannot be connector with sink.{sink}: every message would go from the JVM to Python and back"
+        yield ("spark", "reader"), text
+    for name in sorted(spark.table.model_fields_set & {"path", "format"} if spark.table else ()):
+        yield ("spark", "table", name), f"is for `sidecar spark ingest`; here, sink.{sink}.path is the table"
 
 
 def _is_lane_wanted_of_connector(settings: Settings) -> bool:

@@ -42,50 +42,97 @@ class Job:
         settings: The configuration, including secrets.
         folder: The run's folder, on shared storage.
         checkpoint: The identity from which names are made.
+        query: Names the query's own folder in that of the run; empty if it is that of the run.
     """
 
     settings: Settings
     folder: Path
     checkpoint: Checkpoint
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The range of a task, and where its files lie.
+
+    Args:
+        tp: The partition.
+        columns: Reads its messages.
+        runs: Its messages.
+        lane: See `Outcome.lane`.
+        start: Its first offset; 0 if Spark's connector reads.
+        end: The offset behind it; 0 if Spark's connector reads.
+        scope: Identity of the partition in the names of parts.
+        ids_scope: Identity of the partition for its message ids.
+        batch: The micro-batch.
+        folder: The query's folder.
+    """
+
+    tp: TopicPartition
+    columns: Columns
+    runs: Iterator[Run]
+    lane: str | None
+    start: int
+    end: int
+    scope: str
+    ids_scope: str
+    batch: int
+    folder: RunFolder
 
 
 def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     """Deliver one Kafka offset range; None if none of its rows reached this task."""
+    place = opened(job, batches)
+    if place is None:
+        return None
+    context = TaskContext.get()
+    assert context is not None
+    again = place.batch == job.checkpoint.pending or context.attemptNumber() > 0
+    attempt = str(context.taskAttemptId())
+    task = Task(place.tp, place.scope, place.ids_scope, place.batch, attempt, again)
+    outcome = deliver(job.settings, place.folder, task, place.columns, place.runs)
+    outcome.lane = place.lane
+    return outcome
+
+
+def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
+    """The range of this task; None if none of its rows reached it.
+
+    Raises:
+        StateError: The folder beside the checkpoint cannot be used, or the topic was created again.
+        UnavailableError: The broker does not answer.
+    """
     context = TaskContext.get()
     assert context is not None
     _configure_log(job.settings)
-    batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-    folder = RunFolder(job.folder)
+    number = context.getLocalProperty("streaming.sql.batchId")
+    assert number is not None, "a task of a stream"
+    batch, folder = int(number), RunFolder(job.folder / job.query)
     while folder.held(batch):  # the query is being stopped: Spark ends this task before it sends anything
         time.sleep(HELD_WAIT_S)
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return None
-    tp, columns, read, lane = _source(job, first, batches)
-    checkpoint = job.checkpoint
-    topic_id = claim(job.settings.source.kafka, checkpoint.cluster_id, folder, tp.topic)
-    again = batch == checkpoint.pending or context.attemptNumber() > 0
-    task = Task(
-        tp, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, str(context.taskAttemptId()), again
-    )
-    outcome = deliver(job.settings, folder, task, columns, read)
-    outcome.lane = lane
-    return outcome
+    tp, kafka, start, end = place_of(first), job.settings.source.kafka, 0, 0
+    columns: Columns = ArrowColumns()
+    if "end" not in first.schema.names:  # rows of Spark's connector
+        read, told = runs(chain([first], batches), tp), None
+    else:
+        (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
+        start, end = row["start"], row["end"]
+        columns, read, told = _read(job.settings, tp, start, end)
+    topic_id = claim(kafka, job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
+    scope, ids_scope = job.checkpoint.scope(topic_id), job.checkpoint.ids_scope(topic_id)
+    return Place(tp, columns, read, told, start, end, scope, ids_scope, batch, folder)
 
 
-def _source(
-    job: Job, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
-) -> tuple[TopicPartition, Columns, Iterator[Run], str | None]:
-    """The messages: rows of Spark's connector, or read here by their offset range; and `Outcome.lane`."""
-    tp = place_of(first)
-    if "end" not in first.schema.names:
-        return tp, ArrowColumns(), runs(chain([first], others), tp), None
-    (row,) = (row for batch in (first, *others) for row in batch.to_pylist())  # an unread rest ends this Python process
-    kafka, start, end = job.settings.source.kafka, row["start"], row["end"]
-    lane = lane_for(kafka.lane, refusal(job.settings), QUEUE_KBYTES << 10)
+def _read(settings: Settings, tp: TopicPartition, start: int, end: int) -> tuple[Columns, Iterator[Run], str | None]:
+    """The messages of an offset range, and `Outcome.lane`."""
+    kafka = settings.source.kafka
+    lane = lane_for(kafka.lane, refusal(settings), QUEUE_KBYTES << 10)
     if isinstance(lane, Lane):
-        return tp, LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), ""
-    return tp, KafkaColumns(), fetch(kafka, tp, start, end), None if kafka.lane == "off" else lane
+        return LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), ""
+    return KafkaColumns(), fetch(kafka, tp, start, end), None if kafka.lane == "off" else lane
 
 
 def _configure_log(settings: Settings) -> None:

@@ -27,7 +27,7 @@ def refuse_rewriting(before: str, after: str) -> None:
             f"spark.table.schema: {changed}, and the table has rows of the previous schema: both could not be read "
             "together",
             hint="Fields may only be added. Write this one as it was, and convert it when you read; or start anew with "
-            "another spark.table.path and another spark.checkpoint",
+            "another path of the table and another spark.checkpoint",
         )
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sidecar.errors import ConfigError
-from sidecar.spark.ingest.evolution import refuse_rewriting
-from sidecar.spark.ingest.supported import REJECTS, TABLE, Target
+from sidecar.spark.table.evolution import refuse_rewriting
+from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+NOTHING_READ: Final = -1
+"""Offset of a writer of the zone of which nothing was read."""
 
 
 class Storage(Protocol):
@@ -93,7 +97,7 @@ def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
                 f"the table {target.path} has micro-batches up to number {there}, and the checkpoint "
                 f"{target.checkpoint} has begun {f'those up to {begun}' if begun >= 0 else 'none'}: another one filled "
                 f"it, and Spark would leave out all rows of this one up to number {there}",
-                hint="Bring back the checkpoint that filled it, as it was last; or set spark.table.path to a new one",
+                hint="Bring back the checkpoint that filled it, as it was last; or give the table another path",
             )
 
 
@@ -139,16 +143,16 @@ def _changed(kept: str, *, began_without: bool) -> ConfigError:
         return ConfigError(
             "spark.table.schema was added to a table that was filled without one: rows that it has would be among the "
             "rejects too",
-            hint="Remove it; or start anew with another spark.table.path and another spark.checkpoint",
+            hint="Remove it; or start anew with another path of the table and another spark.checkpoint",
         )
     return ConfigError(
         "spark.table.schema changed, and the queries for the table and its rejects are at different places: rows "
         "between them would be in both tables, or in neither",
-        hint=f"Run it once with the previous schema, which is in {kept} (sidecar spark ingest --once), then change it",
+        hint=f"Run it once with the previous schema, which is in {kept} (--once), then change it",
     )
 
 
-def _place(storage: Storage, checkpoint: str) -> Mapping[str, int] | None:
+def _place(storage: Storage, checkpoint: str) -> Mapping[str, Any] | None:
     """The offsets up to which a query has read; None while it has a pending micro-batch."""
     begun = _latest(storage, f"{checkpoint}/offsets")
     if begun != _latest(storage, f"{checkpoint}/commits"):
@@ -156,7 +160,7 @@ def _place(storage: Storage, checkpoint: str) -> Mapping[str, int] | None:
     if begun < 0:
         return {}
     offsets = json.loads(storage.read(f"{checkpoint}/offsets/{begun}").splitlines()[-1])
-    return {writer: seq for writer, seq in offsets.items() if seq >= 0}  # a writer at -1 was not read
+    return {name: place for name, place in offsets.items() if place != NOTHING_READ}
 
 
 def _latest(storage: Storage, folder: str) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from sidecar.errors import ConfigError
-from sidecar.zone.table import PARTITIONED_BY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,17 +33,29 @@ def has_delta(session: SparkSession) -> bool:
     return True
 
 
-def native(frame: DataFrame, form: str, path: str) -> DataStreamWriter:
+def native(frame: DataFrame, form: str, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
     """A writer for Spark's own sink; Parquet's log, or Delta's transactions by query and micro-batch, make it exact."""
     if form == "delta":
         for name, value in DELTA_CONF.items():
             if frame.sparkSession.conf.get(name, None) is None:
                 frame.sparkSession.conf.set(name, value)
-    writer = frame.writeStream.format(form).partitionBy(*PARTITIONED_BY)
+    writer = frame.writeStream.format(form)
+    if form == "parquet" or not _is_there(frame.sparkSession, path):
+        writer = writer.partitionBy(*partitioned_by)  # a table of Delta that is there keeps to its own
     return writer.option("path", path).option("mergeSchema", "true")
 
 
-def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], None]:
+def _is_there(session: SparkSession, path: str) -> bool:
+    from pyspark.errors import AnalysisException
+
+    try:
+        _ = session.read.format("delta").load(path).schema
+    except AnalysisException:
+        return False
+    return True
+
+
+def by_deltalake(path: str, query_id: Future[str], partitioned_by: Sequence[str]) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch`: append a micro-batch, through the driver's memory, unless the table has it.
 
     A micro-batch is identified by the query's id and its number, as in Delta's own sink, so that each may replace the
@@ -53,6 +64,7 @@ def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int],
     Args:
         path: The table; created if it is missing.
         query_id: Set once the query has started.
+        partitioned_by: Columns by which the table is partitioned if it is created.
 
     Raises:
         ConfigError: deltalake is not installed.
@@ -64,24 +76,29 @@ def by_deltalake(path: str, query_id: Future[str]) -> Callable[[DataFrame, int],
         from sidecar.sinks.delta import CONFIGURATION, sync_commit
     except ImportError as error:
         raise ConfigError(
-            "spark.table.format: delta needs Delta's jars in Spark, or deltalake, and neither is installed",
+            "a Delta table needs Delta's jars in Spark, or deltalake, and neither is installed",
             hint="pip install consumer-sidecar[delta], or give Spark the package io.delta:delta-spark_4.2_2.13",
         ) from error
 
+    def opened() -> deltalake.DeltaTable | None:
+        try:
+            return deltalake.DeltaTable(path)
+        except TableNotFoundError:
+            return None
+
     def append(frame: DataFrame, batch: int) -> None:
         app = query_id.result(WAIT_S)
+        table = opened()
+        known = None if table is None else table.transaction_version(app)
+        if known is not None and known >= batch:
+            return
         rows = frame.toArrow()
-        try:
-            table = deltalake.DeltaTable(path)
-        except TableNotFoundError:
+        if table is None:
             deltalake.DeltaTable.create(
-                path, deltalake.Schema.from_arrow(rows.schema), mode="ignore", partition_by=list(PARTITIONED_BY),
+                path, deltalake.Schema.from_arrow(rows.schema), mode="ignore", partition_by=list(partitioned_by),
                 configuration=dict(CONFIGURATION),
             )  # fmt: skip
             table = deltalake.DeltaTable(path)
-        known = table.transaction_version(app)
-        if known is not None and known >= batch:
-            return
         # This fails if another driver commits the same transaction meanwhile.
         properties = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=properties)

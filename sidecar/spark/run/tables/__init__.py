@@ -1,0 +1,1 @@
+"""The pipeline on Spark with a sink that is a table."""

@@ -1,0 +1,115 @@
+"""The driver of `sidecar spark run` with a sink that is a table: tasks sort messages, and Spark writes the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sidecar.config.model import Settings
+from sidecar.config.spark import Table
+from sidecar.core.records import TopicPartition
+from sidecar.ops.metrics import Metrics
+from sidecar.spark.ranges.broker import Places, asking, known_bounds
+from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.job import TRIGGER_MS, SparkRun
+from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.progress import OBSERVED_RANGES, RunProgress
+from sidecar.spark.run.tables.metrics import TableMetrics
+from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.targets import TABLE, Target
+from sidecar.zone.table import DATE, TABLE_DDL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sidecar.sources.kafka.start.offsets import Bounds
+    from sidecar.spark.run.executor.task import Job
+
+DRIVER_OFFSETS_MAX: Final = 100_000
+"""Limit of offsets in a micro-batch if all rows go through the driver's memory."""
+
+
+def job_of(settings: Settings) -> type[SparkRun]:
+    """The job for the sink of these settings."""
+    return SparkRun if settings.sink.chosen.table is None else TableRun
+
+
+class TableRun(SparkRun):
+    """The pipeline of one configuration on Spark, into a table. See `SparkRun`."""
+
+    def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
+        super().__init__(settings, stop_asked, once=once)
+        assert settings.spark is not None, "checked before"
+        target, table = settings.sink.chosen.table, settings.spark.table or Table()
+        assert target is not None, "see `job_of`"
+        every_ms = max(TRIGGER_MS, table.every_ms)
+        rules = TableRules(target.path, target.format, table.schema_, every_ms, partitioned_by=(DATE,))
+        self._filling = Filling(rules, f"file://{self._root}", once=once)
+        self._query_path = self._root / TABLE
+
+    @property
+    def _books(self) -> RunFolder:
+        return RunFolder(self._folder.path / TABLE)
+
+    @property
+    def _query_paths(self) -> Sequence[Path]:
+        return [self._root / target.name for target in self._filling.targets]
+
+    def _metrics(self, progress: RunProgress) -> Metrics:
+        return TableMetrics(progress)
+
+    def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
+        self._filling.check(session)
+        first, until = self._first(), self._until() if self._once else None
+        self._filling.start(stack, lambda target: self._rows(session, target, checkpoint, first, until))
+        return self._await_queries
+
+    def _first(self) -> Places:
+        """The start offsets of a new checkpoint, the same for both queries."""
+        from sidecar.spark.run.range_source import RangePlanner, Reading
+
+        kafka, limit = self._settings.source.kafka, self._settings.batch.span_max
+        return RangePlanner(Reading(kafka, self._folder.path, limit, self._stood)).initialOffset()
+
+    def _until(self) -> Mapping[TopicPartition, Bounds]:
+        """The ends of both queries, so that they read equally far."""
+        with asking(self._settings.source.kafka) as offsets:
+            return known_bounds(offsets, self._settings.source.kafka)
+
+    def _rows(
+        self,
+        session: SparkSession,
+        target: Target,
+        checkpoint: Checkpoint,
+        first: Places,
+        until: Mapping[TopicPartition, Bounds] | None,
+    ) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from sidecar.spark.run.executor.task import Job
+        from sidecar.spark.run.range_source import NAME, Reading, range_source
+
+        limit = self._settings.batch.span_max
+        if self._filling.through_driver:
+            limit = min(limit, DRIVER_OFFSETS_MAX)
+        reading = Reading(self._settings.source.kafka, self._folder.path / target.name, limit, first, until)
+        name = f"{NAME}_{target.name}"
+        session.dataSource.register(range_source(reading, name))
+        ranges = session.readStream.format(name).load().observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
+        return ranges.mapInArrow(_reader(Job(self._settings, self._folder.path, checkpoint, target.name)), TABLE_DDL)
+
+    def _await_queries(self, progress: RunProgress) -> None:
+        self._filling.await_end(progress, self._stop_asked, progress.settle, self._draining)
+        progress.settle(last=True)
+
+
+def _reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(ranges: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from sidecar.spark.run.executor.rows import rows_of_range
+
+        return rows_of_range(job, ranges)
+
+    return read
