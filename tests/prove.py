@@ -207,6 +207,13 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
             killed(broker, _made(folder / "deltalake"), n(200_000, 20_000), n(10, 2), "deltalake"),
         ]
 
+    def shared(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios import spark_ledger as keys
+
+        with PostgresqlServer() as database:
+            run = [keys.drivers, keys.executors]
+            return [one(broker, _made(folder / one.__name__), database, n(50_000, 6_000), n(5, 1)) for one in run]
+
     def zone(_: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.scenarios import spark_zone as zone
 
@@ -229,6 +236,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
         "spark-executors": executors,
         "spark-copies": copies,
         "spark-tables": into_tables,
+        "spark-ledger": shared,
         "spark-tests": partial(suite, "tests on Spark with several JVMs", "spark", mark="proof"),
     }
 

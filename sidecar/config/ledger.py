@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from sidecar.config.base import Model, OneOf
+from sidecar.config.marks import NotOnSpark
 from sidecar.config.postgresql import Database
 from sidecar.config.units import Duration
 
@@ -38,9 +39,9 @@ class PostgresqlLedger(Database, Remembering):
 class Ledger(OneOf):
     """Where business keys are remembered."""
 
-    sqlite: SqliteLedger | None = Field(
-        default=None, description="A file in `state.dir`, for this process only; `{}` is enough."
-    )
+    sqlite: Annotated[
+        SqliteLedger | None, NotOnSpark("its file is on one host, and tasks run on several; use postgresql")
+    ] = Field(default=None, description="A file in `state.dir`, for this process only; `{}` is enough.")
     postgresql: PostgresqlLedger | None = Field(
         default=None,
         description="A table per consumer group, shared by its sidecars on several hosts; needs the extra "

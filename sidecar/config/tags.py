@@ -160,7 +160,7 @@ class Dedup(Model):
         description="Memory for the ids of all partitions. Ids that do not fit are in files in `state.dir`.",
     )
     ledger: Annotated[
-        Ledger | None, NotOnSpark("ids are compared within a partition; run the daemon to use a ledger")
+        Ledger | None, OnSpark("`postgresql` applies with `sink.http`, but not with its `ordering: partition`; pinned")
     ] = Field(
         default=None,
         description="Compares ids across all partitions, in a database: `sqlite` or `postgresql`. Without it, ids "

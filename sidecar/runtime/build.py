@@ -264,8 +264,8 @@ def batch_rules(settings: Settings) -> BatchRules:
     )
 
 
-def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
-    """Rules of delivering batches."""
+def delivery_rules(settings: Settings, sink: Sink, *, copied: bool = False) -> DeliveryRules:
+    """Rules of delivering batches; `copied` on Spark, where several attempts at the same messages may run at once."""
     retry, chosen, ledger = settings.retry, settings.sink.chosen, settings.dedup.ledger
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
@@ -277,6 +277,7 @@ def delivery_rules(settings: Settings, sink: Sink) -> DeliveryRules:
         # One third is for the request, which the sink bounds, and one third for recording its result.
         lease_ms=ledger.remembering.claim_timeout_ms // 3 if ledger else None,
         numbered=settings.source.chosen.numbers_messages,
+        copied=copied,
         park_after_ms=retry.park_after_ms,
         park_max_bytes=settings.batch.max_bytes,
     )

@@ -163,10 +163,11 @@ def open_ledger_worker(
     if settings is None:
         return None
     limits = settings.remembering
-    return LedgerWorker(_open(settings, group, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
+    return LedgerWorker(open_ledger(settings, group, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
 
 
-def _open(settings: LedgerSettings, group: str, folder: Path) -> Ledger:
+def open_ledger(settings: LedgerSettings, group: str, folder: Path) -> Ledger:
+    """The ledger itself; like `open_ledger_worker`."""
     if settings.postgresql is None:
         return SqliteLedger(folder, _tell_damage)
     with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):

@@ -33,10 +33,10 @@ CLAIM_TIMEOUT = "60s"
 """Longer than a member is away, on a busy machine too."""
 
 
-def ledger(database: Database, url: str) -> dict[str, Any]:
+def ledger(database: Database, url: str, claim_timeout: str = CLAIM_TIMEOUT) -> dict[str, Any]:
     """The section of a ledger that sidecars share, by the order in the value."""
     password = {"password": database.password} if database.password else {}
-    shared = {"url": url, "claim_timeout": CLAIM_TIMEOUT, **password}
+    shared = {"url": url, "claim_timeout": claim_timeout, **password}
     return {"by": {"json": "$.order"}, "ledger": {"postgresql": shared}}
 
 
@@ -52,17 +52,22 @@ class Orders:
     Args:
         count: How many different ones.
         seed: Of which and where.
+        poisoned: Whether the first copy of every fourth order that is sent twice is poison.
     """
 
-    def __init__(self, count: int, seed: int = 1) -> None:
+    def __init__(self, count: int, seed: int = 1, *, poisoned: bool = False) -> None:
         chance = random.Random(seed)
         self.count = count
         places = [(float(order), order, 0) for order in range(count)]
         again = [order for order in range(count) if chance.random() < TWICE]
         places += [(order + chance.expovariate(1 / 200), order, 1) for order in again]
-        self.messages = [(chance.randrange(PARTITIONS), value(order, copy)) for _, order, copy in sorted(places)]
         self.twice = len(again)
-        self._order = {value_hash(value(order, copy)): order for _, order, copy in places}
+        self.poison = set(again[::4]) if poisoned else set[int]()
+        self.messages = [(chance.randrange(PARTITIONS), self._value(order, copy)) for _, order, copy in sorted(places)]
+        self._order = {value_hash(self._value(order, copy)): order for _, order, copy in places}
+
+    def _value(self, order: int, copy: int) -> bytes:
+        return value(order, copy, **({"note": "poison"} if not copy and order in self.poison else {}))
 
     def arrived(self, receiver: Receiver) -> Counter[int]:
         """How often each of them was stored, whichever copy."""

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from tests.scenarios.exactly_once import new_topics
-from tests.support.audit import Finding
+from tests.support.audit import Finding, StrikingReceiver
 from tests.support.jars import ROOT
 from tests.support.kafka import Broker
 from tests.support.process import wait_until
@@ -40,6 +40,50 @@ LATE_S = 0.2
 """Every second kill comes at random up to so long after the request that it waits for; the others at once."""
 
 
+class Strikes:
+    """Kills while a request is under way, one after the other.
+
+    Args:
+        receiver: Gets the requests.
+        share: How many rows arrive between two kills.
+        seed: Of the kills' instants.
+    """
+
+    def __init__(self, receiver: StrikingReceiver, share: int, seed: int = 1) -> None:
+        self._receiver = receiver
+        self._share = share
+        self._chance = random.Random(seed)
+
+    def strike(self, number: int, job: SparkJob, kill: Callable[[], Any]) -> None:
+        """Once enough has arrived for this kill, kill while a request is under way."""
+        rows, struck = self._receiver.stats, threading.Event()
+
+        def kill_at_once() -> None:
+            kill()
+            struck.set()
+
+        wait_until(lambda: rows["rows"] > number * self._share, PATIENCE_S, "more arrives", detail=job.log_tail)
+        self._receiver.strike = struck.set if number % 2 else kill_at_once
+        assert struck.wait(PATIENCE_S), f"no request comes\n{job.log_tail()}"
+        if number % 2:
+            time.sleep(self._chance.uniform(0, LATE_S))  # the instant is random: there is nothing to wait for
+            kill()
+
+
+def executor_killer(cluster: Cluster, port: int) -> tuple[list[psutil.Process], Callable[[], None]]:
+    """The executors killed so far, and what kills the one that sends to this port, at times without its Python."""
+    killed: list[psutil.Process] = []
+
+    def kill() -> None:
+        for executor in cluster.sending(port)[:1]:
+            killed.append(executor)
+            for process in family(executor)[: 1 if len(killed) % 2 else None]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+    return killed, kill
+
+
 class Scene:
     """Messages that wait in Kafka, and a receiver that loses 2 % of its answers.
 
@@ -53,7 +97,6 @@ class Scene:
 
     def __init__(self, broker: Broker, messages: int, times: int, seed: int, lane: Path | None = None) -> None:
         self.begun = time.monotonic()
-        self.chance = random.Random(seed)
         topics = new_topics(broker, 2, 3)
         self.expected = workload(topics, 3, messages).produce(broker.bootstrap)
         self.receiver = ComparingReceiver(self.expected)
@@ -68,7 +111,7 @@ class Scene:
             self.settings["dedup"] = {"by": {"header": "id"}}
             paths = os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))
             self.env = {"PYTHONPATH": paths, "SIDECAR_FASTLANE_LIBRARY": str(lane)}
-        self._share = len(alive(self.expected)) // (times + 1)
+        self._strikes = Strikes(self.receiver, len(alive(self.expected)) // (times + 1), seed)
         self._messages, self._times = messages, times
 
     def __enter__(self) -> Scene:
@@ -79,18 +122,7 @@ class Scene:
 
     def strike(self, number: int, job: SparkJob, kill: Callable[[], Any]) -> None:
         """Once enough has arrived for this kill, kill while a request is under way."""
-        rows, struck = self.receiver.stats, threading.Event()
-
-        def kill_at_once() -> None:
-            kill()
-            struck.set()
-
-        wait_until(lambda: rows["rows"] > number * self._share, PATIENCE_S, "more arrives", detail=job.log_tail)
-        self.receiver.strike = struck.set if number % 2 else kill_at_once
-        assert struck.wait(PATIENCE_S), f"no request comes\n{job.log_tail()}"
-        if number % 2:
-            time.sleep(self.chance.uniform(0, LATE_S))  # the instant is random: there is nothing to wait for
-            kill()
+        self._strikes.strike(number, job, kill)
 
     def finish(self, job: SparkJob, point: str) -> Finding:
         """All came, once, whole and under one name; the poison is dead_lettered once; the books balance."""
@@ -142,15 +174,7 @@ def executors(
     Such a Python goes on sending for a moment, beside the task that took its place.
     """
     with Scene(broker, messages, times, seed, lane) as scene, Cluster(folder / "cluster", env=scene.env) as cluster:
-        killed: list[psutil.Process] = []
-
-        def kill() -> None:
-            for executor in cluster.sending(scene.receiver.port)[:1]:
-                killed.append(executor)
-                for process in family(executor)[: 1 if len(killed) % 2 else None]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
-
+        killed, kill = executor_killer(cluster, scene.receiver.port)
         with SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True, env=scene.env) as job:
             for number in range(times):
                 while len(killed) <= number:

@@ -29,6 +29,7 @@ sink:
 state: {dir: /tmp/state}
 spark: {checkpoint: /tmp/checkpoint}
 """
+SHARED = "dedup: {by: key, ledger: {postgresql: {url: 'postgresql://u@h/d'}}}\n"
 
 
 def kafka(**change: Any) -> KafkaSource:
@@ -57,7 +58,21 @@ def test_what_holds_is_accepted(tmp_path: Path) -> None:
         ("/tmp/checkpoint", "s3a://bucket/c", ":10:9: spark.checkpoint: must be a path"),
         ("/tmp/checkpoint", "hdfs:/c", ":10:9: spark.checkpoint: must be a path"),
         ("spark:", "batch: {by: group}\nspark:", ":10:9: batch.by: cannot be group"),
-        ("spark:", "dedup: {by: key, ledger: {sqlite: {}}}\nspark:", ":10:18: dedup.ledger: is not supported on Spark"),
+        (
+            "spark:",
+            "dedup: {by: key, ledger: {sqlite: {}}}\nspark:",
+            ":10:27: dedup.ledger.sqlite: is not supported on Spark: its file is on one host",
+        ),
+        (
+            'http: {url: "http://localhost:1/"}\n',
+            'http: {url: "http://localhost:1/", ordering: partition}\n' + SHARED,
+            ": sink.http.ordering: cannot be partition on Spark with dedup.ledger",
+        ),
+        (
+            'http: {url: "http://localhost:1/"}\n',
+            "console: {}\n" + SHARED,
+            ": dedup.ledger: cannot be used on Spark with sink.console",
+        ),
         ("spark:", "delay: {store: local}\nspark:", ":10:1: delay: is not supported on Spark: a task cannot hold"),
         ('http: {url: "http://localhost:1/"}', "console: {}", ":8:3: sink.console: is not supported on Spark: "),
         ('http: {url: "http://localhost:1/"}', "file: {path: x}", ":8:3: sink.file: is not supported on Spark: "),

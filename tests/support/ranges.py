@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
+from sidecar.core.claims import Mark, State
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Report, Send, Store
+from sidecar.core.effects import Claim, Report, Send, Store
 from sidecar.core.intake.reading import Reading
 from sidecar.core.parts import Batch
 from sidecar.core.ranges.pipeline import Halve, Halved, RangePipeline
-from sidecar.core.records import Answer, DeadLetter, Run
-from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_tags
-from tests.support.shell import ACK, TP, AllGroups
+from sidecar.core.records import Answer, DeadLetter, Run, TopicPartition
+from sidecar.ledger.interface import Ledger
+from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags
+from tests.support.shell import ACK, LEASE_MS, TP, AllGroups
 
+CLAIM_MS = 3 * LEASE_MS
 Asked = Callable[[Batch, list[int]], Answer]
 
 
@@ -35,10 +38,16 @@ class Receiver:
         self.rows: dict[str, tuple[bytes, ...]] = {}
         self.differing: list[str] = []
 
-    def store(self, batch: Batch) -> None:
-        """Take a batch."""
+    def store(self, batch: Batch, without: Collection[int] = ()) -> None:
+        """Take a batch, except for the rows at some offsets."""
         for part in batch.parts:
-            rows = tuple(row for piece in part.fragments if piece.offsets for row in bytes(piece.data).split(b"\n"))
+            pairs = [
+                pair
+                for piece in part.fragments
+                if piece.offsets
+                for pair in zip(piece.offsets, bytes(piece.data).split(b"\n"), strict=True)
+            ]
+            rows = tuple(row for offset, row in pairs if offset not in without)
             if self.rows.setdefault(f"{part.group} {part.name}", rows) != rows:
                 self.differing.append(part.name)
 
@@ -56,7 +65,10 @@ class Attempt:
         max_bytes: Of a batch.
         held: Bytes that may be held.
         give_up: After so many attempts messages are dead letters.
+        chance: Uniform in [0, 1).
         again: Whether an earlier attempt may have sent anything.
+        ledger: Takes the claims of rows, if there is one.
+        tp: The partition.
     """
 
     def __init__(
@@ -71,23 +83,32 @@ class Attempt:
         max_bytes: int = 10_000,
         held: int = 1 << 20,
         give_up: int | None = None,
+        chance: Callable[[], float] = lambda: 1.0,
         again: bool = False,
+        ledger: Ledger | None = None,
+        tp: TopicPartition = TP,
     ) -> None:
         self.halved = set() if halved is None else halved
         self.letters: list[DeadLetter] = []
         self.sent: list[tuple[str, list[int], int]] = []
         """Name, offsets and number of the attempt of each send."""
+        self.errors: list[Mark] = []
+        """Ends of claims that the ledger is told once no attempt can follow."""
         self.now_ms = 0.0
         self.store_ok = True
         self._receiver, self._asked, self._kill = receiver, asked, kill
         columns: Any = Columns()
         groups: Any = AllGroups()
-        reading = Reading(columns, LineFramer(), read_tags, groups, read_ids if ids else None)
-        rules = DeliveryRules(
-            backoff=Backoff(100, 1_000), concurrency=4, ordered=False, separator=b"\n", give_up_attempts=give_up
+        self._ledger, self._tp = ledger, tp
+        self.reading = Reading(
+            columns, LineFramer(), read_tags, groups, read_ids if ids else None, keys=read_keys if ledger else None
         )
+        rules = DeliveryRules(
+            backoff=Backoff(100, 1_000), concurrency=4, ordered=False, separator=b"\n", give_up_attempts=give_up,
+            lease_ms=LEASE_MS if ledger else None, copied=True,
+        )  # fmt: skip
         self.pipeline = RangePipeline(
-            reading, Limits(max_messages, max_bytes), held, rules, lambda: 1.0, TP, "5c0pe000",
+            self.reading, Limits(max_messages, max_bytes), held, rules, chance, tp, "5c0pe000",
             halved=tuple(self.halved), again=again,
         )  # fmt: skip
 
@@ -95,7 +116,7 @@ class Attempt:
         """Read all rows, in runs, as there is room; each event is at an end before the next."""
         for i in range(0, len(rows), at_once):
             some = list(rows[i : i + at_once])
-            self.pipeline.read(Run(TP, some, some[0][0], some[-1][0]), self.now_ms)
+            self.pipeline.read(Run(self._tp, some, some[0][0], some[-1][0]), self.now_ms)
             self.turn()
 
     def turn(self) -> None:
@@ -105,6 +126,13 @@ class Attempt:
             for effect in effects:
                 self._kill()
                 self._do(effect)
+                self._kill()
+        for mark in self.pipeline.take_marks():
+            if mark.state is State.ERROR:
+                self.errors.append(mark)
+            else:
+                assert self._ledger is not None
+                self._ledger.settle([mark])
                 self._kill()
 
     def finish(self, turns: int = 200) -> None:
@@ -131,6 +159,9 @@ class Attempt:
             case Halve(parts):
                 self.halved.update(parts)
                 self.pipeline.halved()
+            case Claim(number, wants):
+                assert self._ledger is not None
+                self.pipeline.claimed(number, self._ledger.claim(wants, CLAIM_MS), self.now_ms)
             case Report():
                 pass
             case _:

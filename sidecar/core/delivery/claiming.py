@@ -19,7 +19,7 @@ from sidecar.core.delivery.admission import Admission
 from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.askings import Asking, Askings
 from sidecar.core.delivery.outbox import Outbox
-from sidecar.core.delivery.output import Changed, GivenUp, Output
+from sidecar.core.delivery.output import Carried, Changed, GivenUp, Output
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event
 from sidecar.core.effects import Claim
@@ -138,7 +138,9 @@ class Claiming:
         alive = [(part, hold, rows) for part, hold, rows in answered if part.life.alive and hold is not None]
         # Another owner split these rows in another way: parts sent now would have names that the receiver may have seen
         # with other rows.
-        lost = {part.tp for part, hold, rows in alive if _told_apart_elsewhere(hold, rows)}
+        lost = set()
+        if not self._rules.copied:
+            lost = {part.tp for part, hold, rows in alive if _told_apart_elsewhere(hold, rows)}
         for tp in lost:
             self._output.tell(GivenUp(tp, "another owner of the partition told its rows apart"))
         ours = [piece for piece in alive if piece[0].tp not in lost]
@@ -169,6 +171,8 @@ class Claiming:
 
     def _apart(self, part: Part, hold: Hold, rows: dict[int, set[int]], at_ms: float, now_ms: float) -> Part | None:
         twins = rows.pop(DUPLICATE, set())
+        if self._rules.copied and (held := rows.pop(HELD, None)):
+            self._carry(part, pick(part.fragments, held, self._rules.separator))
         if not rows:
             self._settlement.finish(part, "duplicate", len(twins))
             return None
@@ -190,6 +194,11 @@ class Claiming:
             else:
                 self._admission.add([piece.part])
         return main
+
+    def _carry(self, part: Part, held: Sequence[Fragment]) -> None:
+        offsets = [offset for fragment in held for offset in fragment.offsets]
+        keys = b"".join([fragment.keys for fragment in held])
+        self._output.tell(Carried(part.tp, part.group, part.first, part.last, offsets, keys))
 
     def _replace(self, part: Part, hold: Hold, pieces: Mapping[int, list[Fragment]]) -> list[_Piece]:
         parts = self._owned[part.tp].outstanding.separate(part, pieces, hold.token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from sidecar.core.effects import Effect, FieldValue, Report
@@ -39,6 +40,20 @@ class GivenUp(NamedTuple):
     reason: str
 
 
+class Carried(NamedTuple):
+    """Rows of a part whose keys twins hold: they are in no part any more, and are claimed again elsewhere.
+
+    `first` and `last` are the part's: with a token of the ledger they give the rows their names.
+    """
+
+    tp: TopicPartition
+    group: str
+    first: int
+    last: int
+    offsets: Sequence[int]
+    keys: bytes
+
+
 class Fetched(NamedTuple):
     """Parked messages of a partition are in flight again."""
 
@@ -46,7 +61,7 @@ class Fetched(NamedTuple):
     messages: int
 
 
-Outcome: TypeAlias = Settled | Changed | Halved | GivenUp | Fetched
+Outcome: TypeAlias = Settled | Changed | Halved | GivenUp | Carried | Fetched
 
 
 class Output:

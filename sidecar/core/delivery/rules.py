@@ -23,6 +23,8 @@ class DeliveryRules:
         park_after_ms: Time for which a group fails after which its parts are parked; None for never.
         park_max_bytes: The largest part that is parked.
         numbered: Whether offsets are the source's own numbers, which are meaningless in another scope.
+        copied: Whether several attempts at the same messages may run at once, each to its end, as tasks on Spark: none
+            waits for a twin, and each follows what another one has claimed or split.
     """
 
     backoff: Backoff
@@ -33,6 +35,7 @@ class DeliveryRules:
     give_up_ms: int | None = None
     lease_ms: int | None = None
     numbered: bool = False
+    copied: bool = False
     park_after_ms: int | None = None
     park_max_bytes: float = inf
 

@@ -92,6 +92,17 @@ class Dues:
         self._begun_marks |= bool(marks)
         return marks
 
+    def take_errors(self) -> tuple[Mark, ...]:
+        """Remove and return the errors that the ledger may be told after a commit."""
+        errors, self._errors = tuple(self._errors), []
+        return errors
+
+    def lift_barriers(self) -> None:
+        """End all barriers: nobody else can come to own the partition."""
+        for barrier in self._barriers:
+            barrier.durable = True
+        self._barriers.clear()
+
     def acknowledged(self, begun: Begun) -> bool:
         """Handle a successful commit. Return whether another one is due, for entries that may be written now."""
         self._durable, self._begun_marks = begun.state, False

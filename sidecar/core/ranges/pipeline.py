@@ -5,30 +5,36 @@ pinned settings: so a retried task, another attempt and a restart make the same 
 Therefore there is no linger, no cut for a free sender and no cut by current memory use; and a part needs no intent,
 because it is as durable as the range. Only the halving of a refused part is an event, and the halves are stored before
 they are sent.
+
+With a ledger, it is the ledger that tells which rows of a part go out under which name: it gives each attempt the same
+answer for what was claimed, and has the halves. Rows that twins hold leave the range (`carried`): nothing waits here
+for a message of another range.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
+from sidecar.core.claims import Mark
 from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.delivery.output import Carried, Settled
 from sidecar.core.delivery.output import Halved as OneHalved
-from sidecar.core.delivery.output import Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import Reading
 from sidecar.core.intents import Intent
+from sidecar.core.partition_state import lane_key
 from sidecar.core.parts import Part
 from sidecar.core.ranges.cutting import RangeCutter
 from sidecar.core.ranges.sorting import owned_range
-from sidecar.core.records import Answer, Run, TopicPartition
+from sidecar.core.records import Answer, Fragment, Run, TopicPartition
 
 INTENTS_MAX = 1_000
 """Maximum number of parts of a range that are cut and not settled; settling one scans all."""
@@ -127,6 +133,8 @@ class RangePipeline:
         self.memory = Memory()
         self.delivery = Delivery(rules, owned, self.memory, jitter)
         self.books = Books()
+        self.carried: list[Carried] = []
+        """Rows that twins hold: they count as in flight, and are claimed again once the range is at its end."""
         self._cutter = RangeCutter(self.range, limits, held_max_bytes // OPEN_SHARE, self._separator)
         self._ending = False
 
@@ -144,6 +152,13 @@ class RangePipeline:
             self._add(part)
         self.range.read_past(run.last + 1)
         self.range.dues.drop_ids()  # a file of windows replaces the daemon's journal
+
+    def take_up(self, group: str, first: int, last: int, fragment: Fragment) -> None:
+        """Deliver rows that an earlier attempt carried out of the part from `first` to `last`, under its names."""
+        self.books.read(fragment.count, 0, 0)
+        self.memory.hold(held_bytes(fragment))
+        intent = self.range.promises.promise(lane_key(group), first, last)
+        self._add(self.range.outstanding.add(group, intent, [fragment]))
 
     def _add(self, part: Part) -> None:
         part.intent.stand(old=self._again)
@@ -170,6 +185,19 @@ class RangePipeline:
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply()
 
+    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
+        """Handle the ledger's verdicts on one `Claim`; None if it could not be asked.
+
+        Raises:
+            StrayEventError: No such claim is open.
+        """
+        self.delivery.claimed(number, verdicts, now_ms)
+        self._apply()
+
+    def take_marks(self) -> tuple[Mark, ...]:
+        """Remove and return the ends of claims that are due since the last call."""
+        return self.range.dues.take_marks() + self.range.dues.take_errors()
+
     def halved(self) -> None:
         """Record that the parts of the first outstanding `Halve` are durable.
 
@@ -192,15 +220,18 @@ class RangePipeline:
         return effects
 
     def _apply(self) -> None:
-        """Apply the outcomes of an event; nothing is committed here, so state changes are ignored."""
+        """Apply the outcomes of an event; nothing is committed here, so a changed state is as good as durable."""
         for outcome in self.delivery.output.take_outcomes():
             match outcome:
                 case Settled(_, name, messages):
                     self.books.settle(name, messages)
                 case OneHalved(_, group, first, last):
                     self._halvings.add((group, first, last))
-                case _:
-                    pass  # `Changed` and `GivenUp`: nothing is committed, and no other owner claims
+                case Carried():
+                    self.carried.append(outcome)
+                case _:  # `Changed`: a range has no owner that another one could replace
+                    self.range.dues.lift_barriers()
+                    self.delivery.release_durable()
 
     @property
     def cuts(self) -> Mapping[str, int]:

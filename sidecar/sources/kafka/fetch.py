@@ -54,7 +54,7 @@ class Fetcher:
         Raises:
             UnavailableError: The broker does not give it within 5 s.
         """
-        message = self._message(tp, offset)
+        message = self.message(tp, offset)
         if message is None:
             return None
         (at_ms,) = _COLUMNS.timestamps([message])
@@ -62,10 +62,11 @@ class Fetcher:
 
     def digest(self, tp: TopicPartition, offset: int) -> int | None:
         """The digest of the message at this offset, None if it is gone; raises like `fetch`."""
-        message = self._message(tp, offset)
+        message = self.message(tp, offset)
         return None if message is None else digest_of(message)
 
-    def _message(self, tp: TopicPartition, offset: int) -> ck.Message | None:
+    def message(self, tp: TopicPartition, offset: int) -> ck.Message | None:
+        """The message as the client has it, None if it is gone; raises like `fetch`."""
         with self._busy:
             if self._client is None:
                 self._client = ck.Consumer(self._config)

@@ -6,6 +6,7 @@
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
+    twins/<micro-batch>            what tasks leave to the driver, with a ledger (see `twins`)
     books/<micro-batch>            the books of its tasks; with a table a folder with those of each task
     answers                        how many of the last messages were accepted and refused
     notes/<topic>-<partition>      why a task does not progress at present

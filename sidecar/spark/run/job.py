@@ -77,6 +77,8 @@ class SparkRun:
             state = stack.enter_context(closing(Store(settings.state.dir)))
             checkpoint = self._open_checkpoint()
             progress = RunProgress(settings, self._books, self._query_path, state)
+            progress.open()
+            stack.callback(progress.close)
             if settings.admin.listen:
                 metrics = self._metrics(progress)
                 admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
@@ -217,6 +219,9 @@ class SparkRun:
         progress.heard(query.recentProgress)
         error = None if self._stop_asked() else query.exception()
         progress.settle(last=error is None)
+        while error is None and not (progress.at_rest or self._stop_asked()):
+            time.sleep(TURN_S)
+            progress.settle(last=True)
         if error is not None:
             driver.fail(progress, error)
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
+
+if TYPE_CHECKING:
+    from sidecar.core.claims import Mark
+    from sidecar.core.delivery.output import Carried
 
 
 @dataclass(slots=True)
@@ -26,6 +30,12 @@ class Outcome:
     """Files with dead letters."""
     refused: int = 0
     """Number of messages that the receiver permanently refused."""
+    carried: list[Carried] = field(default_factory=list)
+    """Rows whose keys twins held; they count as in flight."""
+    errors: list[Mark] = field(default_factory=list)
+    """Dead letters, of which the ledger is to be told when the micro-batch is committed."""
+    scope: str = ""
+    """Identity of the partition in the names of parts."""
     lane: str | None = None
     """Why the fast lane did not read it, empty if it did; None if it was not wanted."""
 

@@ -19,6 +19,7 @@ from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.ranges.shared import names, read, write
+from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.state.offset_map import Identity
 
 CUTS_VERSION = 1
@@ -81,6 +82,8 @@ def rules_of(settings: Settings) -> dict[str, Any]:
         "dedup.capacity": dedup.capacity,
         **({} if settings.sink.chosen.table else cuts),
         "sink.http.format": settings.sink.chosen.row_format,
+        # Only where it is set: checkpoints of earlier versions keep their names.
+        **({"dedup.ledger": dedup.ledger.name} if dedup.ledger else {}),
     }
 
 
@@ -95,12 +98,17 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
 
     Raises:
         ConfigError: It is bound to other settings, and a micro-batch is pending, or the queries have not read equally
-            far; or it is another cluster's.
+            far; or it is another cluster's; or a ledger was removed while messages wait for their twins.
         StateError: Sidecar's folder is missing beside a used checkpoint.
     """
     incarnation = _incarnation(queries, folder, cluster_id)
     pending = max(map(pending_batch, queries))
     rules = rules_of(settings)
+    if settings.dedup.ledger is None and (waiting := TwinFiles(folder).batches()):
+        raise ConfigError(
+            f"dedup.ledger was removed, and messages of micro-batch {waiting[0]} wait for their twins in the ledger",
+            hint="finish them with the previous file (sidecar spark run --once), then remove it",
+        )
     path = folder / "rules.json"
     before = orjson.loads(read(path)) if path.exists() else rules
     if before != rules:

@@ -22,6 +22,8 @@ from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.pinned import latest_batch
+from sidecar.spark.run.twins.files import TwinFiles
+from sidecar.spark.run.twins.resolver import Resolved, Resolver
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.state.interface import State
 from sidecar.version import version
@@ -131,7 +133,16 @@ class Tally:
         except OSError:
             return {}
 
-    def activity(self) -> Activity:
+    def settle_twins(self, resolved: Resolved) -> None:
+        """Add what became of messages after their micro-batch."""
+        status = self._status(resolved.tp)
+        status += resolved.books
+        self.totals += resolved.books
+        if resolved.outcome is not None:
+            self._sends.update(resolved.outcome.sends)
+            self._batches.update(resolved.outcome.batches)
+
+    def activity(self, twins_waiting: int) -> Activity:
         """The activity for the status."""
         return Activity(
             groups=(),
@@ -142,7 +153,7 @@ class Tally:
             rebalances={},
             snapshots={},
             ledger={},
-            twins_waiting=0,
+            twins_waiting=twins_waiting,
             send_seconds=NO_SECONDS,
             commit_seconds=NO_SECONDS,
             delivered=Delivered(),
@@ -166,12 +177,29 @@ class RunProgress:
         self._state = state
         self._begun_after = latest_batch(query, "commits")
         self._settled = -1
+        self._twins = TwinFiles(folder.path)
+        self._resolver = Resolver(settings, folder, self._begun_after) if settings.dedup.ledger else None
         self._observed: dict[int, Mapping[str, Any]] = {}
         self._started = datetime.now(UTC)
         self._tally = Tally(query)
         self._problem = ""
         self._live = True
         self._snapshot = self._build()
+
+    def open(self) -> None:
+        """Start to settle messages whose twins were claimed, if there is a ledger."""
+        if self._resolver is not None:
+            self._resolver.open()
+
+    def close(self) -> None:
+        """End that."""
+        if self._resolver is not None:
+            self._resolver.close()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no message waits for a twin, if all micro-batches are committed."""
+        return self._resolver is None or (self._resolver.at_rest and not self._twins.letter_files())
 
     # Reports
 
@@ -217,9 +245,25 @@ class RunProgress:
                 self._observed = {number: kept for number, kept in self._observed.items() if number > batch}
             self._settled = batch
             self._folder.books.forget(batch)
+        self._settle_twins(last=last)
         if known and not self._problem:
             log.info("dead_letters.stored")
         self._snapshot = self._build()
+
+    def _settle_twins(self, *, last: bool) -> None:
+        if self._resolver is None:
+            return
+        self._resolver.committed(self._settled)
+        for resolved in self._resolver.results():
+            self._tally.settle_twins(resolved)
+        try:
+            for path in self._twins.letter_files():
+                self._state.letters.put(letters_in(path))
+                self._twins.forget_letters(path)
+        except SidecarError as error:
+            self._problem = f"dead letters wait for room: {error}"
+            if last:
+                raise
 
     def _store_letters(self, batch: int, books: Mapping[str, Any]) -> None:
         for name in books.get("letters", ()):
@@ -247,6 +291,8 @@ class RunProgress:
         lags = [partition.lag for partition in partitions if partition.lag is not None]
         kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
         problems = [Problem(kind, self._problem or text)] if self._problem or text else []
+        if self._resolver is not None and self._resolver.problem is not None:
+            problems.append(self._resolver.problem)
         problems += [Problem("group", f"{name}: {text}") for name, text in self._folder.notes.all().items()]
         return StatusSnapshot(
             group_id=self._settings.source.kafka.group_id,
@@ -259,7 +305,7 @@ class RunProgress:
             problems=tuple(problems),
             budget_bytes=self._settings.memory.budget_bytes,
             dead_letters=self._state.letters.count(),
-            activity=self._tally.activity(),
+            activity=self._tally.activity(self._resolver.waiting if self._resolver else 0),
         )
 
 

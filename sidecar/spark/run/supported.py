@@ -38,6 +38,11 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     for option in options():
         if option.not_on_spark and _is_in(shown, option.path):
             yield option.path, f"is not supported on Spark: {option.not_on_spark}"
+    if settings.dedup.ledger and settings.sink.name != "http":
+        yield ("dedup", "ledger"), f"cannot be used on Spark with sink.{settings.sink.name}: use sink.http"
+    elif settings.dedup.ledger and settings.sink.chosen.one_by_one:
+        text = "cannot be partition on Spark with dedup.ledger: what waits for a twin is delivered after later messages"
+        yield ("sink", "http", "ordering"), text
     if settings.sink.chosen.table is not None and settings.spark is not None:
         yield from _against_table(settings.sink.name, settings.spark)
         return

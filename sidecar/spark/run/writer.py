@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome, books_of
+from sidecar.spark.run.twins.files import TwinFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +54,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """Store the books of a micro-batch whose tasks are done; the driver's own process reads them."""
         folder = RunFolder(self._path)
         outcomes = [m.outcome for m in messages if isinstance(m, Delivered) and m.outcome is not None]
+        TwinFiles(self._path).put_outcomes(batchId, outcomes)  # first: books that are there have all beside them
         folder.books.put(batchId, books_of(outcomes))
         folder.add_answers(
             sum(outcome.books.delivered for outcome in outcomes), sum(outcome.refused for outcome in outcomes)

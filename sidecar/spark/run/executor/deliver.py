@@ -1,13 +1,17 @@
-"""Delivers one offset range on an executor: performs the core's effects, with the daemon's own sink. Knows no Spark."""
+"""Delivers one offset range on an executor: performs the core's effects, with the daemon's own sink. Knows no Spark.
+
+The driver delivers in the same way what twins elsewhere kept back (see `twins`).
+"""
 
 from __future__ import annotations
 
 import queue
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import assert_never
 
 import structlog
@@ -29,16 +33,19 @@ from sidecar.core.effects import (
     Store,
     Unpark,
 )
+from sidecar.core.intake.reading import Reading
 from sidecar.core.ranges.pipeline import Halve, RangePipeline
-from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition, group_label
+from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import SidecarError
 from sidecar.runtime.build import build_reading, delivery_rules, plan_memory
 from sidecar.runtime.dead_letters import DeadLetterStore, open_dead_letters
+from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered, Senders
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.spark.ranges.windows import Windows
+from sidecar.spark.run.executor.claims import Claims, MarksAnswered
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
@@ -61,6 +68,7 @@ class Task:
         batch: The micro-batch.
         attempt: Distinguishes this attempt's files from those of others.
         again: Whether an earlier attempt may have sent anything.
+        letters: Folder of the dead letters' files; None for that of the micro-batch.
     """
 
     tp: TopicPartition
@@ -69,6 +77,12 @@ class Task:
     batch: int
     attempt: str
     again: bool
+    letters: Path | None = None
+
+    @property
+    def stem(self) -> str:
+        """The names of this attempt's files begin with it."""
+        return f"{self.tp.topic}-{self.tp.partition}-{self.attempt}"
 
 
 def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
@@ -90,6 +104,39 @@ def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns,
         delivery = _Delivery(settings, folder, task, columns, stack)
         for run in runs:
             delivery.feed(run)
+        return delivery.finish()
+
+
+class StoppedError(Exception):
+    """A delivery was ended by `stopped`; what is not settled is delivered another time, under the same names."""
+
+
+def deliver_carried(
+    settings: Settings,
+    folder: RunFolder,
+    task: Task,
+    columns: Columns,
+    parts: Callable[[Reading], Iterable[tuple[str, int, int, Fragment]]],
+    stopped: Callable[[], bool],
+) -> Outcome:
+    """Deliver rows that were carried out of parts, as `RangePipeline.take_up` does.
+
+    Args:
+        settings: The configuration, with a ledger.
+        folder: The run's folder.
+        task: Their partition, with the scope that they have their names in.
+        columns: Reads their messages.
+        parts: Gives group, first and last offset of each part, and the rows, framed by these rules.
+        stopped: Whether to end at once.
+
+    Raises:
+        StoppedError: It was ended.
+        SidecarError: Like `deliver`.
+    """
+    with ExitStack() as stack:
+        delivery = _Delivery(settings, folder, task, columns, stack, stopped)
+        for part in parts(delivery.reading):
+            delivery.take_up(*part)
         return delivery.finish()
 
 
@@ -153,15 +200,17 @@ class _Note:
         self._noted = ""
         self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
-    def tend(self, pipeline: RangePipeline, now_s: float) -> None:
+    def tend(self, pipeline: RangePipeline, ledger_problem: str, now_s: float) -> None:
         """Update the note periodically."""
         if now_s >= self._note_at_s:
             self._note_at_s = now_s + NOTE_EVERY_S
-            self.tell(self._trouble(pipeline))
+            self.tell(self._trouble(pipeline, ledger_problem))
 
-    def _trouble(self, pipeline: RangePipeline) -> str:
+    def _trouble(self, pipeline: RangePipeline, ledger_problem: str) -> str:
         if pipeline.stalled:
             return pipeline.stalled
+        if ledger_problem:
+            return f"nothing is sent: the ledger is unavailable: {ledger_problem}"
         failing = [group for group in pipeline.delivery.outbox.groups.values() if group.failing_since_ms is not None]
         if not failing:
             return ""
@@ -177,12 +226,22 @@ class _Note:
 
 
 class _Delivery:
-    def __init__(self, settings: Settings, folder: RunFolder, task: Task, columns: Columns, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        task: Task,
+        columns: Columns,
+        stack: ExitStack,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._folder = folder
         self._task = task
+        self._stopped = stopped
         reading, sink = build_reading(settings, columns)
-        reading = replace(reading, bitmap_ids=False)  # only sorted runs can be kept as increments
-        self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        self.reading = reading = replace(reading, bitmap_ids=False)  # only sorted runs can be kept as increments
+        self._inbox: queue.SimpleQueue[Answered | ClaimAnswered | MarksAnswered] = queue.SimpleQueue()
+        self._claims = Claims(settings, self._inbox, stack)
         self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
         batch = settings.batch
@@ -190,7 +249,7 @@ class _Delivery:
             reading,
             Limits(batch.max_messages, batch.max_bytes),
             plan_memory(settings.memory.budget_bytes).held_max_bytes,
-            delivery_rules(settings, sink),
+            delivery_rules(settings, sink, copied=True),
             random.random,
             task.tp,
             task.scope,
@@ -199,8 +258,7 @@ class _Delivery:
         )
         for taken, refused in folder.answers():  # a receiver that refuses everything must be known to the next task too
             self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
-        stem = f"{task.tp.topic}-{task.tp.partition}-{task.attempt}"
-        files = LetterFiles(folder.path / "letters" / str(task.batch), stem)
+        files = LetterFiles(task.letters or folder.path / "letters" / str(task.batch), task.stem)
         self._letters = _Letters(settings, files, stack)
         self._note = _Note(folder.notes, task.tp)
         self._windows: Windows | None = None
@@ -213,17 +271,19 @@ class _Delivery:
         """Take a run, once there is room for more."""
         self._pipeline.read(run, time.monotonic() * 1000)
         self._last = run.last
-        self._turn()
-        while self._pipeline.full:
-            self._turn(WAIT_S)
+        self._make_room()
+
+    def take_up(self, group: str, first: int, last: int, fragment: Fragment) -> None:
+        """Take rows that were carried out of a part, once there is room for more."""
+        self._pipeline.take_up(group, first, last, fragment)
+        self._make_room()
 
     def finish(self) -> Outcome:
         """Wait until all is settled, and make durable what the next micro-batch needs."""
         pipeline, task = self._pipeline, self._task
         pipeline.end()
         self._turn()
-        while not pipeline.idle:
-            self._turn(WAIT_S)
+        self._await(lambda: pipeline.idle and self._claims.at_rest)
         if self._windows is not None:
             self._windows.save(self._window, task.batch)
         self._note.tell("")
@@ -238,6 +298,9 @@ class _Delivery:
             batches,
             letters.files.names,
             letters.refused,
+            carried=pipeline.carried,
+            errors=self._claims.errors,
+            scope=task.scope,
         )
 
     @property
@@ -248,24 +311,42 @@ class _Delivery:
 
     # The loop
 
+    def _make_room(self) -> None:
+        self._turn()
+        self._await(lambda: not self._pipeline.full)
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._stopped():
+                raise StoppedError
+            self._turn(WAIT_S)
+
     def _turn(self, wait_s: float = 0.0) -> None:
         self._take_inbox(wait_s)
         now_s = time.monotonic()
         while effects := self._pipeline.step(now_s * 1000):
             for effect in effects:
                 self._perform(effect)
-        self._note.tend(self._pipeline, now_s)
+        self._claims.tend(self._pipeline.take_marks(), now_s)
+        self._note.tend(self._pipeline, self._claims.problem, now_s)
 
     def _take_inbox(self, wait_s: float) -> None:
         try:
-            answered = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            mail = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             while True:
-                self._pipeline.answered(
-                    answered.batch_id, answered.answer, time.monotonic() * 1000, int(time.time() * 1000)
-                )
-                answered = self._inbox.get_nowait()
+                self._take(mail, time.monotonic() * 1000)
+                mail = self._inbox.get_nowait()
         except queue.Empty:
             return
+
+    def _take(self, mail: Answered | ClaimAnswered | MarksAnswered, now_ms: float) -> None:
+        match mail:
+            case Answered(batch_id, answer):
+                self._pipeline.answered(batch_id, answer, now_ms, int(time.time() * 1000))
+            case ClaimAnswered(number, verdicts):
+                self._pipeline.claimed(number, verdicts, now_ms)
+            case MarksAnswered(ok):
+                self._claims.answered(ok=ok, now_s=now_ms / 1000)
 
     def _perform(self, effect: Effect | Halve) -> None:
         match effect:
@@ -278,7 +359,9 @@ class _Delivery:
                 self._pipeline.stored(token, ok=self._letters.keep(letters), now_ms=time.monotonic() * 1000)
             case Report(event, level, fields):
                 getattr(log, level)(event, **fields)
-            case Commit() | Claim() | Hold() | CancelHeld() | Park() | Fetch() | Unpark() | Flow() | Reload():
-                raise AssertionError(effect)  # a range has no commit, no ledger, no store and no flow
+            case Claim():
+                self._claims.claim(effect)
+            case Commit() | Hold() | CancelHeld() | Park() | Fetch() | Unpark() | Flow() | Reload():
+                raise AssertionError(effect)  # a range has no commit, no store and no flow
             case _:
                 assert_never(effect)

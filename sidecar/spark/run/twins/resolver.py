@@ -1,0 +1,264 @@
+"""Settles messages whose keys twins held in their task: duplicates, unless the twin became a dead letter. No Spark.
+
+It works on the driver, on a thread of its own, when Spark has committed the micro-batch. From then on no task of it
+runs again: so the ledger may be told of its dead letters, and their keys may be taken by others.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+
+from sidecar.config.model import Settings
+from sidecar.core.batching import pick_keys
+from sidecar.core.books import Books
+from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.delivery.output import Carried
+from sidecar.core.intake.framing import fragment_of
+from sidecar.core.intake.reading import Reading
+from sidecar.core.records import Fragment, TopicPartition
+from sidecar.errors import SidecarError
+from sidecar.ledger.interface import Ledger, LedgerError
+from sidecar.ops.health import Problem
+from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
+from sidecar.sources.kafka.columns import KafkaColumns
+from sidecar.sources.kafka.config import client_config
+from sidecar.sources.kafka.fetch import Fetcher
+from sidecar.spark.run.executor.deliver import StoppedError, Task, deliver_carried
+from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.twins.files import Kept, TwinFiles
+
+ROUND_S = 0.5
+"""Interval of questions to the ledger."""
+ROWS_AT_ONCE = 1_000
+"""Number of rows that are claimed at once, unless a part has more."""
+CLOSE_S = 5.0
+GONE = "it was gone from the broker before it could be delivered; another message with its id was a dead letter"
+
+log = structlog.get_logger()
+
+
+class Resolved(NamedTuple):
+    """What became of rows of one partition, as a change of its books."""
+
+    tp: TopicPartition
+    books: Books
+    outcome: Outcome | None = None
+    """Of what was sent."""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What is left of rows, and what became of the others."""
+
+    carried: list[Carried]
+    errors: list[Mark]
+    duplicate: int
+    outcome: Outcome | None = None
+
+    @property
+    def books(self) -> Books:
+        sent = Books() if self.outcome is None else self.outcome.books
+        books = Books(delivered=sent.delivered, duplicate=self.duplicate + sent.duplicate)
+        books.dead_lettered = sent.dead_lettered
+        books.in_flight = -(books.delivered + books.duplicate + books.dead_lettered)
+        return books
+
+
+class Resolver:
+    """Works through the files of committed micro-batches, and forgets old keys.
+
+    Args:
+        settings: The configuration, with a ledger.
+        folder: The run's folder.
+        begun_after: The last micro-batch that an earlier process committed: its rows are in no books here.
+
+    Raises:
+        ConfigError: The ledger's package is not installed.
+    """
+
+    def __init__(self, settings: Settings, folder: RunFolder, begun_after: int) -> None:
+        assert settings.dedup.ledger is not None
+        self.waiting = 0
+        """Number of messages whose twins are claimed, at the last look."""
+        self.problem: Problem | None = None
+        """Why nothing is settled at present."""
+        self._settings, self._folder = settings, folder
+        self._files = TwinFiles(folder.path)
+        self._ledger: Ledger = open_ledger(settings.dedup.ledger, settings.source.group_id, Path(settings.state.dir))
+        self._limits = settings.dedup.ledger.remembering
+        self._committed = self._restored_to = begun_after
+        self._restored = -1
+        self._results: queue.SimpleQueue[Resolved] = queue.SimpleQueue()
+        self._prune_at_s = 0.0
+        self._working = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="twins", daemon=True)
+
+    def open(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what is being sent is sent again by the next process, under the same names."""
+        self._stop.set()
+        self._thread.join(CLOSE_S)
+
+    def committed(self, batch: int) -> None:
+        """Take note of the last micro-batch that is committed and in the books."""
+        self._committed = max(batch, self._committed)
+
+    def results(self) -> Iterator[Resolved]:
+        """Remove and return what was settled since."""
+        while not self._results.empty():
+            yield self._results.get()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether all is settled and told, if all micro-batches are committed."""
+        return not self._files.batches() and not self._working and self._results.empty()
+
+    # The thread
+
+    def _work(self) -> None:
+        with closing(self._ledger), closing(Fetcher(client_config(self._settings.source.kafka))) as fetcher:
+            while not self._stop.wait(ROUND_S):
+                self._working = True
+                try:
+                    self._round(fetcher)
+                except StoppedError:
+                    return
+                except Exception as error:  # noqa: BLE001  # a mistake must not end the thread: it is tried again
+                    self._failed(error)
+                else:
+                    self.problem = None
+                self._working = False
+
+    def _failed(self, error: Exception) -> None:
+        reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
+        if self.problem is None:
+            log.error("twins.not_settled", reason=reason)
+        if isinstance(error, LedgerError):
+            self.problem = Problem("ledger", f"nothing is sent: the ledger is unavailable: {reason}")
+        else:
+            self.problem = Problem("group", f"messages wait for their twins: {reason}")
+
+    def _round(self, fetcher: Fetcher) -> None:
+        waiting = 0
+        for batch in self._files.batches():
+            if batch > self._committed:  # its tasks may run again
+                break
+            waiting += self._settle(batch, fetcher)
+        self.waiting = waiting
+        if time.monotonic() >= self._prune_at_s:
+            self._prune_at_s = time.monotonic() + PRUNE_EVERY_S
+            limits, keys_max = self._limits, self._settings.dedup.capacity
+            while self._ledger.prune(limits.keep_ms, keys_max, PRUNE_STEP) == PRUNE_STEP and not self._stop.is_set():
+                pass
+
+    def _settle(self, batch: int, fetcher: Fetcher) -> int:
+        """Settle what can be settled of a micro-batch; return the number of rows that wait."""
+        kept = self._files.of(batch)
+        if self._restored < batch <= self._restored_to:
+            for one in kept:
+                self._results.put(Resolved(one.tp, Books(consumed=one.count, in_flight=one.count)))
+            self._restored = batch
+        if errors := [mark for one in kept for mark in one.errors]:
+            self._ledger.settle(errors)
+            for one in kept:
+                one.errors = []
+            self._files.put(batch, kept)
+        for one in kept:
+            portions = list(_portions(one.carried))
+            for number, portion in enumerate(portions):
+                rest = self._settle_some(batch, one, portion, fetcher)
+                if not rest.books.in_flight:
+                    continue
+                portions[number] = rest.carried
+                one.carried = [rows for some in portions for rows in some]
+                one.errors += rest.errors
+                self._files.put(batch, kept)
+                self._tell(batch, one.tp, rest)
+        return sum(one.count for one in kept)
+
+    def _tell(self, batch: int, tp: TopicPartition, rest: _Rest) -> None:
+        books = rest.books
+        self._results.put(Resolved(tp, books, rest.outcome))
+        log.info(
+            "twins.settled", batch=batch, topic=tp.topic, partition=tp.partition, delivered=books.delivered,
+            duplicate=books.duplicate, dead_lettered=books.dead_lettered,
+        )  # fmt: skip
+
+    def _settle_some(self, batch: int, one: Kept, portion: Sequence[Carried], fetcher: Fetcher) -> _Rest:
+        place = place_of(one.tp)
+        wants = [Want(place, rows.offsets, rows.keys, 1 + secrets.randbits(53)) for rows in portion]
+        ours, rest = list[Carried](), _Rest([], [], 0)
+        for rows, verdict in zip(portion, self._ledger.claim(wants, self._limits.claim_timeout_ms), strict=True):
+            indices: defaultdict[int, list[int]] = defaultdict(list)
+            for i, token in enumerate(verdict):
+                indices[min(token, 0)].append(i)
+            rest.duplicate += len(indices.get(DUPLICATE, ()))
+            for chosen, into in ((indices.get(HELD), rest.carried), (indices.get(0), ours)):
+                if chosen:
+                    into.append(_picked(rows, chosen))
+        if ours:
+            rest.outcome, gone = self._deliver(batch, one, ours, fetcher)
+            rest.carried += rest.outcome.carried
+            rest.errors = [*rest.outcome.errors, *gone]
+        return rest
+
+    def _deliver(self, batch: int, one: Kept, ours: Sequence[Carried], fetcher: Fetcher) -> tuple[Outcome, list[Mark]]:
+        gone: list[Mark] = []
+
+        def parts(reading: Reading) -> Iterator[tuple[str, int, int, Fragment]]:
+            for rows in ours:
+                found = [fetcher.message(one.tp, offset) for offset in rows.offsets]
+                if messages := [message for message in found if message is not None]:
+                    yield rows.group, rows.first, rows.last, _framed(reading, rows, messages)
+                missing = [i for i, message in enumerate(found) if message is None]
+                if missing:
+                    lost = _picked(rows, missing)
+                    gone.append(Mark(place_of(one.tp), State.ERROR, lost.offsets, lost.keys))
+                    without = Fragment((), b"", None, dict.fromkeys(lost.offsets, GONE), time.monotonic() * 1000)
+                    yield rows.group, rows.first, rows.last, without
+
+        attempt = f"{batch}-{secrets.token_hex(4)}"
+        task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self._files.letters)
+        outcome = deliver_carried(self._settings, self._folder, task, KafkaColumns(), parts, self._stop.is_set)
+        return outcome, gone
+
+
+def _framed(reading: Reading, rows: Carried, messages: list[Any]) -> Fragment:
+    """The rows under the keys that they were claimed with, whatever the settings are by now."""
+    fragment = fragment_of(reading, rows.tp, messages, time.monotonic() * 1000, {})
+    index = {offset: i for i, offset in enumerate(rows.offsets)}
+    fragment.keys = pick_keys(rows.keys, [index[offset] for offset in fragment.offsets])
+    return fragment
+
+
+def _picked(rows: Carried, chosen: Sequence[int]) -> Carried:
+    return rows._replace(offsets=array("q", [rows.offsets[i] for i in chosen]), keys=pick_keys(rows.keys, chosen))
+
+
+def _portions(carried: Sequence[Carried]) -> Iterator[list[Carried]]:
+    portion, count = list[Carried](), 0
+    for rows in carried:
+        portion.append(rows)
+        count += len(rows.offsets)
+        if count >= ROWS_AT_ONCE:
+            yield portion
+            portion, count = [], 0
+    if portion:
+        yield portion
