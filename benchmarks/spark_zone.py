@@ -54,7 +54,7 @@ def polls(counts: list[int]) -> list[Polls]:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.touch()
             begun_s = time.perf_counter()
-            planner = Planner(lines.root, groups=None, dedup=True, report=print)
+            planner = Planner(lines.root, report=print)
             at = planner.latest({}, Limit())
             planner.plan(at, at)
             restart_s = time.perf_counter() - begun_s

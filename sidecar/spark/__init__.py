@@ -26,6 +26,7 @@ def read_stream(
     zone: Path | str,
     *,
     groups: Sequence[str] | None = None,
+    tags: Sequence[str | None] | None = None,
     columns: Sequence[str] | None = None,
     consumer: str | None = None,
     dedup: bool = True,
@@ -41,6 +42,7 @@ def read_stream(
         spark: The session, classic or Connect.
         zone: A folder that driver and executors share; it may not exist yet.
         groups: Wanted tag groups; others are not read. None for all.
+        tags: Wanted tags, by the column `tag`; None among them for rows without one. None for all.
         columns: Wanted columns; others are not read. None for all.
         consumer: A name under which the query reports its progress. Without it retention does not know the query, and
             may remove data that it has not read once other consumers have. Two queries must never share a name, and a
@@ -53,7 +55,7 @@ def read_stream(
         until: The last number to read of each writer; other writers are not read. None for all.
         parallelism: Limit of tasks in a micro-batch; None: by size and the driver's cores.
     """
-    chosen = _options(groups, columns, dedup=dedup, parallelism=parallelism)
+    chosen = _options(groups, tags, columns, dedup=dedup, parallelism=parallelism)
     more = {
         "consumer": consumer,
         "maxFilesPerTrigger": max_files,
@@ -70,6 +72,7 @@ def read(
     zone: Path | str,
     *,
     groups: Sequence[str] | None = None,
+    tags: Sequence[str | None] | None = None,
     columns: Sequence[str] | None = None,
     dedup: bool = True,
     parallelism: int | None = None,
@@ -80,11 +83,12 @@ def read(
         spark: The session, classic or Connect.
         zone: A folder that driver and executors share.
         groups: Wanted tag groups; others are not read. None for all.
+        tags: Wanted tags, by the column `tag`; None among them for rows without one. None for all.
         columns: Wanted columns; others are not read. None for all. To count rows, only `offset` is enough.
         dedup: Whether messages that were landed again after a takeover are left out.
         parallelism: Limit of tasks; None: by size and the driver's cores.
     """
-    chosen = _options(groups, columns, dedup=dedup, parallelism=parallelism)
+    chosen = _options(groups, tags, columns, dedup=dedup, parallelism=parallelism)
     return spark.read.format("sidecar").options(**chosen).load(str(zone))
 
 
@@ -197,9 +201,14 @@ def _read(
 
 
 def _options(
-    groups: Sequence[str] | None, columns: Sequence[str] | None, *, dedup: bool, parallelism: int | None
+    groups: Sequence[str] | None,
+    tags: Sequence[str | None] | None,
+    columns: Sequence[str] | None,
+    *,
+    dedup: bool,
+    parallelism: int | None,
 ) -> dict[str, str]:
-    lists = {"groups": groups, "columns": columns}
+    lists: dict[str, Sequence[str | None] | None] = {"groups": groups, "tags": tags, "columns": columns}
     options = {name: json.dumps(list(names)) for name, names in lists.items() if names is not None}
     options["dedup"] = str(dedup).lower()
     return options | ({} if parallelism is None else {"parallelism": str(parallelism)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -14,14 +15,17 @@ from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
 
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
+ROWS_MIN = 2_048
+"""A record batch ends with the tag of this row, so that few rows are read for one tag. Smaller ones would cost more
+than that saves."""
 BATCH_BYTES = 256 << 20
 """Limit of rows' bytes in a record batch: a binary column ends at 2 GiB. A larger row is its own record batch."""
-_Found: TypeAlias = tuple[int, bytes]
-"""An offset and its row."""
+_Found: TypeAlias = tuple[tuple[bytes, bool, bytes], int, bytes]
+"""Group and tag as `order_of` has them, an offset, and its row."""
 _MICROSECONDS_MAX = (1 << 63) - 1
 
 
-def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> Iterator[pa.RecordBatch]:
+def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> list[pa.RecordBatch]:
     """The rows of parts, part after part, as record batches of `SCHEMA`; those of a part by group, tag and offset.
 
     A timestamp that does not fit into 64 bits of microseconds (beyond the year 294,000) becomes null.
@@ -36,10 +40,15 @@ def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_i
         ValueError: A row is invalid, or the number of rows is not that of the offsets.
     """
     constants = writer, sequence, batch_id
+    batches: list[pa.RecordBatch] = []
     for part in parts:
         found = _ordered(part)
-        for start, end in _chunks(found):
-            yield _batch(part, found[start:end], constants)
+        batches += (_batch(part, found[start:end], constants) for start, end in _chunks(found))
+    blocks = 1 + sum(batch.num_rows for batch in batches) // ROWS_MIN
+    if len(batches) > blocks and sum(batch.nbytes for batch in batches) <= BATCH_BYTES:
+        # Many small parts: a record batch each would cost more than its rows.
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches(ROWS_MAX)
+    return batches
 
 
 def _ordered(part: Part) -> list[_Found]:
@@ -47,23 +56,27 @@ def _ordered(part: Part) -> list[_Found]:
     found: list[_Found] = []
     for fragment in part.fragments:
         if len(fragment.offsets):
-            found += zip(fragment.offsets, bytes(fragment.data).split(SEPARATOR), strict=True)
-    found.sort(key=lambda one: order_of(one[1]))  # stable: those of a tag stay in order
+            rows = bytes(fragment.data).split(SEPARATOR)
+            found += zip(map(order_of, rows), fragment.offsets, rows, strict=True)
+    found.sort(key=itemgetter(0))  # stable: those of a tag stay in order
     return found
 
 
 def _chunks(found: Sequence[_Found]) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(found):
-        end = min(start + ROWS_MAX, len(found))
-        while end - start > 1 and sum(len(row) for _, row in found[start:end]) > BATCH_BYTES:
+        end = min(start + ROWS_MIN, len(found))
+        last = found[end - 1][0]
+        while end < min(start + ROWS_MAX, len(found)) and found[end][0] == last:
+            end += 1
+        while end - start > 1 and sum(len(row) for _, _, row in found[start:end]) > BATCH_BYTES:
             end = (start + end) // 2
         yield start, end
         start = end
 
 
 def _batch(part: Part, found: Sequence[_Found], constants: tuple[str, int, str]) -> pa.RecordBatch:
-    offsets, packed = zip(*found, strict=True)
+    _, offsets, packed = zip(*found, strict=True)
     times, keys, values, tags, headers, groups = zip(*map(unpack, packed), strict=True)
     own = bytes_of_name(part.group)
     rows = Rows(offsets, times, keys, values, tags, headers, [group or own for group in groups])

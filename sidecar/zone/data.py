@@ -1,4 +1,4 @@
-"""Data files: rows to Arrow or Parquet bytes, and back with the requested columns. Writes no file."""
+"""Data files: rows to Arrow or Parquet bytes, and back with the requested columns and rows. Writes no file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from sidecar import files
 from sidecar.errors import ZoneError
 from sidecar.zone.columns import ROWS_MAX
 from sidecar.zone.entry import DamagedLineError, Entry, PartitionId, document, entry_of
+from sidecar.zone.index import Wanted, spans_of
+from sidecar.zone.layout import data_folder
 from sidecar.zone.schema import SCHEMA
 
 DOCUMENT: Final = b"sidecar"
@@ -26,8 +28,6 @@ DOCUMENT: Final = b"sidecar"
 def encode(batches: Sequence[pa.RecordBatch], entry: Entry) -> pa.Buffer:
     """The bytes of a data file of the entry's format, compressed with zstd."""
     schema = SCHEMA.with_metadata({DOCUMENT: orjson.dumps(document(entry))})
-    if len(batches) > 1 + entry.rows // ROWS_MAX:  # many small parts: a record batch each would cost more than its rows
-        batches = pa.Table.from_batches(batches).combine_chunks().to_batches(ROWS_MAX)
     out = pa.BufferOutputStream()
     if entry.format == "parquet":
         with pq.ParquetWriter(out, schema, compression="zstd") as writer:
@@ -48,6 +48,7 @@ def read(
     drop: Mapping[PartitionId, BitMap64] | None = None,
     *,
     groups: Collection[str] | None = None,
+    tags: Collection[str | None] | None = None,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of an entry in their order, as record batches of the chosen fields of `SCHEMA`.
@@ -58,30 +59,26 @@ def read(
         columns: Names in the wanted order, None for all; only these are decompressed.
         drop: Offsets that are left out, by topic, scope and partition.
         groups: Wanted groups; None for all.
+        tags: Wanted tags, None among them for rows without a tag; None for all. With both, rows that have one of each.
         rows_max: Limit of rows in a batch; Spark's own limit is 10,000.
 
     Raises:
         ZoneError: The file is gone, or is not byte for byte the one of the entry.
     """
     data = _checked(Path(root) / entry.file, entry)
-    wanted = list(SCHEMA.names if columns is None else columns)
+    selected = list(SCHEMA.names if columns is None else columns)
+    wanted = Wanted.of(groups, tags)
     dropping = [part for part in entry.parts if drop and drop.get(entry.covers[part.cover].place)]
     # Even without any column, a column must be read: rows are counted by it.
-    also = {"offset": dropping or not wanted, "group": groups is not None}
-    needed = [*wanted, *(name for name, is_so in also.items() if is_so and name not in wanted)]
-    rows = 0
+    also = ["offset"] * bool(dropping or not selected) + [name for name, _ in wanted.by_column()]
+    needed = [*selected, *(name for name in also if name not in selected)]
     try:
-        for batch in _batches(data, entry.format, needed):
-            kept = _without(batch, rows, entry, drop) if drop and dropping else batch
-            rows += batch.num_rows
-            if groups is not None:
-                kept = kept.filter(pc.is_in(kept.column("group"), value_set=pa.array(groups, pa.string())))
-            chosen = kept.select(wanted).replace_schema_metadata(None)
-            yield from (chosen.slice(start, rows_max) for start in range(0, kept.num_rows, rows_max))
+        for begin, batch in _stretches(_Blocks(data, entry, needed), entry, wanted):
+            kept = _without(batch, begin, entry, drop) if drop and dropping else batch
+            chosen = wanted.keep(kept).select(selected).replace_schema_metadata(None)
+            yield from (chosen.slice(start, rows_max) for start in range(0, chosen.num_rows, rows_max))
     except (pa.ArrowInvalid, OSError) as error:  # the line was restored from a file that was damaged by then
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
-    if rows != entry.rows:
-        raise ZoneError(f"landing zone: {entry.file} has {rows} rows instead of {entry.rows}", hint=_DAMAGED)
 
 
 _GONE = "It was removed by hand, or read without a registered consumer: retention removes what all consumers have read"
@@ -102,16 +99,46 @@ def _checked(path: Path, entry: Entry) -> bytes:
     return data
 
 
-def _batches(data: bytes, format: str, columns: list[str]) -> Iterator[pa.RecordBatch]:  # noqa: A002
-    source = pa.BufferReader(data)
-    if format == "parquet":
-        yield from pq.ParquetFile(source).iter_batches(65_536, columns=columns, use_threads=False)
+class _Blocks:
+    """The blocks of a file, each decompressed when it is taken."""
+
+    def __init__(self, data: bytes, entry: Entry, columns: list[str]) -> None:
+        source = pa.BufferReader(data)
+        self._file: pq.ParquetFile | None = None
+        if entry.format == "parquet":
+            self._file = pq.ParquetFile(source)
+            self._columns = columns
+            self.count: int = self._file.num_row_groups
+        else:
+            fields = [SCHEMA.get_field_index(name) for name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            self._reader = pa.ipc.open_file(source, options=options)
+            self.count = self._reader.num_record_batches
+
+    def take(self, number: int) -> pa.RecordBatch:
+        """The rows of a block."""
+        if self._file is None:
+            return self._reader.get_batch(number)
+        table = self._file.read_row_group(number, self._columns, use_threads=False)
+        return table.combine_chunks().to_batches()[0]
+
+
+def _stretches(blocks: _Blocks, entry: Entry, wanted: Wanted) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches that have all wanted rows of a file, each with the number of its first row in the file."""
+    if entry.index and not wanted.everything:
+        for one in wanted.stretches(entry.index):
+            batch = blocks.take(one.block) if one.block < blocks.count else None
+            if batch is None or batch.num_rows != one.rows:
+                raise ZoneError(f"landing zone: {entry.file} does not have the rows of its index", hint=_DAMAGED)
+            yield one.begin + one.start, batch.slice(one.start, one.stop - one.start)
         return
-    fields = [SCHEMA.get_field_index(name) for name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-    reader = pa.ipc.open_file(source, options=options)
-    for i in range(reader.num_record_batches):
-        yield reader.get_batch(i)
+    row = 0
+    for number in range(blocks.count):
+        batch = blocks.take(number)
+        yield row, batch
+        row += batch.num_rows
+    if row != entry.rows:
+        raise ZoneError(f"landing zone: {entry.file} has {row} rows instead of {entry.rows}", hint=_DAMAGED)
 
 
 def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[PartitionId, BitMap64]) -> pa.RecordBatch:
@@ -146,6 +173,21 @@ def entry_in(path: Path, file: str) -> Entry | None:
         source = pa.BufferReader(data)
         schema = pq.read_schema(source) if path.suffix == ".parquet" else pa.ipc.open_file(source).schema
         entry = entry_of(orjson.loads((schema.metadata or {})[DOCUMENT]), len(data), crc32(data))
+        if entry.index:
+            spans_of(entry.index)
     except (OSError, pa.ArrowInvalid, KeyError, DamagedLineError, ValueError):
         return None
     return entry if entry.file == file else None
+
+
+def find_entry(root: Path, writer: str, seq: int) -> Entry | None:
+    """The entry of a number whose line is known to have been written, None without a complete data file.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    for path in sorted(data_folder(root, writer).glob(f"*/{seq:012d}-*")):
+        entry = entry_in(path, path.relative_to(root).as_posix())
+        if entry is not None and (entry.writer, entry.seq) == (writer, seq):
+            return entry
+    return None

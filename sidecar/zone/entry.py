@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import builtins
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Entry:
     covers: tuple[Cover, ...]
     joined: bool = False
     """Whether rows have groups of their own."""
+    index: builtins.bytes = b""
+    """Of a joined batch: where the rows of groups and tags are, see `sidecar.zone.index`. Empty in older lines."""
 
     @property
     def format(self) -> str:
@@ -107,6 +110,7 @@ def document(entry: Entry) -> dict[str, Any]:
         "at": entry.at_ms,
         "parts": [list(part) for part in entry.parts],
         "offsets": [[*cover.place, base64.b64encode(cover.bitmap).decode()] for cover in entry.covers],
+        **({"index": base64.b64encode(entry.index).decode()} if entry.index else {}),
     }
 
 
@@ -130,6 +134,7 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
             fields["writer"], fields["seq"], fields["file"], fields["group"], fields["rows"], size, crc,
             fields["before"], fields["at"], tuple(PartRows(*part) for part in fields["parts"]),
             tuple(map(_cover, fields["offsets"])), fields["v"] == VERSION_OF_JOINED,
+            base64.b64decode(fields.get("index", ""), validate=True),
         )  # fmt: skip
     except (KeyError, TypeError, binascii.Error) as error:
         raise DamagedLineError("is no entry") from error

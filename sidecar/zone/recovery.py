@@ -9,11 +9,10 @@ from pathlib import Path
 
 from sidecar import files
 from sidecar.errors import ZoneError
-from sidecar.zone.data import entry_in
+from sidecar.zone.data import entry_in, find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import read_floor
 from sidecar.zone.layout import data_folder, first_of, manifest_folder, segment_path, seq_of
-from sidecar.zone.mending import find_entry
 
 
 @dataclass(slots=True)

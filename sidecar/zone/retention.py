@@ -9,10 +9,10 @@ from typing import Final
 
 from sidecar import files
 from sidecar.zone.acks import acknowledged
+from sidecar.zone.data import find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, parse
 from sidecar.zone.floor import Floor, read_floor, write_floor
 from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
-from sidecar.zone.mending import find_entry
 
 FILES_MAX: Final = 1_000
 """Limit of files removed at once, so that a delivery never waits long for it."""

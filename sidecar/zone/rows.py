@@ -134,8 +134,8 @@ def unpack(row: bytes) -> Row:
     )
 
 
-def order_of(row: bytes) -> tuple[bytes, bytes]:
-    """Group and tag of a row, by which rows lie in a file; cheaper than `unpack`.
+def order_of(row: bytes) -> tuple[bytes, bool, bytes]:
+    """Group of a row, whether it has a tag, and the tag, by which rows lie in a file; cheaper than `unpack`.
 
     Raises:
         ValueError: The bytes are no row.
@@ -144,7 +144,7 @@ def order_of(row: bytes) -> tuple[bytes, bytes]:
     _, key, value, tag, headers = _HEAD.unpack_from(row)
     start = _HEAD.size + max(key, 0) + max(value, 0)
     end = start + max(tag, 0)
-    return row[end + headers :], row[start:end]
+    return row[end + headers :], tag != _ABSENT, row[start:end]
 
 
 def _unescaped(row: bytes) -> bytes:

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from sidecar import files
 from sidecar.errors import ZoneError
+from sidecar.zone.data import find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import Floor, read_floor
 from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
-from sidecar.zone.mending import find_entry
 
 LINES_MAX = 16_384
 """Limit of lines that one poll takes of each writer: a bound of memory, not of progress."""

@@ -24,6 +24,7 @@ from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
 from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, digest_of, line_of
 from sidecar.zone.floor import read_floor
+from sidecar.zone.index import index_of
 from sidecar.zone.layout import LOCK, data_file, data_folder, first_of, manifest_folder, segment_path
 from sidecar.zone.recovery import Recovery
 from sidecar.zone.retention import Retention, collect, who_is_behind
@@ -182,7 +183,7 @@ class ZoneWriter:
                 files.unlock(lock_fd)
 
     def _land(self, batch: Batch) -> Entry:
-        tables = list(record_batches(batch.parts, writer=self.writer, sequence=self._seq, batch_id=batch.key))
+        tables = record_batches(batch.parts, writer=self.writer, sequence=self._seq, batch_id=batch.key)
         entry = self._entry(batch, tables)
         path = self._root / entry.file
         data = encode(tables, entry)
@@ -210,13 +211,16 @@ class ZoneWriter:
                 hint="Move it back, and intake resumes; if it is lost for good, restart this process",
             )
 
-    def _entry(self, batch: Batch, tables: Iterable[pa.RecordBatch]) -> Entry:
+    def _entry(self, batch: Batch, tables: Sequence[pa.RecordBatch]) -> Entry:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
         joined = any(pc.unique(table.column("group")).to_pylist() != [group] for table in tables)
         parts, covers = _parts_and_covers(batch.parts)
         file = data_file(self.writer, self._seq, group, batch.count, now_ms, self._format)
         before = self._head.before + self._head.bytes if self._head else self._room.floor.before
-        return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers, joined)
+        index = index_of(tables) if joined else b""
+        return Entry(
+            self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers, joined, index
+        )
 
     def _append(self, entry: Entry) -> None:
         self._check_in_place()

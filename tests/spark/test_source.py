@@ -17,7 +17,7 @@ from sidecar.zone import SCHEMA, acknowledged, layout
 from sidecar.zone.retention import Retention
 from sidecar.zone.writer import ZoneFullError
 from tests.support.jars import ROOT
-from tests.support.landing import Sent, as_sent, batch, message, part, writer
+from tests.support.landing import Sent, as_sent, batch, joined, message, part, writer
 from tests.support.process import wait_until
 from tests.support.spark.cluster import Cluster
 from tests.support.spark.examples import example
@@ -86,6 +86,69 @@ def test_a_batch_read_has_each_row_once(spark: SparkSession, zone: Path) -> None
     assert read(spark, zone, columns=["offset"]).count() == 60
     assert read(spark, zone, columns=["value", "offset"], parallelism=2).columns == ["value", "offset"]
     assert read(spark, zone, groups=["other"]).count() == 0
+
+
+ODD = 'odd, "\n\0'
+
+
+@pytest.fixture
+def tagged(tmp_path: Path) -> Path:
+    """Two files with rows of several tags, and one whose rows all have the tag `z`."""
+    zone = writer(tmp_path / "tagged")
+    zone.land(joined(0))
+    zone.land(joined(10, (ODD, "a", None)))
+    zone.land(joined(20, ("z", "z")))
+    zone.close()
+    return tmp_path / "tagged"
+
+
+def offsets(frame: DataFrame) -> set[int]:
+    """The offsets of the rows of a frame."""
+    return {row["offset"] for row in frame.collect()}
+
+
+def test_some_tags_are_read(spark: SparkSession, tagged: Path, tmp_path: Path) -> None:
+    """`tags` chooses rows by any name or none; files without them are not read; other tags may follow."""
+    next((tagged / "data").glob("*/*/000000000002-*")).unlink()
+    for tags, wanted in ((["a", "other"], {2, 5, 11}), ([None], {1, 12}), ([ODD], {10}), (["other"], set())):
+        assert offsets(read(spark, tagged, tags=tags, columns=["offset"])) == wanted
+    assert offsets(read(spark, tagged, tags=["a", "b"], groups=["group-b"])) == {0, 3}
+    sink = Sink(tmp_path)
+    sink.start(read_stream(spark, tagged, tags=["a"]))
+    assert [row.offset for row in sink.rows] == [2, 5, 11]
+    zone = writer(tagged)
+    zone.land(joined(30, ("a", "b")))
+    zone.close()
+    sink.start(read_stream(spark, tagged, tags=["b"]))
+    assert [row.offset for row in sink.rows] == [2, 5, 11, 31], "other tags are read from the checkpoint on"
+
+
+def test_filters_choose_what_is_read_where_spark_reports_them(spark: SparkSession, tagged: Path) -> None:
+    """Filters are exact anyway; where the session reports them, a file without such a tag is not read."""
+    skipping = {
+        "tag = 'a'": {2, 5, 11},
+        "tag IN ('a', 'c') AND offset > 2": {4, 5, 11},
+        "tag IS NULL": {1, 12},
+        "`group` = 'group-b' AND tag = 'b'": {0, 3},
+        "`group` IN ('group-c', 'other')": {4},
+        "tag = 'a' AND tag = 'b'": set(),
+    }
+    reading = {"tag <> 'a'": {0, 3, 4, 10, 20, 21}, "tag = 'c' OR offset = 20": {4, 20}, "tag <=> 'a'": {2, 5, 11}}
+    name = "spark.sql.python.filterPushdown.enabled"
+    try:
+        for enabled in ("false", "true"):
+            spark.conf.set(name, enabled)
+            for condition, wanted in {**skipping, **reading}.items():
+                assert offsets(read(spark, tagged).where(condition)) == wanted, (enabled, condition)
+        next((tagged / "data").glob("*/*/000000000002-*")).unlink()
+        for condition, wanted in skipping.items():
+            assert offsets(read(spark, tagged).where(condition)) == wanted, condition
+        assert offsets(read(spark, tagged, tags=["a", "b"]).where("tag = 'b'")) == {0, 3}
+        spark.conf.set(name, "false")
+        with pytest.raises(Exception, match="is missing"):
+            read(spark, tagged).where("tag = 'a'").count()
+    finally:
+        spark.conf.unset(name)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.support.messages import ListColumns, tags_of
 
 TP = TopicPartition("orders", 0)
 KEEP = Retention(age_ms=86_400_000, bytes_max=1 << 40)
+TAGS = ("b", None, "a", "b", "c", "a")
 CHANGES = ("open", "pwrite", "fsync", "rename", "link", "ftruncate", "unlink", "mkdir", "rmdir")
 """What changes a disk; to open a file for reading does not."""
 
@@ -86,6 +87,13 @@ def part(
 def batch(first: int, count: int = 3, group: str = "paid", *, scope: str = "s", tp: TopicPartition = TP) -> Batch:
     """A batch of one part with consecutive offsets."""
     return Batch(1, group, [part([message(i) for i in range(first, first + count)], group, scope=scope, tp=tp)])
+
+
+def joined(first: int = 0, tags: tuple[str | None, ...] = TAGS, *, group_of: str = "group-") -> Batch:
+    """A batch as a sink gets it that joins groups: a part of the one group, whose rows have groups of their own."""
+    rows = [Sent(first + i, None, b"v", tag) for i, tag in enumerate(tags)]
+    groups = ["" if tag is None else f"{group_of}{tag}" for tag in tags]
+    return Batch(1, "", [part(rows, "", groups=groups)])
 
 
 def writer(root: Path, name: str = "a", **options: Any) -> ZoneWriter:

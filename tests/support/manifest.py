@@ -15,6 +15,7 @@ from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share
 from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, line_of
 from sidecar.zone.floor import Floor, write_floor
+from sidecar.zone.index import Wanted
 from sidecar.zone.layout import first_of, segment_path
 
 Landed: TypeAlias = Mapping[PartitionId, Iterable[int]]
@@ -83,7 +84,9 @@ class Query:
     def restart(self, groups: Collection[str] | None = None) -> None:
         """The driver ends, and another one begins from the checkpoint."""
         self._groups = self._groups if groups is None else groups
-        self.planner = Planner(self._lines.root, groups=self._groups, dedup=self._dedup, report=self.told.append)
+        self.planner = Planner(
+            self._lines.root, wanted=Wanted.of(self._groups, None), dedup=self._dedup, report=self.told.append
+        )
 
     def plan(self, limit: Limit = Limit(), target: Offsets | None = None) -> list[Row]:  # noqa: B008
         """Log a micro-batch, unless one is logged, and what it has; not committed yet."""

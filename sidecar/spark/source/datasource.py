@@ -6,18 +6,29 @@ and a task gets all it needs with its partition.
 
 Of the features that Spark 4.2 offers to Python sources, it uses read limits, `Trigger.AvailableNow` and the latest
 offset for progress. Columns are not pushed down at all, hence the option `columns`. Filters are only for batch reads,
-and a source that takes them fails unless `spark.sql.python.filterPushdown.enabled` is set, which is not the default;
-hence the option `groups`, for both kinds of reads.
+and a reader that takes them fails unless `spark.sql.python.filterPushdown.enabled` is set, which is not the default;
+hence the options `groups` and `tags`, for both kinds of reads, and a reader that takes filters only where Spark asks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    In,
+    InputPartition,
+    IsNull,
+)
 from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
@@ -34,8 +45,10 @@ from sidecar.spark.source.options import Limit, Options, parse
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share, pack
 from sidecar.zone import DDL, SCHEMA
+from sidecar.zone.index import Wanted
 
 _DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
+_ASKS_FOR_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,7 +71,7 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""
         self._check(schema)
-        return ZoneReader(parse(self.options, stream=False))
+        return (FilteredReader if _takes_filters() else ZoneReader)(parse(self.options, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The reader for ``spark.readStream``."""
@@ -76,14 +89,14 @@ class _Reader:
 
     def _make_planner(self) -> Planner:
         options = self._options
-        return Planner(options.path, groups=options.groups, dedup=options.dedup, report=_LOG.warning)
+        return Planner(options.path, wanted=options.wanted, dedup=options.dedup, report=_LOG.warning)
 
     def _partitions(self, shares: list[Share]) -> list[InputPartition]:
         return [InputPartition(task) for task in pack(shares, self._options.parallelism)]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for share in partition.value or ():
-            yield from share.read(self._options.path, self._options.columns, self._options.groups)
+            yield from share.read(self._options.path, self._options.columns)
 
 
 class ZoneReader(_Reader, DataSourceReader):
@@ -103,6 +116,42 @@ class ZoneReader(_Reader, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
         return self._read(partition)
+
+
+class FilteredReader(ZoneReader):
+    """The reader where Spark reports filters: those by group and tag choose what is read."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Read less. Spark applies all filters again."""
+        for one in filters:
+            wanted = self._options.wanted.both(_wanted_by(one))
+            self._options = replace(self._options, wanted=wanted)
+        return filters
+
+
+def _takes_filters() -> bool:
+    """Whether Spark reports filters in this process: elsewhere it refuses a reader that takes them.
+
+    Its daemon imports what the process does; without a daemon, that is the main module.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _ASKS_FOR_FILTERS in sys.modules or getattr(main, "name", None) == _ASKS_FOR_FILTERS
+
+
+def _wanted_by(one: Filter) -> Wanted:
+    """The groups and tags of the rows that a filter may leave."""
+    match one:
+        case EqualTo(("tag",), str(name)):
+            return Wanted.of(None, {name})
+        case In(("tag",), names):
+            return Wanted.of(None, {name for name in names if name is not None})
+        case IsNull(("tag",)):
+            return Wanted.of(None, {None})
+        case EqualTo(("group",), str(name)):
+            return Wanted.of({name}, None)
+        case In(("group",), names):
+            return Wanted.of({name for name in names if name is not None}, None)
+    return Wanted()
 
 
 class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):

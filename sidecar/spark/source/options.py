@@ -8,16 +8,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from sidecar.errors import ConfigError
 from sidecar.zone.acks import is_name
+from sidecar.zone.index import Wanted
 from sidecar.zone.schema import SCHEMA
 
 NAMES: Final = (
     "path",
     "groups",
+    "tags",
     "columns",
     "dedup",
     "parallelism",
@@ -27,7 +29,7 @@ NAMES: Final = (
     "maxBytesPerTrigger",
     "until",
 )
-STREAM_ONLY: Final = NAMES[5:]
+STREAM_ONLY: Final = NAMES[6:]
 _OF_TABLES: Final = ("owner", "location")
 """Options that Spark adds for a table of its catalogue."""
 FILES_MAX: Final = 1_000
@@ -51,8 +53,8 @@ class Options:
     path: Path
     """Absolute path: executors have another working directory."""
     columns: tuple[str, ...]
-    groups: frozenset[str] | None
-    """Wanted groups; None: all."""
+    wanted: Wanted
+    """The groups and tags whose rows are read."""
     dedup: bool
     parallelism: int | None
     """Limit of tasks of a read; None: by size and by the cores of the driver's host."""
@@ -90,7 +92,10 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
     return Options(
         _path(texts.get("path", "")),
         _columns(texts),
-        frozenset(_names("groups", texts["groups"])) if "groups" in texts else None,
+        Wanted.of(
+            _names("groups", texts["groups"]) if "groups" in texts else None,
+            _names("tags", texts["tags"], or_null=True) if "tags" in texts else None,
+        ),
         _truth("dedup", texts.get("dedup", "true")),
         _count("parallelism", texts["parallelism"]) if "parallelism" in texts else None,
         _consumer(texts["consumer"]) if "consumer" in texts else None,
@@ -120,15 +125,23 @@ def _columns(texts: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _names(option: str, text: str) -> list[str]:
+def _names(option: str, text: str, *, or_null: bool = False) -> list[Any]:
     """Parse a JSON list, or names between commas."""
+    listed = text.lstrip().startswith("[")
     try:
-        names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
+        names = json.loads(text) if listed else [name.strip() for name in text.split(",")]
     except ValueError:
         names = []
-    if not names or not all(isinstance(name, str) for name in names) or names == [""]:
-        raise _wrong(option, text, "names between commas, or a JSON list of them")
+    known = (_is_text(name) or (or_null and name is None) for name in names)
+    if not names or not all(known) or (names == [""] and not listed):
+        null = "; null in the list stands for rows without a tag" if or_null else ""
+        raise _wrong(option, text, f"names between commas, or a JSON list of them{null}")
     return list(names)
+
+
+def _is_text(name: object) -> bool:
+    """Whether it is a text that UTF-8 has; JSON can escape half of a surrogate pair, which no column has."""
+    return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _truth(option: str, text: str) -> bool:

@@ -20,9 +20,11 @@ from sidecar.spark.source.options import Limit
 from sidecar.spark.source.tasks import Share
 from sidecar.zone import Entry, Tail
 from sidecar.zone.floor import read_floor
+from sidecar.zone.index import Wanted
 
 WAITING_MAX: Final = 16_384
-"""Limit of a writer's entries that wait in memory (about 25 MB), unless a micro-batch has more."""
+"""Limit of a writer's entries that wait in memory (25 MB, 50 with many tags), unless a micro-batch has more."""
+_ALL: Final = Wanted()
 
 
 class Planner:
@@ -30,16 +32,14 @@ class Planner:
 
     Args:
         root: The zone; it may not exist yet.
-        groups: The groups to read; None: all.
+        wanted: The groups and tags whose rows are read.
         dedup: Whether rows that an earlier entry has are left out.
         report: Called once for each damaged line that was restored, with a text.
     """
 
-    def __init__(
-        self, root: Path, *, groups: Collection[str] | None, dedup: bool, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, root: Path, *, wanted: Wanted = _ALL, dedup: bool = True, report: Callable[[str], None]) -> None:
         self._root = root
-        self._groups = groups
+        self._wanted = wanted
         self._dedup = dedup
         self._tell = report
         self._told: set[str] = set()
@@ -77,7 +77,7 @@ class Planner:
 
         Args:
             start: Its start.
-            limit: Its limit; batches of other groups do not count.
+            limit: Its limit; only batches that may have wanted rows count, with those rows.
             target: Entries after this are not taken.
 
         Raises:
@@ -94,7 +94,8 @@ class Planner:
             entry = next(entries, None)
             if entry is None or (target is not None and entry.seq > target.get(writer, -1)):
                 continue
-            if self._wants(entry) and not meter.takes(entry):
+            rows = self._wanted.rows_of(entry)
+            if rows and not meter.takes(rows, entry.bytes):
                 break
             end[writer], self._served = entry.seq, writer
             ring.append((writer, entries))
@@ -114,15 +115,12 @@ class Planner:
             for entry in self._between(ahead.waiting.get(writer, []), writer, start.get(writer, -1), end[writer])
         ]
         claimed = self._delivered.claim(entries) if self._dedup else ((entry, {}) for entry in entries)
-        return [Share.of(entry, drop) for entry, drop in claimed if self._wants(entry)]
-
-    def _wants(self, entry: Entry) -> bool:
-        return self._groups is None or entry.joined or entry.group in self._groups
+        return [Share.of(entry, drop, self._wanted) for entry, drop in claimed if self._wanted.rows_of(entry)]
 
     def _between(self, waiting: list[Entry], writer: str, start: int, end: int) -> list[Entry]:
         entries = waiting[: bisect_right(waiting, end, key=seq_of)]
         floor = read_floor(self._root, writer).seq if start < end else -1
-        if start < floor and (len(entries) < end - start or any(map(self._wants, entries[: floor - start]))):
+        if start < floor and (len(entries) < end - start or any(map(self._wanted.rows_of, entries[: floor - start]))):
             raise ZoneError(
                 f"landing zone: number {start + 1} to {min(floor, end)} of writer {writer} were removed before this "
                 "query read them. Give it a consumer name, from its first start on: retention keeps what a registered "
@@ -201,10 +199,10 @@ class _Meter:
         self._limit = limit
         self._files = self._rows = self._bytes = 0
 
-    def takes(self, entry: Entry) -> bool:
-        """Whether there is room for the entry; if so, use it."""
+    def takes(self, rows: int, size: int) -> bool:
+        """Whether there is room for a file of this size in bytes, with so many wanted rows; if so, use it."""
         limit, files = self._limit, self._files
-        rows, size = self._rows + entry.rows, self._bytes + entry.bytes
+        rows, size = self._rows + rows, self._bytes + size
         bounds = ((files + 1, limit.files), (rows, limit.rows), (size, limit.bytes))
         if files and any(most is not None and count > most for count, most in bounds):
             return False

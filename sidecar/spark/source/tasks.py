@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 from sidecar.errors import ZoneError
 from sidecar.spark.source.delivered import Drop
 from sidecar.zone import Entry, read
+from sidecar.zone.index import Wanted
 
 TASK_BYTES_MIN: Final = 1 << 20
 """A task costs as much as 10,000 rows: smaller shares are not distributed."""
@@ -30,28 +31,30 @@ class Share:
     entry: Entry
     drop: tuple[tuple[int, bytes], ...]
     """Index of a cover, and its offsets to leave out, as Roaring."""
+    wanted: Wanted
+    """The groups and tags whose rows are read."""
 
     @classmethod
-    def of(cls, entry: Entry, drop: Drop) -> Share:
-        """The share, without bitmaps that are not needed any more."""
+    def of(cls, entry: Entry, drop: Drop, wanted: Wanted) -> Share:
+        """The share, without bitmaps and an index that are not needed any more."""
+        if wanted.everything:
+            entry = replace(entry, index=b"")
         if not drop:
-            return cls(replace(entry, parts=(), covers=()), ())
+            return cls(replace(entry, parts=(), covers=()), (), wanted)
         places = [cover.place for cover in entry.covers]
         covers = tuple(cover._replace(bitmap=b"") for cover in entry.covers)
         dropped = tuple((places.index(partition), bytes(offsets.serialize())) for partition, offsets in drop.items())
-        return cls(replace(entry, covers=covers), dropped)
+        return cls(replace(entry, covers=covers), dropped, wanted)
 
-    def read(
-        self, root: Path, columns: Sequence[str], groups: Collection[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of the share, of these groups if they are given.
+    def read(self, root: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The wanted rows of the share.
 
         Raises:
             ZoneError: They cannot be read; the message includes the hint, as only its text reaches the user.
         """
         drop = {self.entry.covers[index].place: BitMap64.deserialize(offsets) for index, offsets in self.drop}
         try:
-            yield from read(root, self.entry, columns, drop, groups=groups)
+            yield from read(root, self.entry, columns, drop, groups=self.wanted.groups, tags=self.wanted.tags)
         except ZoneError as error:
             raise with_hint(error) from error
 

@@ -91,15 +91,15 @@ class ZoneQuery:
         return tail(self._folder / "query.log", lines=60)
 
 
-def main(master: str, zone: str, checkpoint: str, table: str, once: str, max_rows: str) -> None:
+def main(master: str, zone: str, checkpoint: str, table: str, once: str, max_rows: str, tags: str = "null") -> None:
     """Run the query."""
     from pyspark.sql import SparkSession
 
     from sidecar.spark import read_stream
 
     spark = SparkSession.builder.master(master).getOrCreate()
-    stream = read_stream(spark, zone, consumer="table", max_rows=int(max_rows)).writeStream.format("parquet")
-    stream = stream.option("path", table).option("checkpointLocation", checkpoint)
+    frame = read_stream(spark, zone, consumer="table", max_rows=int(max_rows), tags=json.loads(tags))
+    stream = frame.writeStream.format("parquet").option("path", table).option("checkpointLocation", checkpoint)
     query = (stream.trigger(availableNow=True) if json.loads(once) else stream).start()
     query.awaitTermination()
     spark.stop()

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
-from sidecar.zone.writer import ZoneWriter
 from tests.support.landing import Disk, Sent, disk, message, part, writer
 from tests.support.process import spawn, tail, wait_until
 from tests.support.zone_writing import STEPS
@@ -25,9 +25,20 @@ POINTS = len(STEPS) + 1
 """Of a landing: before each change to the disk, and between the last one and the commit."""
 
 
+TAGS = (None, "a", "b", "c", "d", "e", "f", "g")
+"""Of messages, in turn; each is a tag group."""
+
+
 def produced(partition: int, offset: int) -> Sent:
     """The message of a place, always the same."""
-    return message(offset + partition)._replace(offset=offset)
+    return message(offset + partition)._replace(offset=offset, tag=TAGS[offset % len(TAGS)])
+
+
+def batch(partition: int, offsets: Iterable[int]) -> Batch:
+    """The messages of a partition as a batch of all tag groups."""
+    messages = [produced(partition, offset) for offset in offsets]
+    groups = [one.tag or "" for one in messages]
+    return Batch(1, "", [part(messages, "", tp=TopicPartition("orders", partition), groups=groups)])
 
 
 class WriterProcess:
@@ -86,21 +97,16 @@ def main(folder: Path, partition: int, messages: int, upto: int, point: int) -> 
         if begin:
             taken = range(max(other - REDELIVERED, 0), min(other + TAKEN_OVER, messages))
             for first in taken[::TAKEN_OVER]:
-                _land(zone, 1 - partition, range(first, min(first + TAKEN_OVER, taken.stop)))
+                zone.land(batch(1 - partition, range(first, min(first + TAKEN_OVER, taken.stop))))
         for first in range(max(begin - REDELIVERED, 0), upto, BATCH):
             last = first + BATCH >= upto
             if point and last:
                 trouble.at = len(trouble.calls) + point
-            _land(zone, partition, range(first, min(first + BATCH, upto)))
+            zone.land(batch(partition, range(first, min(first + BATCH, upto))))
             if point and last:
                 _kill()
             _commit(folder, partition, min(first + BATCH, upto))
         zone.close()
-
-
-def _land(zone: ZoneWriter, partition: int, offsets: range) -> None:
-    messages = [produced(partition, offset) for offset in offsets]
-    zone.land(Batch(1, "paid", [part(messages, tp=TopicPartition("orders", partition))]))
 
 
 def _committed(folder: Path, partition: int) -> int:

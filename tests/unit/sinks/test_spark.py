@@ -167,7 +167,7 @@ def test_a_zone_that_begins_anew_has_a_new_writer(tmp_path: Path, again: str) ->
     zone = tmp_path / "zone" if again == "removed" else tmp_path / "other"
     shutil.rmtree(tmp_path / "zone")
     name = landed(settings(tmp_path, {"landing": str(zone)}), 9, 12)
-    planner = Planner(zone, groups=None, dedup=True, report=print)
+    planner = Planner(zone, report=print)
     end = planner.latest({old: 2}, Limit())
     assert [(share.entry.writer, share.entry.seq) for share in planner.plan({old: 2}, end)] == [(name, 0), (name, 1)]
 

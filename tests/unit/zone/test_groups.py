@@ -13,17 +13,9 @@ from sidecar.core.parts import Batch
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
 from sidecar.zone import Entry, Tail, layout, read
+from sidecar.zone.index import Wanted
 from sidecar.zone.writer import Format
-from tests.support.landing import Sent, entries, part, writer
-
-TAGS = ("b", None, "a", "b", "c", "a")
-
-
-def joined(first: int = 0, tags: tuple[str | None, ...] = TAGS, *, group_of: str = "group-") -> Batch:
-    """A batch as a sink gets it that joins groups: a part of the one group, whose rows have groups of their own."""
-    rows = [Sent(first + i, None, b"v", tag) for i, tag in enumerate(tags)]
-    groups = ["" if tag is None else f"{group_of}{tag}" for tag in tags]
-    return Batch(1, "", [part(rows, "", groups=groups)])
+from tests.support.landing import TAGS, Sent, entries, joined, part, writer
 
 
 def found(root: Path, entry: Entry, **how: object) -> list[tuple[str, str | None, int]]:
@@ -85,10 +77,10 @@ def test_some_groups_are_read(tmp_path: Path, form: Format) -> None:
     second.land(joined(0))
     first.close()
     second.close()
-    planner = Planner(tmp_path, groups={"group-a", "none"}, dedup=True, report=print)
+    planner = Planner(tmp_path, wanted=Wanted.of({"group-a", "none"}, None), report=print)
     end = planner.latest({}, Limit())
     shares = planner.plan({}, end)
-    rows = [list(table.to_pylist()) for share in shares for table in share.read(tmp_path, ["offset"], {"group-a"})]
+    rows = [list(table.to_pylist()) for share in shares for table in share.read(tmp_path, ["offset"])]
     assert [row for some in rows for row in some] == [{"offset": 2}, {"offset": 5}]
     assert [len(found(tmp_path, entry, groups={"group-c"})) for entry in entries(tmp_path)] == [0, 1]
     other = writer(tmp_path, "c", format=form)
@@ -104,5 +96,5 @@ def test_files_of_one_group_are_still_passed_over(tmp_path: Path) -> None:
     zone.land(Batch(1, "paid", [part([Sent(0, None, b"")], "paid")]))
     zone.land(joined(10))
     zone.close()
-    planner = Planner(tmp_path, groups={"group-a"}, dedup=True, report=print)
+    planner = Planner(tmp_path, wanted=Wanted.of({"group-a"}, None), report=print)
     assert [share.entry.seq for share in planner.plan({}, planner.latest({}, Limit()))] == [1]

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from sidecar.errors import ConfigError
-from sidecar.spark.source.options import NAMES, Limit, parse
+from sidecar.spark.source.options import STREAM_ONLY, Limit, parse
+from sidecar.zone.index import Wanted
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,12 @@ from sidecar.spark.source.options import NAMES, Limit, parse
         ("groups", ""),
         ("groups", "[1]"),
         ("groups", '["a"'),
+        ("groups", "[null]"),
+        ("tags", ""),
+        ("tags", "[]"),
+        ("tags", "[1]"),
+        ("tags", '["a"'),
+        ("tags", '["\\ud800"]'),
         ("columns", "offset,none"),
         ("columns", "offset,offset"),
         ("dedup", "yes"),
@@ -58,7 +65,7 @@ def test_a_table_of_the_catalogue_is_refused(name: str) -> None:
         parse({name: "me", "path": "/zone"}, stream=True)
 
 
-@pytest.mark.parametrize("name", NAMES[5:])
+@pytest.mark.parametrize("name", STREAM_ONLY)
 def test_a_batch_read_has_no_triggers(name: str) -> None:
     """What only a stream has is refused for a batch read, by name."""
     with pytest.raises(ConfigError, match=name):
@@ -76,10 +83,20 @@ def test_the_case_of_names_is_no_matter() -> None:
     assert parse({"PATH": "/zone", "maxbytespertrigger": "10g"}, stream=True).limit == Limit(bytes=10 << 30)
 
 
-def test_groups_may_have_commas() -> None:
-    """A JSON list holds any name, even one with a comma, a bracket, or nothing in it."""
-    assert parse({"path": "/zone", "groups": '["a,b", "[c", ""]'}, stream=True).groups == frozenset({"a,b", "[c", ""})
-    assert parse({"path": "/zone", "groups": "a, b"}, stream=True).groups == frozenset({"a", "b"})
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"groups": "a, b"}, Wanted.of({"a", "b"}, None)),
+        ({"groups": '["a,b", "[c", ""]'}, Wanted.of({"a,b", "[c", ""}, None)),
+        ({"tags": "a, b"}, Wanted.of(None, {"a", "b"})),
+        ({"tags": r'["a,b", "\n\u0000\"", "", null]'}, Wanted.of(None, {"a,b", '\n\0"', "", None})),
+        ({"tags": "[null]", "groups": "null"}, Wanted.of({"null"}, {None})),
+        ({}, Wanted()),
+    ],
+)
+def test_a_list_holds_any_name(given: dict[str, str], wanted: Wanted) -> None:
+    """Names stand between commas; a JSON list holds any name, and for tags null, which is a row without a tag."""
+    assert parse({"path": "/zone", **given}, stream=True).wanted == wanted
 
 
 def test_a_path_is_made_absolute() -> None:

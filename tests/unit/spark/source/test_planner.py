@@ -249,7 +249,7 @@ def test_a_mended_line_is_told_once(tmp_path: Path) -> None:
     path = layout.segment_path(tmp_path, "a", 0)
     path.write_bytes(path.read_bytes().replace(b"paid", b"pbid", 1))
     told: list[str] = []
-    planned = Planner(tmp_path, groups=None, dedup=True, report=told.append)
+    planned = Planner(tmp_path, report=told.append)
     for _ in range(2):
         assert sum(share.entry.rows for share in planned.plan({}, {"a": 2})) == 9
         planned.plan({"a": 2}, {"a": 2})
