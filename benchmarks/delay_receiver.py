@@ -22,10 +22,12 @@ class Lateness:
 
     Args:
         messages: Their number.
+        warm_up: So many of the first are left out.
     """
 
-    def __init__(self, messages: int) -> None:
+    def __init__(self, messages: int, warm_up: int = 0) -> None:
         self._messages = messages
+        self._warm_up = warm_up
         self._late = array("d")
         self._busy = threading.Lock()
 
@@ -39,7 +41,7 @@ class Lateness:
                 os._exit(0)
 
     def _figures(self) -> dict[str, float]:
-        late = sorted(self._late)
+        late = sorted(self._late[self._warm_up :])
         figures = {name: late[int(share * (len(late) - 1))] for name, share in PERCENTILES.items()}
         return {**figures, "max": late[-1], "early": sum(each < 0 for each in late), "messages": len(late)}
 
@@ -68,8 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("messages", type=int)
     parser.add_argument("--field", default="due", help="the field with the time, in epoch milliseconds")
+    parser.add_argument("--warm-up", type=int, default=0, help="so many of the first messages are left out")
     wanted = parser.parse_args()
-    lateness, time_ms = Lateness(wanted.messages), re.compile(rb'"%s":(\d+)' % wanted.field.encode())
+    lateness, time_ms = Lateness(wanted.messages, wanted.warm_up), re.compile(rb'"%s":(\d+)' % wanted.field.encode())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:

@@ -2,7 +2,8 @@
 
 Kafka's own performance producer sends messages of 200 bytes to 4 partitions, each at once (`linger.ms=0`). The daemon
 reads them with `batch.linger: 20ms` and sends rows of `envelope`, whose timestamps the receiver compares with its
-clock. All share the machine; the share of its CPU time that was in use is printed too.
+clock. The first quarter is left out: Java compiles the producer meanwhile. All share the
+machine; the share of its CPU time that was in use is printed too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def produce(broker: KafkaBroker, topic: str, messages: int, rate: int) -> None:
 def measured(broker: KafkaBroker, folder: Path, way: str, rate: int) -> Figures:
     """What one run took."""
     topic, messages = broker.create_topic(f"latency-{time.monotonic_ns()}", PARTITIONS), rate * SECONDS
-    with child("delay_receiver", str(messages), "--field", "timestamp") as receiver:
+    wanted = str(messages), "--field", "timestamp", "--warm-up", str(messages // 4)
+    with child("delay_receiver", *wanted) as receiver:
         url = f"http://127.0.0.1:{first_line(receiver)}/"
         config = configuration(broker, [topic], url, "*", batch={"linger": "20ms"})
         config["source"]["kafka"]["lane"] = WAYS[way]

@@ -1,7 +1,7 @@
-"""RSS of the daemon and its child while RocketMQ bodies come that are large, or unpack to much more than was sent.
+"""Memory of the daemon and its child, while RocketMQ bodies come that are large or unpack to much more than was sent.
 
 Each case fills a topic of many queues. The receiver answers 503 until nothing more is read, and then takes everything:
-printed is the most of either time, beside the bound of 1.3 x `memory.budget` + 60 MiB.
+printed is the most anonymous memory of either time, beside the bound of 1.3 x `memory.budget` + 60 MiB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.rocketmq_flow import source_of
 
 MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB
-RESIDENT_MAX_BYTES = int(1.3 * BUDGET_BYTES) + 60 * MIB
+ANONYMOUS_MAX_BYTES = int(1.3 * BUDGET_BYTES) + 60 * MIB
 QUEUES = 64
 CLIENTS = ("remoting", "grpc", "native")
 STEADY_S = 2.0
@@ -60,8 +60,8 @@ def filled(node: Node, case: Case, queues: int = QUEUES) -> Iterator[str]:
     node.delete_topic(topic)
 
 
-class Resident:
-    """The most that a daemon and its children have, measured by a thread."""
+class Anonymous:
+    """The most memory that no file is behind of a daemon and its children, measured by a thread."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -70,7 +70,7 @@ class Resident:
         """Since this was set to 0."""
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Resident:
+    def __enter__(self) -> Anonymous:
         self._thread.start()
         return self
 
@@ -84,8 +84,8 @@ class Resident:
                 own = self._process.cmdline()
                 # A child that has not begun its own program yet has its parent's memory.
                 children = [one for one in self._process.children() if one.cmdline() != own]
-                found = [one.memory_info().rss for one in (self._process, *children)]
-                self.most_bytes = max(self.most_bytes, sum(found))
+                found = [one.memory_info() for one in (self._process, *children)]
+                self.most_bytes = max(self.most_bytes, sum(one.rss - one.shared for one in found))
 
 
 class Found(NamedTuple):
@@ -96,7 +96,7 @@ class Found(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        beyond = "  BEYOND" if max(self.stalled, self.flowing) > RESIDENT_MAX_BYTES else ""
+        beyond = "  BEYOND" if max(self.stalled, self.flowing) > ANONYMOUS_MAX_BYTES else ""
         return f"{self.stalled / MIB:4.0f} stalled, then {self.flowing / MIB:4.0f} in {self.seconds:.1f} s{beyond}"
 
 
@@ -112,17 +112,17 @@ def measure(node: RocketMqNode, client: str, topic: str, case: Case, folder: Pat
             "retry": {"backoff": "50ms", "backoff_max": "500ms"},
             **change,
         }
-        with Daemon(folder, config, name=unique("memory")) as daemon, Resident(daemon.pid) as resident:
+        with Daemon(folder, config, name=unique("memory")) as daemon, Anonymous(daemon.pid) as memory:
             daemon.wait_ready()
             _await_stall(daemon)
-            stalled, resident.most_bytes = resident.most_bytes, 0
+            stalled, memory.most_bytes = memory.most_bytes, 0
             receiver.faults.clear()
             begun_s = time.monotonic()
             wait_until(
                 lambda: daemon.status()["delivered"] == case.bodies, PATIENCE_S, "all is delivered",
                 detail=daemon.log_tail,
             )  # fmt: skip
-            flowing, seconds = resident.most_bytes, time.monotonic() - begun_s
+            flowing, seconds = memory.most_bytes, time.monotonic() - begun_s
             daemon.stop()
     return Found(stalled, flowing, seconds)
 

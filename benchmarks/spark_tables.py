@@ -28,7 +28,7 @@ from benchmarks.throughput import PARTITIONS, TAGS
 from sidecar.config.model import Settings
 from sidecar.spark.run.kafka_options import source_options
 from sidecar.spark.run.tables.job import job_of
-from sidecar.spark.table.writers import DELTA_CONF
+from sidecar.spark.table.delta import DELTA_CONF
 from tests.support.kafka import KafkaBroker, produce, unique
 from tests.support.produce import Outgoing
 

@@ -37,14 +37,14 @@ def stream(count: int, tags: int) -> Iterator[Outgoing]:
         yield Outgoing(i // 1000 % PARTITIONS, value.ljust(198, b"x") + b'"}', headers=[("tag", tag)])
 
 
-def run(broker: KafkaBroker, sink: str, topic: str, count: int, folder: Path) -> Path:
+def run(broker: KafkaBroker, sink: str, topic: str, count: int, folder: Path, keys: dict[str, Any]) -> Path:
     """Deliver a topic, print what it took, and return the zone or table."""
     at = folder / f"{sink}-{topic}"
     kafka = {"bootstrap_servers": broker.bootstrap, "group_id": f"bench-{time.monotonic_ns()}", "topics": [topic]}
     config: dict[str, Any] = {
         "source": {"kafka": kafka},
         "tags": {"from": {"header": "tag"}},
-        "sink": {sink: {SINKS[sink]: str(at)}},
+        "sink": {sink: {SINKS[sink]: str(at), **keys}},
     }
     with Daemon(folder, config, name=f"bench-{time.monotonic_ns()}") as sidecar:
         sidecar.wait_ready()
@@ -98,8 +98,10 @@ def main() -> None:
     parser.add_argument("--tags", type=int, default=2_000)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--sink", choices=SINKS, default="spark")
+    parser.add_argument("--partition-by", nargs="+", help="for a Delta table: its partitions, such as tag")
     parser.add_argument("--read", type=int, default=0, help="number of turns in which Spark reads the last zone")
     asked = parser.parse_args()
+    keys = {"partition_by": asked.partition_by} if asked.partition_by else {}
     with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "broker") as broker:
         for tags in (1, asked.tags):
             topic = broker.create_topic(f"tags-{tags}", PARTITIONS)
@@ -108,7 +110,7 @@ def main() -> None:
             for tags in (1, asked.tags):
                 folder = Path(name) / f"{pair}-{tags}"
                 folder.mkdir()
-                zone = run(broker, asked.sink, f"tags-{tags}", asked.messages, folder)
+                zone = run(broker, asked.sink, f"tags-{tags}", asked.messages, folder, keys)
         if asked.read:
             compare(zone, asked.messages, asked.tags, asked.read, Path(name))
 

@@ -1,7 +1,4 @@
-"""Files that survive a power loss: write, append, replace, remove. Knows no meaning of the bytes.
-
-An object store would need another module with these names: `put` is one upload, and each line an object.
-"""
+"""Files that survive a power loss: write, append, replace, remove. Knows no meaning of the bytes."""
 
 from __future__ import annotations
 
@@ -203,10 +200,19 @@ class Lines:
         """Add a line, given without its line feed.
 
         Raises:
-            OSError: It failed, and the line is not visible; `cut` must succeed before the next call.
+            OSError: It failed, and the line is not visible; `settle` must succeed before the next call.
         """
         self._write(line, self.end)
         self.end += len(line) + 1
+
+    def settle(self) -> bool:
+        """Remove what an `append` that failed has left; False, as its line is not visible.
+
+        Raises:
+            OSError: It failed.
+        """
+        self.cut()
+        return False
 
     def cut(self, end: int | None = None) -> None:
         """Durably remove everything after the last line, or after `end` bytes.

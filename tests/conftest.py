@@ -40,7 +40,8 @@ SLOW = (
     "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
     "test_run_crashes", "test_run_broker", "test_topics", "test_security", "test_ids", "test_dead_letters_topic",
     "test_query_rocketmq", "test_query_source", "test_receivers", "test_tutorial", "test_page", "test_lane_assigned",
-    "test_lane_sanitized", "test_run_ledger",
+    "test_lane_sanitized", "test_run_ledger", "test_run_tables", "test_run_rocketmq", "test_listener",
+    "test_table_layout", "test_merge",
 )  # fmt: skip
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
 OUTSIDE = {"integration", "spark", "conformance"}

@@ -160,6 +160,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
+        "twins": partial(suite, "twins of tests of the suite", "integration", mark="proof"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
         "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
         "simulator-lane": partial(
@@ -193,6 +194,11 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
         return [executors(broker, _made(folder / one), n(200_000, 20_000), n(10), reader=one) for one in READERS]
 
+    def two_hosts(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_kills import hosts
+
+        return [hosts(broker, _made(folder / one), n(200_000, 20_000), n(10, 2), reader=one) for one in READERS]
+
     def copies(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.scenarios.spark_kills import copies
 
@@ -205,6 +211,23 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
             killed(broker, _made(folder / "parquet"), n(1_000_000, 20_000), n(10, 2), "parquet"),
             killed(broker, _made(folder / "delta"), n(1_000_000, 20_000), n(10, 2), "delta"),
             killed(broker, _made(folder / "deltalake"), n(200_000, 20_000), n(10, 2), "deltalake"),
+        ]
+
+    def kept_tables(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_tables import killed
+
+        return [
+            killed(broker, _made(folder / kind), n(200_000, 20_000), n(5, 2), kind, kept=True)
+            for kind in ("delta", "deltalake")
+        ]
+
+    def merged(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_merge import killed
+
+        changes, keys, kills = n(1_000_000, 20_000), n(100_000, 2_000), n(5, 2)
+        return [
+            killed(broker, _made(folder / "delta"), changes, keys, kills),
+            killed(broker, _made(folder / "deltalake"), n(200_000, 20_000), n(20_000, 2_000), kills, "deltalake"),
         ]
 
     def shared(broker: KafkaBroker, folder: Path) -> list[Finding]:
@@ -223,6 +246,11 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
             zone.polled(n(50_000, 1_000)),
         ]
 
+    def zone_on_s3(_: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_zone import killed_on_s3
+
+        return [killed_on_s3(folder, n(20_000, 5_000), n(5, 1), max_rows=n(3_000, 1_000))]
+
     def query(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.scenarios.spark_query import drivers
 
@@ -230,12 +258,16 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
     return {
         "spark-zone": zone,
+        "zone-s3": zone_on_s3,
         "spark-query": query,
         "spark-engines": engines,
         "spark-drivers": drivers,
         "spark-executors": executors,
+        "spark-two-hosts": two_hosts,
         "spark-copies": copies,
         "spark-tables": into_tables,
+        "spark-tables-kept": kept_tables,
+        "spark-merge": merged,
         "spark-ledger": shared,
         "spark-tests": partial(suite, "tests on Spark with several JVMs", "spark", mark="proof"),
     }
@@ -258,6 +290,21 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         from tests.scenarios.spark_query import rocketmq_drivers
 
         return [rocketmq_drivers(node, folder, n(100_000, 20_000), n(10, 3))]
+
+    def spark_run(node: Any, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_rocketmq import drivers
+
+        return [drivers(node, folder, n(30_000, 6_000), n(10, 2))]
+
+    def spark_executors(node: Any, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_rocketmq import executors
+
+        return [executors(node, folder, n(20_000, 6_000), n(5, 1))]
+
+    def spark_tables(kind: Any, node: Any, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_tables import rocketmq_killed
+
+        return [rocketmq_killed(node, folder, n(30_000, 6_000), n(10, 2), kind)]
 
     remoting, grpc, native = (partial(flows.source_of, client) for client in ("remoting", "grpc", "native"))
 
@@ -309,6 +356,10 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-grpc-skipped": lambda node, folder: [kept_offsets(node, grpc(node), folder, n(5))],
         "rocketmq-resets": lambda node, folder: [resets.resets(node, folder, resets.every_case(n(5)))],
         "rocketmq-spark-query": spark_query,
+        "rocketmq-spark-run": spark_run,
+        "rocketmq-spark-executors": spark_executors,
+        "rocketmq-spark-tables": partial(spark_tables, "parquet"),
+        "rocketmq-spark-delta": partial(spark_tables, "delta"),
         "rocketmq-made-again": lambda node, folder: [
             made_again(node, source(node), folder, every_round(ends), n(2_000, 1_000))
             for source in (remoting, grpc, native)

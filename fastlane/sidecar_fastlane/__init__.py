@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from sidecar_fastlane.columns import WANTS, Columns, Table, Want, table_of
+
 LIBRARY = Path(os.environ.get("SIDECAR_FASTLANE_LIBRARY") or Path(__file__).with_name("libfastlane.so"))
 """The compiled part; the variable names another build of it, such as one with sanitizers."""
 OLDEST = 0x02100000
@@ -25,7 +27,9 @@ _SEVERAL = 2
 Raw: TypeAlias = bytes | tuple[bytes, ...] | None
 """Content of a field: nothing, one value, or several."""
 Place: TypeAlias = Literal["none", "header", "key", "topic"]
+Format: TypeAlias = Literal["ndjson", "envelope", "columns"]
 _PLACES: tuple[Place, ...] = ("none", "header", "key", "topic")
+_FORMATS: tuple[Format, ...] = ("ndjson", "envelope", "columns")
 
 
 class UnavailableError(Exception):
@@ -50,9 +54,10 @@ class Rules:
         tag_json: The members `tag` and `tags` of such a row, with a comma in front.
         tag_place: Where the tag is.
         tag_header: The header's name.
-        envelope: The format: `envelope` or `ndjson`.
+        format: Of the rows; with `columns`, call `Run.columns` and not `sort`.
         id_place: Where message ids are; "none" if there are none.
         id_header: The header's name.
+        wants: The columns besides offset, time and group.
     """
 
     group_of: Callable[[Raw], str | None]
@@ -60,9 +65,10 @@ class Rules:
     tag_json: Callable[[Raw], bytes]
     tag_place: Place = "none"
     tag_header: str = ""
-    envelope: bool = True
+    format: Format = "envelope"
     id_place: Place = "none"
     id_header: str = ""
+    wants: frozenset[Want] = frozenset()
 
 
 class Message(NamedTuple):
@@ -135,7 +141,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_fail_after": (None, _I64),
     "fl_xxh3": (ct.c_uint64, ct.c_char_p, ct.c_size_t),
     "fl_open": (_P, _P, ct.c_int, _I64),
-    "fl_change": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_int, ct.c_int, ct.c_char_p),
+    "fl_change": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_int, ct.c_int, ct.c_char_p, ct.c_int),
     "fl_close": (None, _P),
     "fl_free": (None, _P),
     "fl_forward": (ct.c_int, _P, ct.c_char_p, _I32),
@@ -154,6 +160,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, _I64),
     "fl_ids": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_keep": (ct.c_int, _P, ct.c_char_p, _I64),
+    "fl_columns": (ct.POINTER(Columns), _P),
     "fl_groups": (ct.POINTER(_Group), _P),
     "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
 }
@@ -277,6 +284,15 @@ class Run:
         """
         return self.reader.sort(self, rules, fresh)
 
+    def columns(self, rules: Rules) -> Table:
+        """The wanted messages as columns. They are gone afterwards.
+
+        Raises:
+            GoneError: It was sorted.
+            MemoryError: The run is lost.
+        """
+        return self.reader.columns(self, rules)
+
 
 class Reader:
     """The messages of one client.
@@ -396,7 +412,7 @@ class Reader:
         for at in range(max(0, shown.headers)):
             if self._c.fl_header(self._at, place, at, name, value, size):
                 raise GoneError
-            headers.append((_name(name.value or b""), _bytes(value.value, size.value)))
+            headers.append((header_name(name.value or b""), _bytes(value.value, size.value)))
         epoch = shown.leader_epoch
         return Message(
             topic=self._topic(shown.topic or b""),
@@ -414,23 +430,36 @@ class Reader:
         if rules is not self._rules:
             places = [_PLACES.index(place) for place in (rules.tag_place, rules.id_place)]
             headers = [header.encode() for header in (rules.tag_header, rules.id_header)]
-            if self._c.fl_change(self._at, places[0], headers[0], int(rules.envelope), places[1], headers[1]):
+            wants = sum(1 << place for place, want in enumerate(WANTS) if want in rules.wants)
+            format_ = _FORMATS.index(rules.format)
+            if self._c.fl_change(self._at, places[0], headers[0], format_, places[1], headers[1], wants):
                 raise MemoryError
             self._forget_tags()
             self._heads.clear()
             self._rules = rules
 
     def _forget_tags(self) -> None:
-        self._names.clear()
+        self._names = []  # `Table.groups` is the earlier one
         self._codes.clear()
 
     def ids(self, run: Run, rules: Rules) -> tuple[array[int], int]:
         """See `Run.ids`."""
         self._sort(run, rules)
         self._noted = run
+        return self._ids()
+
+    def _ids(self) -> tuple[array[int], int]:
         at, last = _P(), _I64()
         count = self._c.fl_ids(self._at, at, last)
         return _numbers(at.value, count), last.value
+
+    def columns(self, run: Run, rules: Rules) -> Table:
+        """See `Run.columns`."""
+        self._sort(run, rules)
+        ids = None if rules.id_place == "none" else self._ids()[0]
+        self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)
+        found = self._c.fl_columns(self._at).contents
+        return table_of(found, rules.wants, self._names, ids, self._filtered.value)
 
     def _sort(self, run: Run, rules: Rules) -> int:
         self._noted = None
@@ -486,7 +515,7 @@ class Reader:
             code = self._codes.setdefault(group, len(self._names))
             if code == len(self._names):
                 self._names.append(group)
-            if rules.envelope:
+            if rules.format == "envelope":
                 tag = rules.tag_json(raw)
         if self._c.fl_tell(self._at, code, tag, len(tag)):
             raise MemoryError
@@ -509,7 +538,8 @@ def _bytes(at: int | None, size: int) -> bytes | None:
     return None if at is None else ct.string_at(at, size)
 
 
-def _name(name: bytes) -> str:
+def header_name(name: bytes) -> str:
+    """A header's name; U+FFFD if it is not UTF-8, as Java has it."""
     try:
         return name.decode()
     except UnicodeDecodeError:

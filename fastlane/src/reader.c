@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include "client.h"
+#include "columns.h"
 
 enum { PLACE_NONE, PLACE_HEADER, PLACE_KEY, PLACE_TOPIC };
-enum { NDJSON, ENVELOPE };
+enum { NDJSON, ENVELOPE, COLUMNS };
 enum { AHEAD = 8 };
 enum { POLLS = 16, SPARE_MAX = 4 << 20, SPARE_TIMES = 16, SEVERAL_MAX = 64 << 10 };
 
@@ -44,7 +45,7 @@ typedef struct reader {
   pthread_mutex_t lock;
   rd_kafka_t *rk;
   rd_kafka_queue_t *queue; /* NULL once the reader is closed, or the client is gone */
-  int tag_place, format, id_place;
+  int tag_place, format, id_place, wants;
   char *tag_header, *id_header;
 
   rd_kafka_message_t **messages;
@@ -74,6 +75,7 @@ typedef struct reader {
   int has_stamp;
   int64_t no_id;          /* stands for a missing one */
   buffer ids, wanted;     /* of each wanted message: its id; its slot, twice, and whether it has no row */
+  columns columns;        /* of the wanted messages, where that is the format */
 } reader;
 
 static reader *readers;
@@ -144,6 +146,7 @@ static void drop_slots(reader *r) {
   r->slots = NULL;
   r->groups = NULL;
   r->nslots = r->slots_cap = 0;
+  columns_drop(&r->columns);
 }
 
 API void fl_free(reader *r);
@@ -167,7 +170,7 @@ API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
 }
 
 /* How runs are sorted from now on. Without memory, all is as it was. */
-API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header) {
+API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header, int wants) {
   char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
   if (!tag || !id) {
     give(tag);
@@ -181,6 +184,7 @@ API int fl_change(reader *r, int tag_place, const char *tag_header, int format, 
   r->tag_place = tag_place;
   r->format = format;
   r->id_place = id_place;
+  r->wants = wants;
   r->doing = -1;
   r->ids.len = r->wanted.len = 0;
   forget_tags(r);
@@ -244,7 +248,7 @@ static void cut(reader *r) {
 static void shrink(reader *r) {
   if (r->several.cap > SEVERAL_MAX) drop(&r->several);
   if (++r->polls < POLLS) return;
-  size_t sum = 0;
+  size_t sum = columns_room(&r->columns);
   for (int i = 0; i < r->slots_cap; i++) {
     const slot *s = &r->slots[i];
     sum += sizeof *s + sizeof *r->groups + s->data.cap + s->offsets.cap + s->odd.cap + s->ids.cap;
@@ -511,16 +515,21 @@ static slot *slot_for(reader *r, int32_t code) {
   return s;
 }
 
-/* Notes the id of a wanted message, and where it goes. */
-static int note(reader *r, const slot *s, const rd_kafka_message_t *m, const char *topic, int is_odd, int64_t *id) {
+/* Notes the id of a wanted message. */
+static int note_id(reader *r, const rd_kafka_message_t *m, const char *topic, int64_t *id) {
   *id = r->no_id;
-  if (id_of(r, m, topic, id) < 0 || put_i64(&r->ids, *id)) return NO_MEMORY;
+  r->last = m->offset;
+  return id_of(r, m, topic, id) < 0 || put_i64(&r->ids, *id) ? NO_MEMORY : 0;
+}
+
+/* The same, and where it goes. */
+static int note(reader *r, const slot *s, const rd_kafka_message_t *m, const char *topic, int is_odd, int64_t *id) {
+  if (note_id(r, m, topic, id)) return NO_MEMORY;
   char *p = room(&r->wanted, sizeof(int32_t));
   if (!p) return NO_MEMORY;
   int32_t where = 2 * (int32_t)(s - r->slots) + is_odd;
   memcpy(p, &where, sizeof where);
   r->wanted.len += sizeof where;
-  r->last = m->offset;
   return 0;
 }
 
@@ -545,6 +554,16 @@ static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const char *
   return r->id_place == PLACE_NONE ? 0 : put_i64(&s->ids, id);
 }
 
+static int add(reader *r, const rd_kafka_message_t *m, const char *topic, const entry *e, const char *head, size_t head_len) {
+  if (r->format == COLUMNS) {
+    int64_t id;
+    if (r->id_place != PLACE_NONE && note_id(r, m, topic, &id)) return NO_MEMORY;
+    return columns_add(&r->columns, m, e->code, r->wants);
+  }
+  slot *s = slot_for(r, e->code);
+  return s ? add_row(r, s, m, topic, e, head, head_len) : NO_MEMORY;
+}
+
 static void begin(reader *r, int which) {
   r->doing = which;
   r->at = r->runs[which].start;
@@ -552,6 +571,7 @@ static void begin(reader *r, int which) {
   r->last = -1;
   r->filtered = r->duplicate = 0;
   r->nslots = 0;
+  columns_clear(&r->columns);
   r->sorting++;
   rd_kafka_timestamp_type_t kind;
   r->stamp = kafka_rd_kafka_message_timestamp(r->messages[r->at], &kind);
@@ -568,7 +588,7 @@ static int lost(reader *r) {
 /* Makes what was sorted known to `fl_groups`; returns the number of groups. */
 static int told(reader *r) {
   int groups = 0;
-  size_t used = r->ids.len + r->wanted.len;
+  size_t used = r->ids.len + r->wanted.len + columns_used(&r->columns);
   for (int i = 0; i < r->nslots; i++) {
     slot *s = &r->slots[i];
     used += sizeof *s + sizeof *r->groups + s->data.len + s->offsets.len + s->odd.len + s->ids.len;
@@ -608,9 +628,8 @@ API int fl_sort(reader *r, int which, const char *head, int64_t head_len) {
     if (failed) return failed;
     if (e->code == UNWANTED) {
       r->filtered++;
-    } else {
-      slot *s = slot_for(r, e->code);
-      if (!s || add_row(r, s, m, a->topic, e, head, (size_t)head_len)) return lost(r);
+    } else if (add(r, m, a->topic, e, head, (size_t)head_len)) {
+      return lost(r);
     }
     kafka_rd_kafka_message_destroy(m);
     r->messages[r->at] = NULL;
@@ -666,6 +685,9 @@ API int fl_keep(reader *r, const uint8_t *fresh, int64_t count) {
   r->wanted.len = 0; /* once is enough */
   return told(r);
 }
+
+/* What was sorted last, if the format is that of columns. */
+API const columns *fl_columns(const reader *r) { return &r->columns; }
 
 API const group *fl_groups(const reader *r) { return r->groups; }
 

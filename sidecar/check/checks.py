@@ -50,6 +50,11 @@ def _sinks(settings: Settings) -> Iterator[Check]:
         if path and "://" not in str(path):
             subject = f"{key.rpartition('.')[0]} in {path}"
             yield Check(subject, partial(check_folder, subject, Path(path), key))
+    if sink.spark and sink.spark.landing.startswith("s3://"):
+        from sidecar.check.bucket import check_bucket
+
+        subject = f"sink.spark in {sink.spark.landing}"
+        yield Check(subject, partial(check_bucket, subject, sink.spark.landing))
 
 
 def _databases(settings: Settings) -> Iterator[Check]:

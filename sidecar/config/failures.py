@@ -132,12 +132,12 @@ class DeadLetters(OneOf):
     """Where the broker stores dead letters, instead of the state folder."""
 
     kafka_: DeadLetterTopic | None = Field(default=None, alias="kafka", description="Produces dead letters to a topic.")
-    rocketmq: Annotated[RocketMqPlace | None, OnSpark("refused with `source.kafka`, on Spark as in the daemon")] = (
-        Field(
-            default=None,
-            description="`dlq` sends dead letters to the group's `%DLQ%GROUP`; `{delay_level: N}` lets the broker "
-            "deliver them again later.",
-        )
+    rocketmq: Annotated[
+        RocketMqPlace | None, OnSpark("applies with `source.rocketmq`, refused with `source.kafka`, as in the daemon")
+    ] = Field(
+        default=None,
+        description="`dlq` sends dead letters to the group's `%DLQ%GROUP`; `{delay_level: N}` lets the broker "
+        "deliver them again later.",
     )
 
     @property

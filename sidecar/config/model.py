@@ -61,7 +61,8 @@ class BatchSettings(Model):
         Duration("0ms", "10m"),
         OnSpark(
             "mapped to `maxTriggerDelay` and, with `batch.max_messages`, to `minOffsetsPerTrigger`: how long a "
-            "micro-batch waits for messages; with `spark.reader: client`, how often a micro-batch begins"
+            "micro-batch waits for messages; with `spark.reader: client` and with RocketMQ, how often a micro-batch "
+            "begins"
         ),
     ] = Field(default=200, alias="linger", description="How long the first message of a batch waits for more.")
     span_max: Annotated[
@@ -146,8 +147,8 @@ class Settings(Model):
     tags: Annotated[
         Tags,
         OnSpark(
-            "applies; pinned. With the connector, the JVM drops what is certainly unwanted, and the daemon's filter "
-            "decides on the rest"
+            "applies; pinned. With the connector, the JVM drops what is certainly unwanted; with RocketMQ, its brokers "
+            "do. The daemon's filter decides on the rest"
         ),
     ] = Field(
         default=Tags(),

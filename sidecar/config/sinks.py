@@ -7,10 +7,41 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from sidecar.config.base import HIDDEN, Bool, FilePath, Int, Location, Model, OneOf, Secret, Text, TlsFiles, matching
+from sidecar.config.base import (
+    HIDDEN,
+    Bool,
+    FilePath,
+    Int,
+    Location,
+    Model,
+    OneOf,
+    Secret,
+    Text,
+    TlsFiles,
+    matching,
+    problem,
+)
 from sidecar.config.marks import Kind, NotOnSpark, OnSpark
+from sidecar.config.table.layout import (
+    COLUMNS_KEPT,
+    MAINTENANCE,
+    PARTITION_BY,
+    PROPERTIES,
+    Maintenance,
+    PartitionBy,
+    RowColumns,
+)
+from sidecar.config.table.properties import Properties
 from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
@@ -34,6 +65,8 @@ OWN_HEADERS = frozenset(
 """Headers that HTTP framing and the contract use, in addition to all that begin with ``sidecar-``."""
 
 
+ZONE = r"(?!.*://)[^\0]*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/\0]+)*/?"
+ZONE_NEEDED = "needs a folder, or s3://BUCKET/PREFIX: no other object store is supported"
 NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"
 
 
@@ -328,7 +361,9 @@ class SparkSink(SinkSettings):
     extra = "spark"
     packages = ("pyarrow",)
 
-    landing: FilePath = Field(description="Folder of the landing zone; several processes may share it.")
+    landing: Annotated[Location, AfterValidator(matching(ZONE, ZONE_NEEDED))] = Field(
+        description="Folder of the landing zone, or `s3://BUCKET/PREFIX`; several processes may share it."
+    )
     format: Literal["arrow", "parquet"] = Field(
         default="arrow", description="Format of the data files; `parquet` is smaller, and other tools can read it."
     )
@@ -351,6 +386,24 @@ class DeltaSink(SinkSettings):
     packages = ("deltalake", "pyarrow")
 
     path: Location = Field(description="Path or URL of the table; created if missing.")
+    partition_by: PartitionBy | None = Field(
+        default=None, description=f"{PARTITION_BY}`[date]` by default; a table that exists keeps its own."
+    )
+    columns: RowColumns | None = Field(default=None, description=COLUMNS_KEPT.strip())
+    properties: Properties = Field(default={}, description=PROPERTIES)
+    maintenance: Maintenance = Field(default=Maintenance(), description=MAINTENANCE)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_clusters(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "cluster_by" in data:
+            text = (
+                "is not for this sink: deltalake, with which the daemon writes, does not cluster; Spark does, with "
+                "spark.table.cluster_by"
+            )
+            error = problem(text, data["cluster_by"], "cluster_by")
+            raise ValidationError.from_exception_data("delta", [error])
+        return data
 
     @property
     def table(self) -> TableTarget:

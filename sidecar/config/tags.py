@@ -125,7 +125,9 @@ class Tags(Model):
 class Dedup(Model):
     """What makes two messages the same."""
 
-    by: Annotated[IdPlace, OnSpark("applies; pinned")] = Field(
+    by: Annotated[
+        IdPlace, OnSpark("applies; pinned. `offset_msg_id` needs `dedup.ledger`, since a task has one queue")
+    ] = Field(
         default="position",
         description="Message identity: `position` (partition and offset), or an id from `{header: NAME}`, `key`, "
         "`{json: $.a.b}` or (RocketMQ) `offset_msg_id`.",

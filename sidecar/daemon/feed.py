@@ -157,8 +157,14 @@ class Feed:
             self._pipeline.read_past(item.tp, item.position, time.monotonic() * 1000)
 
     def _patience_s(self) -> float:
-        if self._pipeline.delivery.outbox.groups or self._pipeline.commits.outstanding:
+        now_ms, commits = time.monotonic() * 1000, self._pipeline.commits
+        if commits.outstanding:  # batches wait for its end, which may be far away
+            return min(BUSY_POLL_S, max(DUE_POLL_S, (now_ms - commits.begun_ms) / 4_000))
+        if self._pipeline.delivery.outbox.groups:
             return BUSY_POLL_S
         if self._takeovers is not None and self._takeovers.is_adopting:
             return BUSY_POLL_S
-        return self._source.idle_poll_s if self._pipeline.idle else OPEN_POLL_S
+        if self._pipeline.idle:
+            return self._source.idle_poll_s
+        patience_ms = self._pipeline.cutter.patience_ms(now_ms)
+        return min(OPEN_POLL_S, max(DUE_POLL_S, patience_ms / 1000))

@@ -155,6 +155,7 @@ class Supervisor:
     ) -> None:
         self.pipeline = pipeline
         self.source = source
+        self.senders = senders
         self.record = record = Record()
         self.progressed_s = inf
         """Time of the loop's last round; infinite before the first."""

@@ -51,11 +51,13 @@ class Metrics:
 
     Args:
         snapshot: Called once per scrape, so that the books of one answer balance.
+        *more: Further metrics.
     """
 
-    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], StatusSnapshot], *more: Collector) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_StatusCollector(snapshot))
+        for collector in (_StatusCollector(snapshot), *more):
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
@@ -90,7 +92,7 @@ def _messages(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
     ]
     for name, family in families:
         for status in partitions:
-            family.add_metric(_place(status), getattr(status, name))
+            family.add_metric(_place(status, labels), getattr(status, name))
         yield family
 
 
@@ -100,19 +102,20 @@ def _places(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
     position = GaugeMetricFamily("sidecar_partition_position", "Next offset to be read.", labels=labels)
     lag = GaugeMetricFamily("sidecar_partition_lag", "Messages between watermark and end of log.", labels=labels)
     for status in partitions:
-        watermark.add_metric(_place(status), status.watermark)
-        position.add_metric(_place(status), status.position)
+        watermark.add_metric(_place(status, labels), status.watermark)
+        position.add_metric(_place(status, labels), status.position)
         if status.lag is not None:
-            lag.add_metric(_place(status), status.lag)
+            lag.add_metric(_place(status, labels), status.lag)
     yield from (watermark, position, lag)
 
 
 def _labels(partitions: tuple[PartitionStatus, ...]) -> list[str]:
-    return ["topic", "partition", "broker"] if any(status.broker for status in partitions) else ["topic", "partition"]
+    more = [name for name in ("broker", "query") if any(getattr(status, name) for status in partitions)]
+    return ["topic", "partition", *more]
 
 
-def _place(status: PartitionStatus) -> list[str]:
-    return [status.topic, str(status.partition), *([status.broker] if status.broker else [])]
+def _place(status: PartitionStatus, labels: list[str]) -> list[str]:
+    return [str(getattr(status, name)) for name in labels]
 
 
 def _activity(now: StatusSnapshot) -> Iterator[Metric]:
@@ -142,6 +145,18 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
         "Messages whose twin is claimed in the ledger, and not settled.",
         value=done.twins_waiting,
     )
+    yield from maintenance(done.maintenance)
+
+
+def maintenance(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+    """Runs of a table's maintenance by operation and result, if there is any."""
+    if counts:
+        family = CounterMetricFamily(
+            "sidecar_table_maintenance", "Runs of OPTIMIZE and VACUUM.", labels=["operation", "result"]
+        )
+        for labels, count in sorted(counts.items()):
+            family.add_metric(labels, count)
+        yield family
 
 
 def _delivered(groups: Iterable[str], done: Delivered) -> Iterator[Metric]:
@@ -260,9 +275,14 @@ def _by_group(name: str, text: str, label: str, counts: Mapping[tuple[str, str],
 
 
 def _histogram(name: str, text: str, found: Distribution) -> Metric:
+    return HistogramMetricFamily(name, text, buckets=buckets_of(found), sum_value=found.total)
+
+
+def buckets_of(found: Distribution) -> list[tuple[str, float]]:
+    """The buckets of a histogram as Prometheus has them: upper bound, and the number of values up to it."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=found.total)
+    return buckets

@@ -34,6 +34,8 @@ class PartitionStatus(Books):
     position: int = 0
     lag: int | None = None
     broker: str = ""
+    query: str = ""
+    """With Spark: the query that reads it, where there may be several."""
 
     @classmethod
     def of(
@@ -45,6 +47,8 @@ class PartitionStatus(Books):
     def to_json(self) -> dict[str, Any]:
         """Place first, books after it."""
         row: dict[str, Any] = {**TopicPartition(self.topic, self.partition, self.broker).fields()}
+        if self.query:
+            row["query"] = self.query
         row |= {name: getattr(self, name) for name in ("watermark", "position", "lag")}
         return row | {name: getattr(self, name) for name in BOOKS}
 
@@ -187,13 +191,15 @@ class Activity:
     ledger: Mapping[tuple[str, str], int]
     """Transactions by kind and result."""
     twins_waiting: int
+    maintenance: Mapping[tuple[str, str], int]
+    """Of a table, by operation and result; empty if there is none."""
     send_seconds: Distribution
     commit_seconds: Distribution
     delivered: Delivered
 
 
 NO_SECONDS = Histogram(SECONDS_BOUNDS).read()
-NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, NO_SECONDS, NO_SECONDS, Delivered())
+NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, {}, NO_SECONDS, NO_SECONDS, Delivered())
 
 
 @dataclass(frozen=True, slots=True)

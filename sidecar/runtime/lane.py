@@ -20,16 +20,32 @@ PLACES = ("header", "key", "topic")
 
 def refusal(settings: Settings) -> str:
     """Why messages of these settings cannot be sorted in the lane; empty if they can."""
+    return _told(
+        {
+            **_unreadable(settings),
+            "delayed messages": settings.delay is not None,
+            "a ledger": settings.dedup.ledger is not None,
+            f"sink.{settings.sink.name}": settings.sink.name != "http",
+            "the format json_array": settings.sink.chosen.row_format not in ("envelope", "ndjson"),
+        }
+    )
+
+
+def refusal_of_fields(settings: Settings) -> str:
+    """Why the lane cannot read tags and ids of these settings; empty if it can."""
+    return _told(_unreadable(settings))
+
+
+def _unreadable(settings: Settings) -> dict[str, bool]:
     tags, dedup = settings.tags.field, settings.dedup
-    reasons = {
-        "delayed messages": settings.delay is not None,
+    return {
         "tags in JSON": tags is not None and tags.kind not in PLACES,
-        "a ledger": dedup.ledger is not None,
         "message ids in JSON, or as numbers": dedup.field is not None
         and (dedup.field.kind not in PLACES or dedup.as_ != "text"),
-        f"sink.{settings.sink.name}": settings.sink.name != "http",
-        "the format json_array": settings.sink.chosen.row_format not in ("envelope", "ndjson"),
     }
+
+
+def _told(reasons: Mapping[str, bool]) -> str:
     return ", ".join(what for what, is_so in reasons.items() if is_so)
 
 
@@ -67,17 +83,25 @@ def rules_of(settings: Settings) -> Rules:
     """The rules of the lane for these settings, which `refusal` does not refuse."""
     from sidecar_fastlane import Rules
 
-    filter_, tag, id_ = settings.tags.filter(), settings.tags.field, settings.dedup.field
+    filter_ = settings.tags.filter()
     return Rules(
         group_of=filter_.groups.__getitem__,
         row_head=row_head,
         tag_json=lambda raw: tag_members(filter_.tags(raw)),
-        tag_place=_place(tag),
-        tag_header=tag.name if tag else "",
-        envelope=settings.sink.chosen.row_format == "envelope",
-        id_place=_place(id_),
-        id_header=id_.name if id_ else "",
+        **fields_of(settings),
+        format=cast(Literal["envelope", "ndjson"], settings.sink.chosen.row_format),
     )
+
+
+def fields_of(settings: Settings) -> Mapping[str, Any]:
+    """Where the lane finds tags and ids, as arguments of `Rules`; `refusal_of_fields` does not refuse them."""
+    tag, id_ = settings.tags.field, settings.dedup.field
+    return {
+        "tag_place": _place(tag),
+        "tag_header": tag.name if tag else "",
+        "id_place": _place(id_),
+        "id_header": id_.name if id_ else "",
+    }
 
 
 def _place(field: Field | None) -> Place:

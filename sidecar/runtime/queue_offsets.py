@@ -19,7 +19,6 @@ from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
 from sidecar.sources.rocketmq.wire.requests import RETRY, commit_waves, read_offset
 from sidecar.state.database import DATABASE_FILE
 from sidecar.state.inspection import Inspection
@@ -28,8 +27,6 @@ from sidecar.state.offset_map import Identity
 from sidecar.state.store import Store
 
 ELSEWHERE = "another program or host"
-NO_MEMBERS = 1
-"""A broker's answer where a group has no member: its general error."""
 
 
 def offsets_of(settings: Settings) -> GroupOffsets | QueueOffsets:
@@ -67,12 +64,6 @@ class QueueOffsets(Inquiry):
         super().__init__(source, beside=[RETRY + source.group])
         self._folder = settings.state.dir
         self._rules = rules_hash(settings)
-
-    def members(self) -> list[str]:
-        """The client id of each member of the group, whichever broker knows it."""
-        ask = MemberAsks(self.asks).members()
-        answers = self.answers([(broker, ask) for broker in self.routes.addresses], also=[NO_MEMBERS])
-        return sorted({member for frame in answers if frame.code == Code.SUCCESS for member in read_members(frame)})
 
     def partitions(self) -> list[PartitionOffsets]:
         """All queues of the source's topics and of the group's retry topic, in order."""

@@ -12,6 +12,7 @@ from sidecar.config.base import TlsFiles
 from sidecar.config.failures import DeadLetters
 from sidecar.config.file.document import KeyPath
 from sidecar.config.model import Settings
+from sidecar.config.table.layout import lies_in
 from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal
 
@@ -20,6 +21,13 @@ def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     """See `unusable`; and what only a job on Spark can use."""
     if reason := settings.sink.chosen.only_on_spark:
         yield ("sink", settings.sink.name), f"is not for the daemon: {reason}"
+    delta = settings.sink.delta
+    if delta is not None and delta.maintenance.vacuum_ms is not None and lies_in(str(settings.state.dir), delta.path):
+        text = "would delete files of state.dir, which lies in the folder of the table: move one of them"
+        yield ("sink", "delta", "maintenance", "vacuum"), text
+    if settings.sink.delta and settings.spark and settings.spark.table and settings.spark.table.merge:
+        text = "is not for the daemon, whose sink.delta only appends: run `sidecar spark run`, or fill a landing zone "
+        yield ("spark", "table", "merge"), text + "(sink.spark) for `sidecar spark ingest`"
     yield from unusable(settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from sidecar.core.messages.fields import Raw
 from sidecar.core.parts import Batch
@@ -38,4 +38,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close connections and files; a delivery under way ends at once with a retry. Harmless when repeated."""
+        ...
+
+
+@runtime_checkable
+class Maintains(Protocol):
+    """The interface of a sink that maintains its table."""
+
+    @property
+    def maintained(self) -> Mapping[tuple[str, str], int]:
+        """Number of runs by operation and result; the keys do not change."""
         ...

@@ -25,26 +25,31 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from typing import Any, Final, Literal, NamedTuple
 
-import orjson
 import pyarrow as pa
+import structlog
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
 from sidecar import files
 from sidecar.config.sinks import DeltaSink as DeltaSettings
+from sidecar.config.table.layout import COLUMNS, TableLayout, layout_of
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks.base import Context
+from sidecar.sinks.table.by_deltalake import CONFIGURATION, steps
+from sidecar.sinks.table.commits import check_newest, folder_of, sync_commit, sync_commits
+from sidecar.sinks.table.layout import columns_of, makes_small_files, partitions_of, refuse_lost
+from sidecar.sinks.table.upkeep import Notes, Upkeep, no_counts
 from sidecar.zone.columns import record_batches
 from sidecar.zone.entry import digest_of
 from sidecar.zone.rows import RowFramer
 from sidecar.zone.schema import text_of_name
-from sidecar.zone.table import DATE, TABLE_SCHEMA, table_rows
+from sidecar.zone.table import DATE, LABELS, arranged, schema_of, table_rows
 
 NAMES_MAX: Final = 65_536
 """Limit of parts known by name: the newest."""
@@ -58,14 +63,15 @@ PAUSES: Final = 9
 """After a commit, no commit is made for this many times its duration: it takes 27 us for each file in the log (140 ms
 at 5,000 files), so the longer the log, the fewer and larger the commits."""
 PAUSE_MAX_S: Final = 5.0
-UNSYNCED_MAX: Final = 16
-"""Number of the newest commits that are checked after a power loss: one of each process may not have been synced."""
-CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
-"""Configuration of a table created here. Five commits a second for Delta's own 30 days would be 13 million files."""
 REASON_CHARS_MAX: Final = 300
+NOTES: Final = "table-maintenance.json"
+"""Name of the file in the state folder."""
+BY_DEFAULT: Final = TableLayout(section="sink.delta")
 _KEY: Final = "sidecar"
 _DIGEST_BYTES: Final = 16
 _TROUBLE: Final = (DeltaError, OSError, ValueError)  # deltalake raises all of these for errors of disk or log
+
+log = structlog.get_logger()
 
 
 def build(settings: DeltaSettings, context: Context) -> DeltaSink:
@@ -74,7 +80,23 @@ def build(settings: DeltaSettings, context: Context) -> DeltaSink:
     Raises:
         ConfigError: The table cannot be opened or created, or has other columns.
     """
-    return DeltaSink(settings.path, RowFramer(context.columns, context.tags_of, context.groups))
+    framer = RowFramer(context.columns, context.tags_of, context.groups)
+    notes = _Notes(context.state_dir / NOTES)
+    return DeltaSink(settings.path, framer, layout_of(settings, "sink.delta"), notes)
+
+
+class _Notes:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> bytes:
+        """The file; empty if there is none."""
+        return files.read_from(self._path) or b""
+
+    def write(self, text: bytes) -> None:
+        """Replace the file."""
+        files.make_folder(self._path.parent)
+        files.put(self._path, text)
 
 
 class _Waiting(NamedTuple):
@@ -90,14 +112,25 @@ class DeltaSink:
     Args:
         path: The table: a path, or a URL that deltalake knows. It is created if it is missing.
         framer: Makes rows of messages.
+        layout: How the table is kept.
+        notes: Keep the time of maintenance; required if there is any.
 
     Raises:
-        ConfigError: The table cannot be opened or created, or has other columns.
+        ConfigError: The table cannot be opened or created, or has other columns or partitions.
     """
 
-    def __init__(self, path: str, framer: RowFramer) -> None:
+    def __init__(
+        self, path: str, framer: RowFramer, layout: TableLayout = BY_DEFAULT, notes: Notes | None = None
+    ) -> None:
         self.framer = framer
-        self._table = _Table(path)
+        self._table = _Table(path, layout)
+        self.maintained = no_counts(layout.maintenance)
+        """Maintenance by operation and result."""
+        self._upkeep = None
+        if layout.maintenance.is_on:
+            assert notes is not None, "as documented"
+            path = self._table.path
+            self._upkeep = Upkeep(path, layout.maintenance, steps(path), notes, self.maintained)
         self._work: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._held: _Waiting | None = None
         self._guard = threading.Lock()
@@ -115,6 +148,9 @@ class DeltaSink:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sink-delta", daemon=True)
                 self._thread.start()
+                if self._upkeep is not None:
+                    target = partial(self._maintain, self._upkeep)
+                    threading.Thread(target=target, name="sink-upkeep", daemon=True).start()
         return waiting.answer.result()
 
     def close(self) -> None:
@@ -125,6 +161,11 @@ class DeltaSink:
                 self._work.put(None)
         if self._thread is not None:
             self._thread.join()
+
+    def _maintain(self, upkeep: Upkeep) -> None:
+        """Commit beside the other thread, like another process; `close` does not wait for an operation under way."""
+        while not self._closed.wait(upkeep.wait_s()):
+            upkeep.tend()
 
     def _run(self) -> None:
         while group := self._next():
@@ -163,15 +204,24 @@ _CLOSED: Final = Answer(Verdict.RETRY, "the sink is closed")
 class _Table:
     """The known state of the table; used by one thread after its creation."""
 
-    def __init__(self, path: str) -> None:
-        self._folder = _folder(path)
-        self._path = path if self._folder is None else str(self._folder)
+    def __init__(self, path: str, layout: TableLayout) -> None:
+        self._folder = folder_of(path)
+        self.path = path if self._folder is None else str(self._folder)
+        self._layout = layout
+        self._columns: tuple[str, ...] = ()
+        """Of the rows that are written."""
+        self._adds_columns = False
+        """Whether the table lacks some of them."""
+        self._partitioned_by: tuple[str, ...] = ()
+        self._told_small = False
+        self._synced = -1
+        """The newest version that is durable."""
         self._names: dict[bytes, None] = {}
         self._version = -1
         self._stale = False
         try:
             self._table = self._open()
-            _check_newest(self._path, self._table.version())
+            check_newest(self.path, self._table.version())
             self._learn()
         except ConfigError:
             raise
@@ -191,13 +241,22 @@ class _Table:
                 if not fresh or self._commit(fresh):
                     return Answer(Verdict.ACK)
                 time.sleep(random.uniform(0.0, 0.02))  # random, so as not to commit in step with others
-            return Answer(Verdict.RETRY, f"others committed to {self._path} first, {TRIES_MAX} times")
+            return Answer(Verdict.RETRY, f"others committed to {self.path} first, {TRIES_MAX} times")
         except (SchemaMismatchError, ConfigError) as error:
             self._stale = True
-            return Answer(Verdict.HALT, f"the Delta table {self._path} has other columns: {_line(error)}")
+            return Answer(Verdict.HALT, f"the Delta table {self.path} has other columns: {_line(error)}")
         except _TROUBLE as error:
             self._stale = True  # it may still have landed
-            return Answer(Verdict.RETRY, f"cannot append to the Delta table {self._path}: {_line(error)}")
+            return Answer(Verdict.RETRY, f"cannot append to the Delta table {self.path}: {_line(error)}")
+
+    def _tell_small(self, rows: pa.Table) -> None:
+        """Report once that partitions make many small files: a commit has one for each."""
+        if self._told_small or not {*self._partitioned_by}.intersection(LABELS):
+            return
+        count = rows.group_by(list(self._partitioned_by)).aggregate([]).num_rows
+        if makes_small_files(rows.num_rows, count):
+            self._told_small = True
+            log.warning("table.small_files", table=self.path, rows=rows.num_rows, files=count)
 
     def _fresh(self, batches: Iterable[Batch]) -> list[tuple[Batch, dict[bytes, Part]]]:
         """Batches with their parts that are not in the table, by digest of the name, each once."""
@@ -225,13 +284,20 @@ class _Table:
         try:
             # In one chunk: several chunks are written in parallel, and a part's rows would be in any order.
             ordered = rows.sort_by([("group", "ascending"), ("tag", "ascending")]).combine_chunks()
-            write_deltalake(self._table, ordered, mode="append", commit_properties=properties)
+            kept = arranged(ordered, self._columns)
+            self._tell_small(kept)
+            schema_mode: Literal["merge"] | None = "merge" if self._adds_columns else None
+            write_deltalake(
+                self._table, kept, mode="append", schema_mode=schema_mode, commit_properties=properties
+            )  # fmt: skip
         except CommitFailedError:
             self._look_again()
             if self._version < version:
                 raise
             return False
-        sync_commit(self._path, version)
+        sync_commits(self.path, self._synced + 1, version - 1)
+        sync_commit(self.path, version)
+        self._synced = version
         if self._table.version() == version:
             self._know(digests)
             self._version = version
@@ -243,13 +309,28 @@ class _Table:
 
     def _open(self) -> DeltaTable:
         try:
-            table = DeltaTable(self._path)
+            table = DeltaTable(self.path)
         except TableNotFoundError:
             if self._folder is not None:
                 files.make_folder(self._folder)
-            DeltaTable.create(self._path, TABLE_SCHEMA, mode="ignore", partition_by=[DATE], configuration=CONFIGURATION)
-            table = DeltaTable(self._path)
-        _check_columns(table)
+            partitioned_by = partitions_of(self._layout, [DATE], None, self.path)
+            names = [column.name for column in columns_of(self._layout, partitioned_by, None)]
+            try:
+                DeltaTable.create(
+                    self.path, schema_of(names), mode="ignore", partition_by=list(partitioned_by),
+                    configuration={**CONFIGURATION, **self._layout.properties},
+                )  # fmt: skip
+            except DeltaError as error:
+                if not self._layout.properties:
+                    raise
+                raise ConfigError(
+                    f"cannot create the Delta table {self.path} with sink.delta.properties: {_line(error)}",
+                    hint="deltalake supports only some of Delta's properties; remove those that it does not know",
+                ) from error
+            table = DeltaTable(self.path)
+        self._partitioned_by = partitions_of(self._layout, [DATE], table.metadata().partition_columns, self.path)
+        self._columns = tuple(column.name for column in columns_of(self._layout, self._partitioned_by, None))
+        self._adds_columns = _check_columns(table, self._columns)
         return table
 
     def _look_again(self) -> None:
@@ -275,58 +356,6 @@ class _Table:
             del self._names[next(iter(self._names))]
 
 
-def sync_commit(path: str, version: int) -> None:
-    """Make a commit survive a power loss, data before the log that names it; deltalake syncs nothing.
-
-    Args:
-        path: The table; nothing is done for a URL.
-        version: The version of the commit.
-
-    Raises:
-        OSError: It failed.
-    """
-    root = _folder(path)
-    if root is not None:
-        added = [Path(name) for name, _ in _added(root, version)]
-        folders = {root / folder for file in added for folder in file.parents}
-        log = _log(root, version)
-        for synced in [*(root / file for file in added), *folders, log, log.parent]:
-            files.sync(synced)
-
-
-def _check_newest(path: str, version: int) -> None:
-    """Refuse a table whose newest commits a power loss has torn: their names would vouch for rows that are missing."""
-    root = _folder(path)
-    if root is None:
-        return
-    for torn in range(max(0, version - UNSYNCED_MAX), version + 1):
-        for name, size in _added(root, torn):
-            file = root / name
-            if file.exists() and file.stat().st_size != size:  # a missing file was compacted and vacuumed
-                raise ConfigError(
-                    f"the Delta table {path} was torn by a power loss: {name} is incomplete, and version "
-                    f"{torn} names it",
-                    hint=f"Remove {_log(root, torn).name} and later files from _delta_log: they were not acknowledged",
-                )
-
-
-def _folder(path: str) -> Path | None:
-    """The folder of a table on a local file system; None for a URL, whose store is responsible for its files."""
-    path = path.removeprefix("file://")
-    return None if "://" in path else Path(path)
-
-
-def _log(root: Path, version: int) -> Path:
-    return root / "_delta_log" / f"{version:020d}.json"
-
-
-def _added(root: Path, version: int) -> list[tuple[str, int]]:
-    """Files and sizes in bytes that a commit adds; none if it was cleaned up."""
-    actions = map(orjson.loads, (files.read_from(_log(root, version)) or b"").splitlines())
-    adds = [action["add"] for action in actions if "add" in action]
-    return [(unquote(add["path"]), add["size"]) for add in adds]
-
-
 def _digests_in(commit: Mapping[str, Any]) -> list[bytes]:
     """The digests of the parts that a commit added; none if it is not Sidecar's."""
     text = commit.get(_KEY)
@@ -337,17 +366,20 @@ def _digests_in(commit: Mapping[str, Any]) -> list[bytes]:
     return [raw[start : start + _DIGEST_BYTES] for start in range(0, len(raw), _DIGEST_BYTES)]
 
 
-def _check_columns(table: DeltaTable) -> None:
+def _check_columns(table: DeltaTable, names: Sequence[str]) -> bool:
+    """Check that rows of these columns can be added; return whether they add columns."""
     there = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
-    wanted = {field.name: field.type for field in pa.schema(Schema.from_arrow(TABLE_SCHEMA).to_arrow())}
-    if there == wanted:
-        return
-    odd = next((name for name in [*wanted, *there] if there.get(name) != wanted.get(name)), "")
-    raise ConfigError(
-        f"the table {table.table_uri} has other columns: {odd} is {there.get(odd, 'not there')},"
-        f" and would be {wanted.get(odd, 'not there')}",
-        hint="Set sink.delta.path to a new folder; the table is created there",
-    )
+    wanted = {field.name: field.type for field in pa.schema(Schema.from_arrow(schema_of(names)).to_arrow())}
+    odd = next((name for name in there if name in wanted and there[name] != wanted[name]), None)
+    odd = odd or next((name for name in there if name not in COLUMNS), None)
+    if odd is not None:
+        raise ConfigError(
+            f"the table {table.table_uri} has other columns: {odd} is {there[odd]}, and would be "
+            f"{wanted.get(odd, 'not there')}",
+            hint="Set sink.delta.path to a new folder; the table is created there",
+        )
+    refuse_lost(list(there), names, "sink.delta.columns")
+    return wanted.keys() != there.keys()
 
 
 def _line(error: Exception) -> str:

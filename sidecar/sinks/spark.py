@@ -12,8 +12,9 @@ from sidecar import files
 from sidecar.config.sinks import SparkSink as SparkSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
-from sidecar.errors import ConfigError, StateError, ZoneError
+from sidecar.errors import ConfigError, SidecarError, StateError, ZoneError
 from sidecar.sinks.base import Context
+from sidecar.storage import Root, StorageError, storage_of
 from sidecar.zone.layout import data_folder, manifest_folder
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import RowFramer
@@ -30,6 +31,8 @@ def build(settings: SparkSettings, context: Context) -> SparkSink:
 
     Raises:
         ConfigError: The zone cannot be created or written.
+        CredentialsError: The object store refuses.
+        UnavailableError: It cannot be reached.
         StateError: Another process writes to the zone as this writer.
         ZoneError: The zone is damaged.
     """
@@ -40,10 +43,11 @@ def build(settings: SparkSettings, context: Context) -> SparkSink:
 
 
 class SparkSink:
-    """Acknowledges a batch once its rows and the line that makes them visible are on the disk.
+    """Acknowledges a batch once its rows and the line that makes them visible are on the disk, or in the object store.
 
     A part that was landed before, by this process or an earlier one, is acknowledged and not landed again. A full or
-    broken disk is a retry; a zone whose readers are behind stops the intake.
+    broken disk is a retry, and so is an object store that cannot be reached or refuses; a zone whose readers are behind
+    stops the intake.
 
     Args:
         landing: The zone; created if it is missing.
@@ -54,13 +58,15 @@ class SparkSink:
 
     Raises:
         ConfigError: The zone cannot be created or written.
+        CredentialsError: The object store refuses.
+        UnavailableError: It cannot be reached.
         StateError: Another process writes to the zone as this writer.
         ZoneError: The zone is damaged.
     """
 
     def __init__(
         self,
-        landing: Path,
+        landing: Root,
         writer: str,
         framer: RowFramer,
         *,
@@ -94,14 +100,16 @@ def _report(text: str) -> None:
     log.warning("zone.mended", what=text)
 
 
-def _unusable(landing: Path, error: OSError) -> ConfigError:
+def _unusable(landing: Root, error: OSError) -> SidecarError:
+    if isinstance(error, StorageError):
+        return error.told
     return ConfigError(
         f"cannot write to {landing}: {error.strerror or error}",
         hint="Set sink.spark.landing to a folder that this user may write, on a file system with locks",
     )
 
 
-def writer_name(state_dir: Path, landing: Path) -> str:
+def writer_name(state_dir: Path, landing: Root) -> str:
     """The name of a state folder's writer: generated at random, and kept as long as the zone knows it.
 
     In a recreated zone, and in another one, numbers begin at 0: readers that had read further under the same name would
@@ -124,9 +132,10 @@ def writer_name(state_dir: Path, landing: Path) -> str:
     return data.decode()
 
 
-def _knows(landing: Path, writer: str) -> bool:
+def _knows(landing: Root, writer: str) -> bool:
     """Whether a zone has a manifest or data of a writer; data without a manifest is repaired at the start."""
     try:
-        return manifest_folder(landing, writer).is_dir() or any(data_folder(landing, writer).glob("*/*"))
+        zone = storage_of(landing)
+        return zone.has(manifest_folder(writer)) or bool(zone.files(data_folder(writer)))
     except OSError as error:
         raise _unusable(landing, error) from error

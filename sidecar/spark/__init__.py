@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sidecar.spark.listener import Listener
+
 __all__ = [
+    "listen",
     "read",
     "read_kafka",
     "read_kafka_stream",
@@ -40,7 +43,7 @@ def read_stream(
 
     Args:
         spark: The session, classic or Connect.
-        zone: A folder that driver and executors share; it may not exist yet.
+        zone: A folder that driver and executors share, or ``s3://BUCKET/PREFIX``; it may not exist yet.
         groups: Wanted tag groups; others are not read. None for all.
         tags: Wanted tags, by the column `tag`; None among them for rows without one. None for all.
         columns: Wanted columns; others are not read. None for all.
@@ -81,7 +84,7 @@ def read(
 
     Args:
         spark: The session, classic or Connect.
-        zone: A folder that driver and executors share.
+        zone: A folder that driver and executors share, or ``s3://BUCKET/PREFIX``.
         groups: Wanted tag groups; others are not read. None for all.
         tags: Wanted tags, by the column `tag`; None among them for rows without one. None for all.
         columns: Wanted columns; others are not read. None for all. To count rows, only `offset` is enough.
@@ -169,15 +172,38 @@ def read_rocketmq(
     return _read(spark, "rocketmq", keys, {"config": config}, stream=False, columns=columns)
 
 
+def listen(spark: SparkSession, address: str = "127.0.0.1:9464") -> Listener:
+    """Tell the progress of all streaming queries of a session by HTTP and, if it is installed, OpenTelemetry.
+
+    Call it before the functions that read a broker: tasks of sources that were made earlier do not tell what became of
+    messages. Its `url` is where it answers, its `close` ends it.
+
+    Args:
+        spark: The session, classic or Connect.
+        address: Host and port of `/metrics`, `/status`, `/readyz` and the page; port 0 takes a free one.
+
+    Raises:
+        ConfigError: The address is none.
+        UnavailableError: It cannot be listened on.
+    """
+    from sidecar.spark.listener import Listener, telemetry
+
+    listener = Listener(spark, address, telemetry())
+    listener.open()
+    return listener
+
+
 def register(spark: SparkSession) -> None:
     """Make the formats ``sidecar-kafka`` and ``sidecar-rocketmq`` known to a session.
 
     The functions that read a broker do it by themselves.
     """
-    from sidecar.spark.query.source import SOURCES
+    from sidecar.spark.query.counts import counting
+    from sidecar.spark.query.source import SOURCES, counted
 
+    accumulator = counting(spark)
     for source in SOURCES:
-        spark.dataSource.register(source)
+        spark.dataSource.register(source if accumulator is None else counted(source, accumulator))
 
 
 def _read(

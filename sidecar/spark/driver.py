@@ -102,6 +102,7 @@ def cause_of(text: str) -> str:
     """The line of a report with stack traces that has the cause: Sidecar's line, or Python's, or the first."""
     lines = [line.strip(": \t") for line in text.splitlines() if line.strip(": \t")]
     ours = [line for line in lines if line.startswith("sidecar.")]
-    raised = [line for line in lines if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
+    own = [line for line in lines if "Python Proxy" not in line]  # of `foreachBatch`, whose error comes behind it
+    raised = [line for line in own if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
     cause = (ours[-1:] or raised or lines or ["no reason given"])[0]
     return cause.removeprefix("sidecar.errors.")

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sidecar.core.records import TopicPartition
+from sidecar.spark.ranges.logs import by_partition
+
 
 def offsets_in(offsets: Any) -> dict[str, Any]:
     """A source's offsets, which Spark reports as JSON, as JSON text, or not at all.
@@ -14,6 +17,16 @@ def offsets_in(offsets: Any) -> dict[str, Any]:
         ValueError: The text is not JSON.
     """
     return (json.loads(offsets) if isinstance(offsets, str) else offsets) or {}
+
+
+def places_in(offsets: Any) -> dict[TopicPartition, int]:
+    """Offsets by partition, of Spark's connector or of Sidecar's sources; empty if a source reports another form."""
+    try:
+        found = offsets_in(offsets)
+        by_topic = found["next"] if found.keys() >= {"next", "from", "ids"} else found
+        return by_partition(by_topic)
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def observed_rows(report: Mapping[str, Any], name: str) -> int | None:

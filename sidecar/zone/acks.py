@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import orjson
 
 from sidecar import files
-from sidecar.zone.layout import ack_folder
+from sidecar.storage import Root, Storage, storage_of
+from sidecar.zone.layout import ACK
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -19,7 +19,7 @@ def is_name(consumer: str) -> bool:
     return _NAME.fullmatch(consumer) is not None
 
 
-def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> None:
+def acknowledge(root: Root, consumer: str, read: Mapping[str, int]) -> None:
     """Record that a consumer has read, and never needs again, all entries up to these.
 
     A consumer registers with an empty mapping before its first read: from then on nothing is removed that it has not
@@ -38,28 +38,25 @@ def acknowledge(root: Path | str, consumer: str, read: Mapping[str, int]) -> Non
         raise ValueError(
             f"{consumer!r} is not a valid consumer name: use letters, digits, dots, underscores and dashes"
         )
-    path = ack_folder(Path(root)) / f"{consumer}.json"
-    known = _read(path) or {}
-    files.make_folder(path.parent)
-    files.put(
-        path, orjson.dumps({**known, **{writer: max(seq, known.get(writer, -1)) for writer, seq in read.items()}})
-    )
+    zone, name = storage_of(root), f"{ACK}/{consumer}.json"
+    known = _read(zone, name) or {}
+    zone.put(name, orjson.dumps({**known, **{writer: max(seq, known.get(writer, -1)) for writer, seq in read.items()}}))
 
 
-def acknowledged(root: Path | str) -> dict[str, dict[str, int]]:
+def acknowledged(root: Root) -> dict[str, dict[str, int]]:
     """Consumer to writer to the last sequence number read; a consumer whose file is damaged has read nothing.
 
     Raises:
         OSError: An existing file cannot be read.
     """
-    folder = ack_folder(Path(root))
-    if not folder.is_dir():
-        return {}
-    return {path.stem: _read(path) or {} for path in sorted(folder.glob("[!.]*.json"))}
+    zone = storage_of(root)
+    found = (name.rpartition("/")[2] for name in zone.files(ACK))
+    names = sorted(name for name in found if name.endswith(".json") and name[0] != files.HIDDEN)
+    return {name.removesuffix(".json"): _read(zone, f"{ACK}/{name}") or {} for name in names}
 
 
-def _read(path: Path) -> dict[str, int] | None:
-    data = files.read_from(path)
+def _read(zone: Storage, name: str) -> dict[str, int] | None:
+    data = zone.read(name)
     try:
         acks = orjson.loads(data or b"")
     except ValueError:

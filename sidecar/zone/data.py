@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
@@ -13,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from sidecar import files
 from sidecar.errors import ZoneError
+from sidecar.storage import Root, Storage, StorageError, storage_of
 from sidecar.zone.columns import ROWS_MAX
 from sidecar.zone.entry import DamagedLineError, Entry, PartitionId, document, entry_of
 from sidecar.zone.index import Wanted, spans_of
@@ -42,7 +41,7 @@ def encode(batches: Sequence[pa.RecordBatch], entry: Entry) -> pa.Buffer:
 
 
 def read(
-    root: Path | str,
+    root: Root,
     entry: Entry,
     columns: Sequence[str] | None = None,
     drop: Mapping[PartitionId, BitMap64] | None = None,
@@ -65,7 +64,7 @@ def read(
     Raises:
         ZoneError: The file is gone, or is not byte for byte the one of the entry.
     """
-    data = _checked(Path(root) / entry.file, entry)
+    data = _checked(storage_of(root), entry)
     selected = list(SCHEMA.names if columns is None else columns)
     wanted = Wanted.of(groups, tags)
     dropping = [part for part in entry.parts if drop and drop.get(entry.covers[part.cover].place)]
@@ -85,9 +84,11 @@ _GONE = "It was removed by hand, or read without a registered consumer: retentio
 _DAMAGED = "Restore the file from a copy of the zone; its rows are nowhere else"
 
 
-def _checked(path: Path, entry: Entry) -> bytes:
+def _checked(zone: Storage, entry: Entry) -> bytes:
     try:
-        data = files.read_from(path, 0)
+        data = zone.read(entry.file)
+    except StorageError:
+        raise
     except OSError as error:
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
     if data is None:
@@ -161,33 +162,38 @@ def _without(batch: pa.RecordBatch, begin: int, entry: Entry, drop: Mapping[Part
     return joined[0] if joined else batch.slice(0, 0)
 
 
-def entry_in(path: Path, file: str) -> Entry | None:
+def entry_in(zone: Storage, file: str) -> Entry | None:
     """The entry that a data file carries; None if the file is incomplete.
 
     Args:
-        path: The file.
-        file: Its path below the zone's root, which the entry must have too.
+        zone: The zone.
+        file: The name, which the entry must have too.
+
+    Raises:
+        StorageError: The store does not answer, so the file may be complete.
     """
     try:
-        data = files.read_from(path, 0) or b""
+        data = zone.read(file) or b""
         source = pa.BufferReader(data)
-        schema = pq.read_schema(source) if path.suffix == ".parquet" else pa.ipc.open_file(source).schema
+        schema = pq.read_schema(source) if file.endswith(".parquet") else pa.ipc.open_file(source).schema
         entry = entry_of(orjson.loads((schema.metadata or {})[DOCUMENT]), len(data), crc32(data))
         if entry.index:
             spans_of(entry.index)
+    except StorageError:
+        raise
     except (OSError, pa.ArrowInvalid, KeyError, DamagedLineError, ValueError):
         return None
     return entry if entry.file == file else None
 
 
-def find_entry(root: Path, writer: str, seq: int) -> Entry | None:
-    """The entry of a number whose line is known to have been written, None without a complete data file.
+def find_entry(zone: Storage, writer: str, seq: int) -> Entry | None:
+    """The entry of a number whose line is known to have been written, None without one complete data file.
+
+    In an object store there may be others, of attempts that failed: then it is unknown which one the line had.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    for path in sorted(data_folder(root, writer).glob(f"*/{seq:012d}-*")):
-        entry = entry_in(path, path.relative_to(root).as_posix())
-        if entry is not None and (entry.writer, entry.seq) == (writer, seq):
-            return entry
-    return None
+    names = (name for name in zone.files(data_folder(writer)) if name.rpartition("/")[2].startswith(f"{seq:012d}-"))
+    made = [entry for name in names if (entry := entry_in(zone, name)) and (entry.writer, entry.seq) == (writer, seq)]
+    return made[0] if len(made) == 1 else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 
-from sidecar import files
 from sidecar.errors import ZoneError
-from sidecar.zone.layout import FLOOR, manifest_folder
+from sidecar.storage import Storage
+from sidecar.zone.layout import floor_file
 
 
 class Floor(NamedTuple):
@@ -23,31 +22,30 @@ class Floor(NamedTuple):
     """The first number of the oldest segment that is certain to exist, once anything exists."""
 
 
-def read_floor(root: Path, writer: str) -> Floor:
+def read_floor(zone: Storage, writer: str) -> Floor:
     """The floor of a writer.
 
     Raises:
         ZoneError: The file is damaged.
         OSError: It cannot be read.
     """
-    path = manifest_folder(root, writer) / FLOOR
-    data = files.read_from(path)
+    data = zone.read(floor_file(writer))
     if data is None:
         return Floor()
     try:
         return Floor(**{name: int(number) for name, number in orjson.loads(data).items()})
     except (ValueError, TypeError, AttributeError) as error:
         raise ZoneError(
-            f"landing zone: {path} is damaged",
-            hint='Write {"seq":S,"before":B,"first":F} into it: F is the name of the oldest .log file, S one less than '
-            "the lowest number of a data file, B what the line of number S + 1 has as before",
+            f"landing zone: {zone}/{floor_file(writer)} is damaged",
+            hint='Write {"seq":S,"before":B,"first":F} into it: F is the number of the oldest .log or .line file, S '
+            "one less than the lowest number of a data file, B what the line of number S + 1 has as before",
         ) from error
 
 
-def write_floor(root: Path, writer: str, floor: Floor) -> None:
+def write_floor(zone: Storage, writer: str, floor: Floor) -> None:
     """Make a floor durable.
 
     Raises:
         OSError: It cannot be written.
     """
-    files.put(manifest_folder(root, writer) / FLOOR, orjson.dumps(floor._asdict()))
+    zone.put(floor_file(writer), orjson.dumps(floor._asdict()))

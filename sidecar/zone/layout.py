@@ -1,16 +1,13 @@
-"""Paths in a zone. Names only: accesses no file."""
+"""Names in a zone, relative to it: accesses no file."""
 
 from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Final
 
-SEGMENT_LINES: Final = 4096
-"""Lines of a manifest segment: the segment of a sequence number is known without listing a folder."""
-FLOOR: Final = "floor.json"
-LOCK: Final = "lock"
+MANIFEST: Final = "manifest"
+ACK: Final = "ack"
 UNSAFE: Final = "[^A-Za-z0-9_-]"
 _LABEL_CHARS_MAX = 48
 
@@ -20,29 +17,19 @@ def safe(text: str, chars_max: int) -> str:
     return re.sub(UNSAFE, "_", text[:chars_max])
 
 
-def data_folder(root: Path, writer: str) -> Path:
+def data_folder(writer: str) -> str:
     """The folder of a writer's data."""
-    return root / "data" / writer
+    return f"data/{writer}"
 
 
-def manifest_folder(root: Path, writer: str) -> Path:
-    """The folder of a writer's manifest segments, floor and lock."""
-    return root / "manifest" / writer
+def manifest_folder(writer: str) -> str:
+    """The folder of a writer's lines and floor."""
+    return f"{MANIFEST}/{writer}"
 
 
-def ack_folder(root: Path) -> Path:
-    """The folder of the consumers' acknowledgements."""
-    return root / "ack"
-
-
-def segment_path(root: Path, writer: str, seq: int) -> Path:
-    """The segment with the line of a sequence number."""
-    return manifest_folder(root, writer) / f"{first_of(seq):012d}.log"
-
-
-def first_of(seq: int) -> int:
-    """The first sequence number in the segment of this one."""
-    return seq - seq % SEGMENT_LINES
+def floor_file(writer: str) -> str:
+    """The file of a writer's floor."""
+    return f"{manifest_folder(writer)}/floor.json"
 
 
 def data_file(writer: str, seq: int, group: str, rows: int, at_ms: int, format: str) -> str:  # noqa: A002

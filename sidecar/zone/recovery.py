@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sidecar import files
 from sidecar.errors import ZoneError
+from sidecar.storage import LineLog, Lines, Storage
+from sidecar.storage.base import first_of
 from sidecar.zone.data import entry_in, find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import read_floor
-from sidecar.zone.layout import data_folder, first_of, manifest_folder, segment_path, seq_of
+from sidecar.zone.layout import data_folder, seq_of
 
 
 @dataclass(slots=True)
 class Recovered:
     """The state from which the writer continues."""
 
-    lines: files.Lines
+    lines: Lines
     """The last segment."""
     head: Entry | None
     """The last readable entry, None if nothing was landed yet."""
@@ -38,71 +38,66 @@ class Recovery:
     * A complete data file without a line is entered: the process ended between the two, and when its batch is sent
       again its name is known. Removing it would have the same result, but with a manifest that lost its end (restored
       from an older copy) the data would be lost, too. Incomplete and hidden files are removed, and files that retention
-      had begun to remove.
+      had begun to remove. In an object store, so are those of attempts that failed, and were stored all the same.
     * A complete data file, or a floor, beyond the next number is not from a crash: each number is entered before the
       next is begun. Then the manifest is an older one, and nothing is removed.
 
     Args:
-        root: The zone.
+        zone: The zone.
+        log: The writer's lines.
         writer: The writer.
         report: Called once for each repair, with a text.
     """
 
-    def __init__(self, root: Path, writer: str, report: Callable[[str], None]) -> None:
-        self._root = root
+    def __init__(self, zone: Storage, log: LineLog, writer: str, report: Callable[[str], None]) -> None:
+        self._zone = zone
+        self._log = log
         self._writer = writer
         self._report = report
-        self._floor = read_floor(root, writer)
+        self._floor = read_floor(zone, writer)
 
-    def run(self, entries_max: int) -> Recovered:
+    def run(self) -> Recovered:
         """Make all repairs.
-
-        Args:
-            entries_max: Number of the latest entries to return.
 
         Raises:
             OSError: Files cannot be read or written.
             ZoneError: The floor is damaged, or the manifest is older than the data.
         """
-        segments = sorted(int(path.stem) for path in manifest_folder(self._root, self._writer).glob("[0-9]*.log"))
-        first = segments[-1] if segments else first_of(self._floor.seq + 1)
-        lines = files.Lines(segment_path(self._root, self._writer, first))
+        earlier = -(-self._log.remembered // self._log.segment_lines)
+        found = self._log.segments(0)
+        segments = [first for first in found if first >= self._floor.first][-1 - earlier :] or [self._floor.first]
+        recovered = Recovered(self._log.open(segments[0]), None, segments[0])
         try:
-            recovered = Recovered(lines, None, first)
-            self._read_last(recovered)
-            self._read_earlier(recovered, segments[:-1], entries_max)
+            for first in segments:
+                self._read(recovered, first)
             recovered.head = recovered.names[-1] if recovered.names else None
             self._sweep(recovered)
+            self._log.remove(first for first in found if first < self._floor.first)
         except BaseException:
             recovered.lines.close()
             raise
         return recovered
 
-    def _read_last(self, recovered: Recovered) -> None:
-        for entry in self._scan(recovered.lines, recovered.seq):
+    def _read(self, recovered: Recovered, first: int) -> None:
+        """Take the lines of a segment, which is the last one then."""
+        last, recovered.lines, recovered.seq = recovered.lines, self._log.open(first), first
+        last.close()
+        for entry in self._scan(recovered.lines, first):
             recovered.seq += 1
             if entry is not None:
                 recovered.names.append(entry)
 
-    def _read_earlier(self, recovered: Recovered, segments: list[int], entries_max: int) -> None:
-        for first in reversed(segments):
-            if len(recovered.names) >= entries_max:
-                break
-            with contextlib.closing(files.Lines(segment_path(self._root, self._writer, first))) as lines:
-                recovered.names[:0] = [entry for entry in self._scan(lines, first) if entry is not None]
-
-    def _scan(self, lines: files.Lines, first: int) -> Iterator[Entry | None]:
+    def _scan(self, lines: Lines, first: int) -> Iterator[Entry | None]:
         """The entries of a segment, None for a lost one; the segment is complete afterwards."""
-        path = segment_path(self._root, self._writer, first)
-        data = files.read_from(path) or b""
+        data = self._log.read(first) or b""
         start, seq = 0, first
         while start < len(data):
-            where = f"line {seq - first + 1} of {path.relative_to(self._root)}"
+            where = f"line {seq - first + 1} of {self._log.name(first)}"
             end = data.find(b"\n", start)
             text = data[start:] if end < 0 else data[start:end]
             entry = self._whole(text, seq)
             if entry is None or end < 0:
-                made = entry or find_entry(self._root, self._writer, seq)
+                made = entry or find_entry(self._zone, self._writer, seq)
                 if made is None and end < 0:
                     lines.cut(start)
                     self._report(f"{where} was torn; {len(text)} bytes of it were cut off")
@@ -134,36 +129,41 @@ class Recovery:
         """Enter complete data files after the last line, and remove useless files."""
         if self._floor.seq >= recovered.seq:
             raise self._older(recovered.seq, f"data up to number {self._floor.seq} was removed as read")
-        useless: list[tuple[Path, str]] = []
-        folder = data_folder(self._root, self._writer)
-        for path in sorted(folder.glob("*/*"), key=lambda path: path.name):
-            seq = seq_of(path.name)
-            if seq is not None and self._floor.seq < seq < recovered.seq:
+        useless: list[str] = []
+        entered = {entry.seq: entry.file for entry in recovered.names}
+        found = [(name.rpartition("/")[2], name) for name in self._zone.files(data_folder(self._writer))]
+        for last, name in sorted(found):
+            seq = seq_of(last)
+            if seq is not None and self._floor.seq < seq < recovered.seq and entered.get(seq, name) == name:
                 continue
-            name = path.relative_to(self._root).as_posix()
-            if seq == recovered.seq and (entry := find_entry(self._root, self._writer, seq)) and entry.file == name:
+            if seq == recovered.seq and (entry := self._whole_in(name, seq)):
                 self._enter(recovered, entry)
+                entered[seq] = name
                 self._report(f"{name} had no line in the manifest; it was entered")
-            elif seq is not None and seq > recovered.seq and entry_in(path, name) is not None:
+            elif seq is not None and seq > recovered.seq and entry_in(self._zone, name) is not None:
                 raise self._older(recovered.seq, f"{name} is whole")
-            elif path.name[0] == files.HIDDEN or seq is not None:
-                useless.append((path, name))
-        for path, name in useless:
-            files.remove(path)
+            elif last[0] == files.HIDDEN or seq is not None:
+                useless.append(name)
+        self._zone.remove(useless)
+        for name in useless:
             self._report(f"{name} was left unfinished or half removed; it was removed")
+
+    def _whole_in(self, name: str, seq: int) -> Entry | None:
+        entry = entry_in(self._zone, name)
+        return entry if entry and (entry.writer, entry.seq) == (self._writer, seq) else None
 
     def _older(self, seq: int, why: str) -> ZoneError:
         return ZoneError(
-            f"landing zone: the manifest of writer {self._writer} in {self._root} ends before number {seq}, which has "
+            f"landing zone: the manifest of writer {self._writer} in {self._zone} ends before number {seq}, which has "
             f"no whole data file, and {why}",
             hint=f"Restore manifest/{self._writer} as it was last; when there is no copy, move it and "
             f"data/{self._writer} out of the zone: a new writer begins, and only those files have what was not read",
         )
 
     def _enter(self, recovered: Recovered, entry: Entry) -> None:
-        files.sync((self._root / entry.file).parent)
-        if recovered.seq == first_of(recovered.seq) and recovered.lines.end:
-            last, recovered.lines = recovered.lines, files.Lines(segment_path(self._root, self._writer, recovered.seq))
+        self._zone.sync(entry.file)
+        if recovered.seq == first_of(self._log, recovered.seq) and recovered.lines.end:
+            last, recovered.lines = recovered.lines, self._log.open(recovered.seq)
             last.close()
         recovered.lines.append(line_of(entry))
         recovered.names.append(entry)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from sidecar import files
+from sidecar.storage import LineLog, Storage
+from sidecar.storage.base import first_of
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.data import find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, parse
 from sidecar.zone.floor import Floor, read_floor, write_floor
-from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
+from sidecar.zone.layout import manifest_folder
 
 FILES_MAX: Final = 1_000
 """Limit of files removed at once, so that a delivery never waits long for it."""
+LINES_MIN: Final = 4_096
+"""Number of the latest lines that are kept, whatever their age: a clock that jumps ahead removes no more."""
+
+
+_NONE: Final = Floor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,45 +46,46 @@ class Collected:
     """Whether there is more to remove."""
 
 
-def collect(root: Path, writer: str, head: Entry, retention: Retention, now_ms: int) -> Collected:
+def collect(
+    zone: Storage, writer: str, head: Entry, retention: Retention, now_ms: int, known: Floor = _NONE
+) -> Collected:
     """Remove data files and manifest segments of a writer that every consumer has read; its lock must be held.
 
     Without any consumer nothing is removed. The floor is durable before a file is removed, so a crash leaves at most
     files that the next start removes. Segments outlive their data until all of it is older than `retention.age_ms`,
-    because repeated batches are recognized by them. The last two always stay, so that a clock that jumps ahead removes
-    no more.
+    because repeated batches are recognized by them.
 
     Args:
-        root: The zone.
+        zone: The zone.
         writer: The writer.
         head: The writer's last entry.
         retention: The bounds.
         now_ms: Milliseconds since the epoch.
+        known: A floor that was written: an object store may later store an older one, whose request had failed.
 
     Raises:
         OSError: A removal failed; files were removed only as a whole.
         ZoneError: The floor is damaged.
     """
-    floor = read_floor(root, writer)
-    limit = read_by_all(acknowledged(root), writer)
+    found, log = read_floor(zone, writer), zone.lines(manifest_folder(writer))
+    floor = max(found, known)
+    limit = read_by_all(acknowledged(zone), writer)
     landed = head.before + head.bytes
     taken: list[Entry] = []
-    for entry in _entries(root, writer, floor.seq + 1, limit):
+    for entry in _entries(zone, log, writer, floor.seq + 1, limit):
         over = landed - entry.before > retention.bytes_max
         if len(taken) == FILES_MAX or not (over or now_ms - entry.at_ms > retention.age_ms):
             break
         taken.append(entry)
     if taken:
         floor = floor._replace(seq=taken[-1].seq, before=taken[-1].before + taken[-1].bytes)
-    first = _first_kept(root, writer, floor, head.seq, now_ms - retention.age_ms)
-    gone = [segment_path(root, writer, seq) for seq in range(floor.first, first, SEGMENT_LINES)]
+    first = _first_kept(zone, log, writer, floor, head.seq, now_ms - retention.age_ms)
+    gone = range(floor.first, first, log.segment_lines)
     floor = floor._replace(first=first)
-    if taken or gone:
-        write_floor(root, writer, floor)
-    for path in (*(root / entry.file for entry in taken), *gone):
-        files.remove(path)
-    for folder in {(root / entry.file).parent for entry in taken}:
-        files.remove_folder_if_empty(folder)
+    if floor != found:
+        write_floor(zone, writer, floor)
+    zone.remove(entry.file for entry in taken)
+    log.remove(gone)
     return Collected(floor, len(taken) == FILES_MAX)
 
 
@@ -97,34 +103,35 @@ def who_is_behind(acks: Mapping[str, Mapping[str, int]], writer: str, last: int)
     return f"consumer {name} has read {read:,} of {last + 1:,} batches of writer {writer}"
 
 
-def _entries(root: Path, writer: str, seq: int, last: int) -> Iterator[Entry]:
+def _entries(zone: Storage, log: LineLog, writer: str, seq: int, last: int) -> Iterator[Entry]:
     """Entries from one number to another; ends early at an unreadable one."""
     lines: list[bytes] = []
     while seq <= last:
-        if not lines or seq == first_of(seq):
-            data = files.read_from(segment_path(root, writer, seq)) or b""
+        if not lines or seq == first_of(log, seq):
+            data = log.read(seq) or b""
             lines = data.split(b"\n")[:-1]
-        index = seq - first_of(seq)
-        entry = _entry(root, writer, seq, lines[index]) if index < len(lines) else None
+        index = seq - first_of(log, seq)
+        entry = _entry(zone, writer, seq, lines[index]) if index < len(lines) else None
         if entry is None:
             return
         yield entry
         seq += 1
 
 
-def _entry(root: Path, writer: str, seq: int, line: bytes) -> Entry | None:
+def _entry(zone: Storage, writer: str, seq: int, line: bytes) -> Entry | None:
     try:
         entry = parse(line)
     except DamagedLineError:
-        return find_entry(root, writer, seq)
-    return entry if entry.seq == seq else find_entry(root, writer, seq)
+        return find_entry(zone, writer, seq)
+    return entry if entry.seq == seq else find_entry(zone, writer, seq)
 
 
-def _first_kept(root: Path, writer: str, floor: Floor, last: int, before_ms: int) -> int:
-    first = floor.first
-    while first + SEGMENT_LINES <= min(floor.seq + 1, first_of(last) - SEGMENT_LINES):
-        newest = next(_entries(root, writer, first + SEGMENT_LINES - 1, first + SEGMENT_LINES - 1), None)
+def _first_kept(zone: Storage, log: LineLog, writer: str, floor: Floor, last: int, before_ms: int) -> int:
+    first, size = floor.first, log.segment_lines
+    end = min(floor.seq + 1, first_of(log, last) - max(size, LINES_MIN), first + FILES_MAX * size)
+    while first + size <= end:
+        newest = next(_entries(zone, log, writer, first + size - 1, first + size - 1), None)
         if newest is not None and newest.at_ms >= before_ms:
             break
-        first += SEGMENT_LINES
+        first += size
     return first

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
-from sidecar import files
 from sidecar.errors import ZoneError
+from sidecar.storage import LineLog, Root, storage_of
+from sidecar.storage.base import first_of
 from sidecar.zone.data import find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import Floor, read_floor
-from sidecar.zone.layout import SEGMENT_LINES, first_of, segment_path
+from sidecar.zone.layout import MANIFEST, manifest_folder
 
 LINES_MAX = 16_384
 """Limit of lines that one poll takes of each writer: a bound of memory, not of progress."""
@@ -47,10 +47,9 @@ class Tail:
         report: Called once for each damaged line.
     """
 
-    def __init__(
-        self, root: Path | str, after: Mapping[str, int] | None = None, report: Report = lambda text: None
-    ) -> None:
-        self._root = Path(root)
+    def __init__(self, root: Root, after: Mapping[str, int] | None = None, report: Report = lambda text: None) -> None:
+        self._zone = storage_of(root)
+        self._logs: dict[str, LineLog] = {}
         self._after = dict(after or {})
         self._report = report
         self._places: dict[str, _NextLine] = {}
@@ -61,8 +60,7 @@ class Tail:
         Raises:
             OSError: The zone cannot be read.
         """
-        folder = self._root / "manifest"
-        return sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
+        return self._zone.folders(MANIFEST)
 
     def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
         """New entries by writer, in their order, without writers that have none. Empty: all is read.
@@ -84,12 +82,12 @@ class Tail:
         Raises:
             OSError: The zone cannot be read.
         """
-        return {writer: read_floor(self._root, writer).seq for writer in self.writers()}
+        return {writer: read_floor(self._zone, writer).seq for writer in self.writers()}
 
     def heads(self) -> dict[str, int]:
         """Writer to the last sequence number landed, found without reading all lines; -1 if there is none.
 
-        Lines are counted, not checked: a damaged line may make the number one less or more.
+        Lines are not checked: in a folder, a damaged line may make the number one less or more.
 
         Raises:
             ZoneError: A floor is damaged.
@@ -99,17 +97,19 @@ class Tail:
 
     def _head(self, writer: str) -> int:
         position = self._places.get(writer)
-        first = first_of(position.seq) if position else read_floor(self._root, writer).first
-        while segment_path(self._root, writer, first + SEGMENT_LINES).exists():
-            first += SEGMENT_LINES
-        lines = files.read_from(segment_path(self._root, writer, first)) or b""
-        return first + lines.count(b"\n") - 1
+        log = self._log(writer)
+        return log.head(first_of(log, position.seq) if position else read_floor(self._zone, writer).first)
+
+    def _log(self, writer: str) -> LineLog:
+        if writer not in self._logs:
+            self._logs[writer] = self._zone.lines(manifest_folder(writer))
+        return self._logs[writer]
 
     def _read(self, writer: str, lines_max: int) -> list[Entry]:
         entries: list[Entry] = []
         position = self._places.get(writer) or self._begin(writer)
         while len(entries) < lines_max:
-            data = files.read_from(segment_path(self._root, writer, position.seq), position.at)
+            data = self._log(writer).read(position.seq, position.at)
             if data is None and self._removed(writer, position):
                 position = self._begin(writer)
                 continue
@@ -125,18 +125,18 @@ class Tail:
         Raises:
             ZoneError: It was read again, and its lines are missing.
         """
-        path = segment_path(self._root, writer, first_of(position.seq) + SEGMENT_LINES)
-        if not path.exists():
+        log = self._log(writer)
+        if not log.exists(first_of(log, position.seq) + log.segment_lines):
             return False
         if position.stuck:
-            name = segment_path(self._root, writer, position.seq).relative_to(self._root)
+            name = log.name(position.seq)
             raise ZoneError(f"landing zone: {name} lacks its lines from number {position.seq} on", hint=_RESTORE)
         position.stuck = True
         return True
 
     def _begin(self, writer: str) -> _NextLine:
-        first = read_floor(self._root, writer).first
-        position = _NextLine(max(first, first_of(self._after.get(writer, -1) + 1)))
+        first = read_floor(self._zone, writer).first
+        position = _NextLine(max(first, first_of(self._log(writer), self._after.get(writer, -1) + 1)))
         self._places[writer] = position
         return position
 
@@ -146,7 +146,7 @@ class Tail:
         Raises:
             ZoneError: Earlier segments were read, so the content of this one is lost to this reader.
         """
-        floor = read_floor(self._root, writer)
+        floor = read_floor(self._zone, writer)
         if floor.first <= position.seq:
             return False
         if position.started:
@@ -155,7 +155,8 @@ class Tail:
 
     def _take(self, writer: str, position: _NextLine, data: bytes, entries: list[Entry], lines_max: int) -> bool:
         """Take the lines of a segment; return whether to continue with the next one."""
-        start, last = 0, first_of(position.seq) + SEGMENT_LINES
+        log = self._log(writer)
+        start, last = 0, first_of(log, position.seq) + log.segment_lines
         while position.seq < last and len(entries) < lines_max:
             end = data.find(b"\n", start)
             if end < 0:
@@ -177,13 +178,13 @@ class Tail:
             if (entry.writer, entry.seq) != (writer, seq):
                 raise DamagedLineError(f"is of writer {entry.writer} and number {entry.seq}")
         except DamagedLineError as error:
-            path = segment_path(self._root, writer, seq).relative_to(self._root)
-            where = f"line {seq - first_of(seq) + 1} of {path}"
-            made = find_entry(self._root, writer, seq)
+            log = self._log(writer)
+            where = f"line {seq - first_of(log, seq) + 1} of {log.name(seq)}"
+            made = find_entry(self._zone, writer, seq)
             if made is not None:
                 self._report(f"{where} {error}; it was made again from {made.file}")
                 return made, len(line_of(made)) + 1
-            if seq > read_floor(self._root, writer).seq:
+            if seq > read_floor(self._zone, writer).seq:
                 raise ZoneError(
                     f"landing zone: {where} {error}, and number {seq} has no data file from which to restore it",
                     hint=_RESTORE,

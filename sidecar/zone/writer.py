@@ -8,7 +8,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, Literal, TypeAlias
 from zlib import crc32
 
@@ -16,16 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from sidecar import files
 from sidecar.core.parts import Batch, Part
 from sidecar.errors import StateError, ZoneError
+from sidecar.storage import Root, Storage, storage_of
+from sidecar.storage.base import first_of
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
 from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, digest_of, line_of
 from sidecar.zone.floor import read_floor
 from sidecar.zone.index import index_of
-from sidecar.zone.layout import LOCK, data_file, data_folder, first_of, manifest_folder, segment_path
+from sidecar.zone.layout import data_file, manifest_folder
 from sidecar.zone.recovery import Recovery
 from sidecar.zone.retention import Retention, collect, who_is_behind
 from sidecar.zone.schema import text_of_name
@@ -33,8 +33,6 @@ from sidecar.zone.schema import text_of_name
 Format: TypeAlias = Literal["arrow", "parquet"]
 NAMES_MAX: Final = 65_536
 """Limit of landed parts known by name; readers' `dedup` removes a part that is repeated later."""
-ENTRIES_MAX: Final = 8_192
-"""Number of entries read at the start for their names."""
 COLLECT_EVERY_S: Final = 30.0
 
 
@@ -66,14 +64,14 @@ class _Room:
     """The room for a writer's files under retention.
 
     Args:
-        root: The zone.
+        zone: The zone.
         writer: The writer.
         retention: Bounds of retention.
     """
 
-    def __init__(self, root: Path, writer: str, retention: Retention) -> None:
-        self.floor = read_floor(root, writer)
-        self._root = root
+    def __init__(self, zone: Storage, writer: str, retention: Retention) -> None:
+        self.floor = read_floor(zone, writer)
+        self._zone = zone
         self._writer = writer
         self._retention = retention
         self._collect_at_s = 0.0
@@ -82,20 +80,21 @@ class _Room:
         """Remove files as allowed; raise `ZoneFullError` if too much is left after this newest entry."""
         landed, limit = head.before + head.bytes, self._retention.bytes_max
         if time.monotonic() >= self._collect_at_s or landed - self.floor.before > limit:
-            collected = collect(self._root, self._writer, head, self._retention, clock_ms())
+            collected = collect(self._zone, self._writer, head, self._retention, clock_ms(), self.floor)
             self.floor = collected.floor
             self._collect_at_s = time.monotonic() + (0 if collected.more else COLLECT_EVERY_S)
         if landed - self.floor.before > limit:
-            behind = who_is_behind(acknowledged(self._root), self._writer, head.seq)
+            behind = who_is_behind(acknowledged(self._zone), self._writer, head.seq)
             raise ZoneFullError(f"the landing zone is full ({limit:,} bytes): {behind}")
 
 
 class ZoneWriter:
     """The one writer of a part of a zone; several sidecars have several parts.
 
-    The steps of a batch, each durable before the next: the data file under a hidden name, its own name, its folder, the
-    manifest line, and then the line feed that lets readers see it. A failure in between leaves nothing that a reader
-    sees, and is undone at once, or else before the next batch.
+    The steps of a batch, each durable before the next: the data file (in a folder: a hidden name, its own name, its
+    folder), the manifest line, and in a folder the line feed that lets readers see it. A failure in between leaves
+    nothing that a reader sees, and is undone at once, or else before the next batch. In an object store, a line whose
+    put failed may be visible, or become so: it is stored before anything else.
 
     If the manifest is moved or removed meanwhile, nothing is landed, and nothing acknowledged, until it is back.
 
@@ -108,6 +107,7 @@ class ZoneWriter:
         clock_ms: Milliseconds since the epoch. Only retention's age depends on it, so a jump moves no row.
 
     Raises:
+        ConfigError: The object store cannot keep two writers apart.
         StateError: Another process writes as this writer.
         ZoneError: The zone is damaged.
         OSError: It cannot be written.
@@ -115,7 +115,7 @@ class ZoneWriter:
 
     def __init__(
         self,
-        root: Path,
+        root: Root,
         writer: str,
         *,
         format: Format = "arrow",  # noqa: A002
@@ -124,33 +124,27 @@ class ZoneWriter:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.writer = writer
-        self._root = root
+        self._zone = storage_of(root)
         self._format: Format = format
         self._clock_ms = clock_ms
         self._guard = threading.Lock()
-        self._debris: Path | None = None
-        files.make_folder(manifest_folder(root, writer))
-        files.make_folder(data_folder(root, writer))
-        lock_fd = self._lock()
-        self._lock_fd: int | None = lock_fd
-        """None once it is closed."""
-        try:
-            recovery = Recovery(root, writer, report).run(ENTRIES_MAX)
-            self._lines, self._head, self._seq = recovery.lines, recovery.head, recovery.seq
-            self._names = _Names(recovery.names)
-            self._room = _Room(root, writer, retention)
-        except BaseException:
-            files.unlock(lock_fd)
-            raise
-
-    def _lock(self) -> int:
-        fd = files.lock(manifest_folder(self._root, self.writer) / LOCK)
-        if fd is None:
+        self._unfinished: Entry | None = None
+        """A landing that failed and is not settled."""
+        self._log = self._zone.lines(manifest_folder(writer))
+        if not self._log.lock():
             raise StateError(
-                f"landing zone: another process writes to {self._root} as {self.writer}",
+                f"landing zone: another process writes to {self._zone} as {self.writer}",
                 hint="Stop that process, or give each sidecar its own state.dir, which has the writer's name",
             )
-        return fd
+        self._open = True
+        try:
+            recovery = Recovery(self._zone, self._log, writer, report).run()
+            self._lines, self._head, self._seq = recovery.lines, recovery.head, recovery.seq
+            self._names = _Names(recovery.names)
+            self._room = _Room(self._zone, writer, retention)
+        except BaseException:
+            self._log.unlock()
+            raise
 
     def land(self, batch: Batch) -> Entry | None:
         """Land the parts of a batch that are not there yet; None if all are.
@@ -161,10 +155,10 @@ class ZoneWriter:
             OSError: It failed, and nothing is visible; retriable. A closed writer fails in the same way.
         """
         with self._guard:
-            if self._lock_fd is None:
+            if not self._open:
                 raise OSError(0, "the landing zone is closed")
             self._check_in_place()  # also for known parts: the manifest may be gone since
-            self._mend()
+            self._settle()
             fresh = self._names.fresh(batch.parts)
             if not any(part.count for part in fresh):
                 return None
@@ -175,38 +169,39 @@ class ZoneWriter:
     def close(self) -> None:
         """Release the zone once a delivery under way has ended. Harmless when repeated."""
         with self._guard:
-            if self._lock_fd is not None:
-                lock_fd, self._lock_fd = self._lock_fd, None
-                with contextlib.suppress(OSError):
-                    self._mend()
+            if self._open:
+                self._open = False
+                with contextlib.suppress(OSError, ZoneError):
+                    self._settle()
                 self._lines.close()
-                files.unlock(lock_fd)
+                self._log.unlock()
 
     def _land(self, batch: Batch) -> Entry:
         tables = record_batches(batch.parts, writer=self.writer, sequence=self._seq, batch_id=batch.key)
         entry = self._entry(batch, tables)
-        path = self._root / entry.file
         data = encode(tables, entry)
         entry = replace(entry, bytes=len(data), crc=crc32(data))
-        self._debris = path
+        self._unfinished = entry
         try:
-            files.make_folder(path.parent)
-            files.put(path, memoryview(data))
+            self._zone.put(entry.file, memoryview(data))
             self._append(entry)
         except OSError:
-            with contextlib.suppress(OSError):  # otherwise before the next batch
-                self._mend()
+            with contextlib.suppress(OSError, ZoneError):  # otherwise before the next batch
+                self._settle()
             raise
-        self._debris = None
-        self._head, self._seq = entry, entry.seq + 1
-        self._names.know(entry)
+        self._landed(entry)
         self._check_in_place()
         return entry
+
+    def _landed(self, entry: Entry) -> None:
+        self._unfinished = None
+        self._head, self._seq = entry, entry.seq + 1
+        self._names.know(entry)
 
     def _check_in_place(self) -> None:
         if not self._lines.in_place():
             raise ZoneError(
-                f"landing zone: the manifest of writer {self.writer} in {self._root} was moved, removed or replaced "
+                f"landing zone: the manifest of writer {self.writer} in {self._zone} was moved, removed or replaced "
                 "while it was written",
                 hint="Move it back, and intake resumes; if it is lost for good, restart this process",
             )
@@ -215,7 +210,7 @@ class ZoneWriter:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
         joined = any(pc.unique(table.column("group")).to_pylist() != [group] for table in tables)
         parts, covers = _parts_and_covers(batch.parts)
-        file = data_file(self.writer, self._seq, group, batch.count, now_ms, self._format)
+        file = self._zone.new_name(data_file(self.writer, self._seq, group, batch.count, now_ms, self._format))
         before = self._head.before + self._head.bytes if self._head else self._room.floor.before
         index = index_of(tables) if joined else b""
         return Entry(
@@ -224,18 +219,20 @@ class ZoneWriter:
 
     def _append(self, entry: Entry) -> None:
         self._check_in_place()
-        if entry.seq == first_of(entry.seq) and self._lines.end:
-            lines = files.Lines(segment_path(self._root, self.writer, entry.seq))
+        if entry.seq == first_of(self._log, entry.seq) and self._lines.end:
+            lines = self._log.open(entry.seq)
             self._lines.close()
             self._lines = lines
         self._lines.append(line_of(entry))
 
-    def _mend(self) -> None:
-        """Undo a failed landing: the line first, as it must never be there without its data."""
-        if self._debris is not None:
-            self._lines.cut()
-            files.remove(self._debris)
-            self._debris = None
+    def _settle(self) -> None:
+        """Undo a failed landing: the line first, as it must never be there without its data; or else complete it."""
+        if self._unfinished is not None:
+            if self._lines.settle():
+                self._landed(self._unfinished)
+            else:
+                self._zone.remove([self._unfinished.file])
+                self._unfinished = None
 
 
 def _parts_and_covers(parts: Iterable[Part]) -> tuple[tuple[PartRows, ...], tuple[Cover, ...]]:

@@ -15,7 +15,7 @@ from tests.support.process import Daemon, missing, tail, wait_until
 from tests.support.receiver import Receiver
 
 
-@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("forgets", [pytest.param(False, marks=pytest.mark.proof), True])
 def test_many_kills_lose_and_repeat_nothing(kafka: Broker, tmp_path: Path, forgets: bool) -> None:
     """Killed 5 times while messages fall due, each arrives once, and none early."""
     found = delayed_kills(kafka, tmp_path, 30_000, 5, spread_s=20, store="changelog", forgets=forgets, seed=2)
@@ -46,7 +46,10 @@ def _sent(value: bytes, after_ms: int) -> Outgoing:
     return Outgoing(0, value, None, [("tag", b"a"), (HEADER, due)])
 
 
-@pytest.mark.parametrize(("store", "forgets"), [("local", False), ("changelog", False), ("changelog", True)])
+@pytest.mark.parametrize(
+    ("store", "forgets"),
+    [("local", False), pytest.param("changelog", False, marks=pytest.mark.proof), ("changelog", True)],
+)
 def test_what_an_operator_was_told_stands(kafka: Broker, tmp_path: Path, store: str, forgets: bool) -> None:
     """Killed 2 times during requests: cancelled ones never come, others once, and none early that stayed."""
     assert delay_requests(kafka, tmp_path, 3_000, 2, store=store, forgets=forgets).exact

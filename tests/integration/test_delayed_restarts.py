@@ -49,7 +49,10 @@ def _restored(daemon: Daemon) -> tuple[int, int, list[bool]]:
     return sum(columns[0]), sum(columns[1]), columns[2]
 
 
-@pytest.mark.parametrize(("ends", "due_ms", "is_local"), [([kill, stop, kill], 45_000, True), ([lose], 20_000, False)])
+@pytest.mark.parametrize(
+    ("ends", "due_ms", "is_local"),
+    [pytest.param([kill, stop, kill], 45_000, True, marks=pytest.mark.proof), ([lose], 20_000, False)],
+)
 def test_a_restart_reads_the_end_of_the_changelog(
     kafka: Broker, tmp_path: Path, ends: list[Callable[[Daemon], None]], due_ms: int, is_local: bool
 ) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ import confluent_kafka as ck
 import pytest
 import sidecar_fastlane as fastlane
 import xxhash
+from sidecar_fastlane.columns import WANTS
 
 from sidecar.config.model import Settings
 from sidecar.runtime.lane import rules_of
@@ -247,7 +249,10 @@ def test_tags_that_were_chosen_to_be_alike_are_forgotten(library: fastlane.Libra
     assert asked[:2_000] == alike
 
 
-def test_each_lack_of_memory_is_an_error_and_no_more(library: fastlane.Library, kafka: Broker, topic: str) -> None:
+@pytest.mark.parametrize("format_", ["envelope", "columns"])
+def test_each_lack_of_memory_is_an_error_and_no_more(
+    library: fastlane.Library, kafka: Broker, topic: str, format_: fastlane.Format
+) -> None:
     """Whichever allocation fails, Python is told; what is asked for again or read again is there, by new rules."""
     chance = random.Random(3)
     tags = [[("tag", b"%d" % number)] * (number % 4) for number in range(16)]
@@ -266,7 +271,9 @@ def test_each_lack_of_memory_is_an_error_and_no_more(library: fastlane.Library, 
         return next(polled(reader, 1))
 
     def sorted_by(run: fastlane.Run) -> Any:
-        rules = rules_of(settings)
+        rules = replace(rules_of(settings), format=format_, wants=frozenset(WANTS))
+        if format_ == "columns":
+            return run.columns(rules)
         ids, last = run.ids(rules)
         return ids, last, run.sort(rules, b"\1" * len(ids))
 

@@ -26,7 +26,7 @@ from tests.support.process import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
-PARTITIONS, EACH, STEPS, BURST = 8, 20_000, 600, 8
+PARTITIONS, EACH, STEPS, BURST = 8, 20_000, 400, 8
 QUEUE_BYTES = 2_000
 
 
@@ -110,7 +110,7 @@ def offsets_of(run: Run) -> list[int]:
 def test_partitions_that_come_and_go_at_once_lose_nothing(
     library: fastlane.Library, kafka: Broker, make_topic: MakeTopic
 ) -> None:
-    """600 times partitions are given up, taken, paused or resumed without a wait: each offset comes once, in order."""
+    """400 times partitions are given up, taken, paused or resumed without a wait: each offset comes once, in order."""
     topic, chance = make_topic(PARTITIONS, name="moved"), random.Random(11)
     produce(kafka.bootstrap, topic, (Outgoing(n % PARTITIONS, b"%d" % n) for n in range(PARTITIONS * EACH)))
     tps = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]

@@ -238,7 +238,7 @@ def test_kills_while_messages_fall_due_lose_and_repeat_nothing(rocketmq: Node, t
     assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10).exact
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["in order", "killed"])
+@pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.proof), True], ids=["in order", "killed"])
 def test_queues_that_move_to_another_member_and_back(rocketmq: Node, tmp_path: Path, is_killed: bool) -> None:
     """What each member held comes once, from its own disk, when it has the queue again."""
     assert moves(rocketmq, tmp_path, 800, is_killed=is_killed).exact

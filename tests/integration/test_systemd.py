@@ -1,4 +1,4 @@
-"""The systemd unit is valid, locked down, and what it starts speaks the notify protocol."""
+"""The systemd units are valid, locked down, and what the daemon's starts speaks the notify protocol."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.cli.spark import spark
 from sidecar.errors import (
     EXIT_CANNOT_CREATE,
     EXIT_CONFIG,
@@ -28,17 +29,18 @@ from tests.support.process import Daemon, wait_until
 UNIT = ROOT / "systemd" / "consumer-sidecar@.service"
 SPARK_UNIT = ROOT / "systemd" / "consumer-sidecar-spark@.service"
 DROP_IN = ROOT / "systemd" / "override.conf.example"
+INGEST = ROOT / "systemd" / "ingest.conf.example"
+UNITS = pytest.mark.parametrize("path", [UNIT, SPARK_UNIT], ids=["daemon", "spark"])
 EXPOSURE_MAX = 1.5
 DRAIN_TIMEOUT_S = 20
 SINCE_254 = ("RestartSteps", "RestartMaxDelaySec")
 
 
-@pytest.fixture
-def service() -> configparser.SectionProxy:
+def service(path: Path, drop_in: Path | None = None) -> configparser.SectionProxy:
     """The unit's `[Service]` section; of a repeated key the last line."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(UNIT)
+    parser.read([path, *([drop_in] if drop_in else [])])
     return parser["Service"]
 
 
@@ -54,39 +56,53 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, "--no-pager", *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("path", "with_drop_in"), [(UNIT, False), (UNIT, True), (SPARK_UNIT, False)])
-def test_systemd_understands_every_line(tmp_path: Path, path: Path, with_drop_in: bool) -> None:
-    """`systemd-analyze verify` has nothing to say about a unit, with the example drop-in or without."""
+@pytest.mark.parametrize(("path", "drop_in"), [(UNIT, None), (UNIT, DROP_IN), (SPARK_UNIT, None), (SPARK_UNIT, INGEST)])
+def test_systemd_understands_every_line(tmp_path: Path, path: Path, drop_in: Path | None) -> None:
+    """`systemd-analyze verify` has nothing to say about a unit, with an example drop-in or without."""
     unit = tmp_path / path.name.replace("@", "@orders")
     unit.write_text(path.read_text().replace("/opt/consumer-sidecar/bin/sidecar", "/bin/true"))
-    if with_drop_in:
+    if drop_in:
         (tmp_path / f"{unit.name}.d").mkdir()
-        shutil.copy(DROP_IN, tmp_path / f"{unit.name}.d" / "override.conf")
+        shutil.copy(drop_in, tmp_path / f"{unit.name}.d" / "override.conf")
     said = analyze("verify", "--man=no", str(unit)).stderr.splitlines()
     mine = [line for line in said if str(tmp_path) in line or unit.name in line]
     assert [line for line in mine if not any(key in line for key in SINCE_254)] == []
 
 
-def test_the_exposure_is_small() -> None:
+@UNITS
+def test_the_exposure_is_small(path: Path) -> None:
     """`systemd-analyze security` rates the unit at 1.5 or less, without a running systemd."""
-    done = analyze("security", "--offline=true", f"--threshold={int(EXPOSURE_MAX * 10)}", str(UNIT))
+    done = analyze("security", "--offline=true", f"--threshold={int(EXPOSURE_MAX * 10)}", str(path))
     assert "Overall exposure level" in done.stdout, done.stderr
     exposure = float(done.stdout.split("Overall exposure level")[1].split(":")[1].split()[0])
     assert exposure <= EXPOSURE_MAX, done.stdout
     assert done.returncode == 0
 
 
-def test_exit_codes_that_a_person_must_cure_end_the_restarts(service: configparser.SectionProxy) -> None:
+@UNITS
+def test_exit_codes_that_a_person_must_cure_end_the_restarts(path: Path) -> None:
     """Usage, credentials and configuration are not tried again; what heals by itself is."""
-    final = {int(code) for code in service["RestartPreventExitStatus"].split()}
-    assert service["Restart"] == "always"
+    final = {int(code) for code in service(path)["RestartPreventExitStatus"].split()}
+    assert service(path)["Restart"] == "always"
     assert final == {EXIT_USAGE, EXIT_NO_PERMISSION, EXIT_CONFIG}
     assert not final & {EXIT_UNAVAILABLE, EXIT_INTERNAL, EXIT_CANNOT_CREATE}
 
 
-def test_the_drain_ends_before_systemd_loses_patience(service: configparser.SectionProxy) -> None:
-    """Stopping takes `drain_timeout` and a commit; systemd waits longer than that."""
-    assert int(service["TimeoutStopSec"]) >= DRAIN_TIMEOUT_S + 10
+@UNITS
+def test_the_drain_ends_before_systemd_loses_patience(path: Path) -> None:
+    """Stopping takes `drain_timeout` and a commit; systemd waits longer than that, and tells the main process alone."""
+    assert int(service(path)["TimeoutStopSec"]) >= DRAIN_TIMEOUT_S + 10
+    assert service(path)["KillMode"] == "mixed"
+
+
+@pytest.mark.parametrize(("drop_in", "job"), [(None, "run"), (INGEST, "ingest")])
+def test_the_unit_starts_a_job_of_the_program(drop_in: Path | None, job: str) -> None:
+    """A drop-in chooses the job; the folder is that of the daemon with the same name."""
+    found = service(SPARK_UNIT, drop_in)
+    assert found["Environment"].split()[0] == f"JOB={job}"
+    assert found["ExecStart"].split()[1:] == ["spark", "${JOB}", "-c", "/etc/sidecar/%i.yaml"]
+    assert job in spark.commands
+    assert found["StateDirectory"] == service(UNIT)["StateDirectory"]
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from sidecar.sources.kafka.lane.lane import Lane, load
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules
-from tests.support.kafka import Broker, Outgoing, produce, unique
+from tests.support.kafka import Broker, MakeTopic, Outgoing, produce, unique
 from tests.support.listening import Listening
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, Request
@@ -217,6 +217,40 @@ def test_a_pause_loses_nothing_that_was_fetched_ahead(opened: Opened, kafka: Bro
         read = len(opened.offsets)
         opened.until(lambda read=read: len(opened.offsets) >= min(20_000, read + 2_000), "reading goes on")  # type: ignore[misc]
     assert opened.offsets == list(range(20_000))
+
+
+def test_a_resumed_partition_is_fetched_at_once(
+    settings: KafkaSettings, lane: Lane | str, kafka: Broker, make_topic: MakeTopic
+) -> None:
+    """The client's thread would sleep on, for up to a second, beside a partition that goes on."""
+    topic = make_topic(2)
+    produce(kafka.bootstrap, topic, [Outgoing(0, b"v" * 1_000)] * 20_000)
+    opened = Opened(settings.model_copy(update={"topics": [topic]}), lane)
+    opened.source.open(opened.listener)
+    opened.until(lambda: opened.offsets, "reading has begun")
+    waits = []
+    for _ in range(15):
+        opened.source.pause([TopicPartition(topic, 0)])
+        paused_s = time.monotonic()
+        opened.until(lambda paused_s=paused_s: time.monotonic() > paused_s + 0.15, "the client is idle")  # type: ignore[misc]
+        opened.source.pause([])
+        resumed_s, read = time.monotonic(), len(opened.offsets)
+        opened.until(lambda read=read: len(opened.offsets) > read, "it is read again")  # type: ignore[misc]
+        waits.append(time.monotonic() - resumed_s)
+    opened.source.close()
+    assert sorted(waits)[len(waits) // 2] < 0.25, waits
+    assert opened.offsets == list(range(len(opened.offsets)))
+
+
+def test_the_first_message_ends_a_long_wait(opened: Opened, kafka: Broker, topic: str) -> None:
+    """An idle daemon does not sleep while a message is there."""
+    opened.until(lambda: opened.listener.found, "the partition is assigned")
+    sender = threading.Timer(0.5, lambda: produce(kafka.bootstrap, topic, [Outgoing(0, b"v")]))
+    begun_s = time.monotonic()
+    sender.start()
+    while not [one for one in opened.source.poll(20.0) if isinstance(one, Run)]:
+        pass
+    assert time.monotonic() - begun_s < 15
 
 
 def test_a_partition_that_was_paused_is_read_when_it_comes_back(opened: Opened, kafka: Broker, topic: str) -> None:

@@ -142,7 +142,7 @@ def delay_requests(
                         shutil.rmtree(daemon.state_dir)
                     daemon.start()
                     daemon.wait_ready()
-            dues.await_all()
+            dues.await_all([daemon])
             finish(broker, daemon, 60 + messages / 1_000)
         found = operator.tally(receiver.parts())
     kind = f"cancelled and released, {store}, `kill -9`{' and the folder deleted' if forgets else ''}"

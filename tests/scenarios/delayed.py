@@ -63,9 +63,15 @@ class Dues:
         """Seconds until the last is due."""
         return max(due_ms for due_ms in self.dues if due_ms is not None) / 1_000 - time.time()
 
-    def await_all(self) -> None:
-        """Wait until all are due."""
+    def await_all(self, members: Sequence[Daemon]) -> None:
+        """Wait until all are due, by the clocks of these members too, and none of them holds one."""
         wait_until(lambda: self.left_s < 0, self.left_s + 60, "all are due")
+        for member in members:
+            member.wait_ready()
+        wait_until(
+            lambda: not any(member.status()["delayed"] for member in members), 60 + len(self.dues) / 1_000,
+            "none is held", detail=members[0].log_tail,
+        )  # fmt: skip
 
     def late_ms(self, parts: Iterable[Mapping[str, Any]], but: Collection[int] = (), early_ms: int = 0) -> list[int]:
         """How late the delayed messages arrived, in order.
@@ -138,7 +144,7 @@ def delayed_kills(
                 if forgets and daemon.state_dir.exists():
                     shutil.rmtree(daemon.state_dir)
                 daemon.start()
-            messages_due.await_all()
+            messages_due.await_all([daemon])
             finish(broker, daemon, 60 + messages / 1_000)
         parts = receiver.parts()
     late = messages_due.late_ms(parts)

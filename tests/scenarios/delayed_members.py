@@ -96,7 +96,7 @@ def takeovers(
                 done.append(Takeover(partitions, _await_all(heir)))
                 victim.start()
                 _await_shared(group)
-            dues.await_all()
+            dues.await_all(group)
             await_settled(broker, group, 60 + messages / 1_000)
         parts = receiver.parts()
     late = dues.late_ms(parts, early_ms=skew_ms)
@@ -153,7 +153,7 @@ def zombies(
                 for _ in range(5):
                     operator.ask(victim)
                 _await_shared(group)
-            dues.await_all()
+            dues.await_all(group)
             await_settled(broker, group, 60 + messages / 1_000)
         found = operator.tally(receiver.parts())
     kind = f"delayed{_named(delay)}, 2 members, one of them stopped for {STANDSTILL_S:.0f} s"
@@ -192,7 +192,7 @@ def outages(broker: KafkaBroker, folder: Path, messages: int, times: int, *, see
                 daemon.kill9()
                 shutil.rmtree(daemon.state_dir)
                 daemon.start()
-            dues.await_all()
+            dues.await_all([daemon])
             await_settled(broker, [daemon], 60 + messages / 1_000)
             appended = sum(broker.end_offsets(name).values())
             left = _left(broker, name)

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from tests.support.process import wait_until
 from tests.support.receiver import Fault
 from tests.support.spark.cluster import Cluster, family
 from tests.support.spark.deliveries import ComparingReceiver, alive, assert_dead, config, workload
+from tests.support.spark.hosts import Hosts
 from tests.support.spark.job import SparkJob
+from tests.support.workload import Expected
 
 PATIENCE_S = 400.0
 
@@ -85,34 +88,44 @@ def executor_killer(cluster: Cluster, port: int) -> tuple[list[psutil.Process], 
 
 
 class Scene:
-    """Messages that wait in Kafka, and a receiver that loses 2 % of its answers.
+    """Messages that wait, and a receiver that loses 2 % of its answers.
 
     Args:
-        broker: The broker.
-        messages: How many.
+        expected: What waits.
+        receiver: Takes it.
+        settings: The configuration.
         times: Kills to come; each finds a micro-batch of its own.
         seed: Of the kills' instants.
-        lane: The library of the fast lane, which must read; None if Python reads.
     """
 
-    def __init__(self, broker: Broker, messages: int, times: int, seed: int, lane: Path | None = None) -> None:
+    def __init__(
+        self, expected: Expected, receiver: ComparingReceiver, settings: dict[str, Any], times: int, seed: int = 1
+    ) -> None:
         self.begun = time.monotonic()
-        topics = new_topics(broker, 2, 3)
-        self.expected = workload(topics, 3, messages).produce(broker.bootstrap)
-        self.receiver = ComparingReceiver(self.expected)
-        self.receiver.fail("lost", rate=0.02)
-        self.receiver.fail("slow", delay_ms=20)
-        batch = {"linger": "20ms", "max_messages": 50, "span_max": max(1_000, messages // (2 * times + 2))}
-        self.settings = config(broker, topics, self.receiver.url, batch=batch)
+        self.expected, self.receiver, self.settings = expected, receiver, settings
+        receiver.fail("lost", rate=0.02)
+        receiver.fail("slow", delay_ms=20)
+        settings["batch"] = {
+            "linger": "20ms", "max_messages": 50, "span_max": max(1_000, expected.count // (2 * times + 2))
+        }  # fmt: skip
         self.env: dict[str, str] = {}
         """Of driver and executors."""
-        if lane is not None:
-            self.settings["source"]["kafka"]["lane"] = "on"
-            self.settings["dedup"] = {"by": {"header": "id"}}
-            paths = os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))
-            self.env = {"PYTHONPATH": paths, "SIDECAR_FASTLANE_LIBRARY": str(lane)}
         self._strikes = Strikes(self.receiver, len(alive(self.expected)) // (times + 1), seed)
-        self._messages, self._times = messages, times
+        self._messages, self._times = expected.count, times
+
+    @classmethod
+    def of_kafka(cls, broker: Broker, messages: int, times: int, seed: int = 1, lane: Path | None = None) -> Scene:
+        """In two topics of Kafka; `lane` is the library of the fast lane, which must read, None if Python reads."""
+        topics = new_topics(broker, 2, 3)
+        expected = workload(topics, 3, messages).produce(broker.bootstrap)
+        receiver = ComparingReceiver(expected)
+        scene = cls(expected, receiver, config(broker, topics, receiver.url), times, seed)
+        if lane is not None:
+            scene.settings["source"]["kafka"]["lane"] = "on"
+            scene.settings["dedup"] = {"by": {"header": "id"}}
+            paths = os.pathsep.join(map(str, (ROOT, ROOT / "fastlane")))
+            scene.env = {"PYTHONPATH": paths, "SIDECAR_FASTLANE_LIBRARY": str(lane)}
+        return scene
 
     def __enter__(self) -> Scene:
         return self
@@ -148,14 +161,21 @@ def drivers(
     lane: Path | None = None,
 ) -> Finding:
     """The driver is killed -9 with all its processes and started again with other parallelism."""
-    with Scene(broker, messages, times, seed, lane) as scene:
+    return kill_drivers(Scene.of_kafka(broker, messages, times, seed, lane), folder, times, reader)
+
+
+def kill_drivers(made: Scene, folder: Path, times: int, reader: str, of: str = "") -> Finding:
+    """See `drivers`; `of` is what the finding says beside the reader."""
+    with made as scene:
         for number in range(times):
             master = f"local[{CORES[number % len(CORES)]},4]"
             with SparkJob(folder, scene.settings, master=master, reader=reader, once=False, env=scene.env) as job:
                 scene.strike(number, job, job.kill)
         job = SparkJob(folder, scene.settings, master="local[2,4]", reader=reader, env=scene.env)
-        assert job.run(PATIENCE_S + messages / 500) == 0, job.log_tail()
-        point = f"`sidecar spark run` (`reader: {reader}`), driver `kill -9`, restarted with other parallelism"
+        assert job.run(PATIENCE_S + scene.expected.count / 500) == 0, job.log_tail()
+        point = (
+            f"`sidecar spark run` ({of or f'`reader: {reader}`'}), driver `kill -9`, restarted with other parallelism"
+        )
         return scene.finish(job, point)
 
 
@@ -173,22 +193,48 @@ def executors(
 
     Such a Python goes on sending for a moment, beside the task that took its place.
     """
-    with Scene(broker, messages, times, seed, lane) as scene, Cluster(folder / "cluster", env=scene.env) as cluster:
+    return kill_executors(Scene.of_kafka(broker, messages, times, seed, lane), folder, times, reader)
+
+
+def kill_executors(made: Scene, folder: Path, times: int, reader: str, of: str = "") -> Finding:
+    """See `executors`; `of` is what the finding says beside the reader."""
+    with made as scene, Cluster(folder / "cluster", env=scene.env) as cluster:
         killed, kill = executor_killer(cluster, scene.receiver.port)
         with SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True, env=scene.env) as job:
             for number in range(times):
                 while len(killed) <= number:
                     scene.strike(number, job, kill)
-            assert job.wait(PATIENCE_S + messages / 500) == 0, job.log_tail()
-        point = (
-            f"`spark-submit` of it (`reader: {reader}`) to a master and two workers, executor `kill -9` in mid-delivery"
-        )
+            assert job.wait(PATIENCE_S + scene.expected.count / 500) == 0, job.log_tail()
+        said = of or f"`reader: {reader}`"
+        point = f"`spark-submit` of it ({said}) to a master and two workers, executor `kill -9` in mid-delivery"
         return scene.finish(job, point)
+
+
+def hosts(broker: Broker, folder: Path, messages: int, times: int, *, reader: str = "connector") -> Finding:
+    """As `executors`, with the workers on two hosts that share nothing but the checkpoint's folder."""
+    checkpoint = folder / "checkpoint"
+    with ExitStack() as stack:
+        scene = stack.enter_context(Scene.of_kafka(broker, messages, times))
+        ports = [scene.receiver.port, int(broker.bootstrap.rpartition(":")[2])]
+        two = stack.enter_context(Hosts(folder, checkpoint, ports))
+        cluster = stack.enter_context(Cluster(folder / "cluster", hosts=two))
+        assert [two.sees(host) for host in two.hosts] == [["checkpoint"], ["checkpoint"]]
+        killed, kill = executor_killer(cluster, scene.receiver.port)
+        job = SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True)
+        with (folder / "conf" / "spark-defaults.conf").open("a") as conf:
+            conf.writelines(f"spark.driver.{name} {two.address}\n" for name in ("host", "bindAddress"))
+        with job:
+            for number in range(times):
+                while len(killed) <= number:
+                    scene.strike(number, job, kill)
+            assert job.wait(PATIENCE_S + messages / 500) == 0, job.log_tail()
+        where = "workers on two hosts that share the checkpoint's folder alone"
+        return scene.finish(job, f"`spark-submit` of it (`reader: {reader}`) to {where}, executor `kill -9`")
 
 
 def copies(broker: Broker, folder: Path, messages: int, *, reader: str = "connector") -> Finding:
     """Spark runs tasks a second time that take longer than others: those of the partitions that the receiver delays."""
-    with Scene(broker, messages, 1, seed=1) as scene, Cluster(folder / "cluster") as cluster:
+    with Scene.of_kafka(broker, messages, 1) as scene, Cluster(folder / "cluster") as cluster:
         scene.receiver.faults.insert(-1, Fault("slow", marker='"partition":2', delay_ms=DELAY_MS))
         job = SparkJob(folder, scene.settings, master=cluster.url, reader=reader, submit=True)
         with (folder / "conf" / "spark-defaults.conf").open("a") as conf:

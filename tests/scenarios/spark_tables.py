@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sidecar.spark.run.pinned import latest_batch
 from tests.scenarios.exactly_once import new_topics
-from tests.support.audit import Finding
+from tests.support.audit import Finding, Tally
 from tests.support.kafka import Broker
 from tests.support.process import wait_until
+from tests.support.rocketmq import Node
 from tests.support.spark.job import SparkJob
-from tests.support.spark.tables import SCHEMA, Kind, config, rows, tally
-from tests.support.workload import Workload
+from tests.support.spark.rocketmq import rocketmq_config, source, tally_bodies, waiting
+from tests.support.spark.tables import SCHEMA, Kind, config, make_due, rows, tally
+from tests.support.workload import Expected, Workload
 
 CORES = (3, 1, 2, 4)
 PATIENCE_S = 400.0
@@ -21,7 +25,9 @@ LATE_S = 2.0
 """A kill comes up to so long after a micro-batch has begun."""
 
 
-def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, *, seed: int = 1) -> Finding:
+def killed(
+    broker: Broker, folder: Path, messages: int, times: int, kind: Kind, *, kept: bool = False, seed: int = 1
+) -> Finding:
     """Kill the driver with all its processes in the midst of micro-batches, and start it with other parallelism.
 
     Args:
@@ -30,19 +36,60 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
         messages: How many, of every kind: 5 % with a repeated id, five of eight tags wanted.
         times: How many kills.
         kind: Of table.
+        kept: Whether the table has partitions by hour and tag, and `OPTIMIZE` and `VACUUM` are due at each start.
         seed: Of messages and instants.
 
     Raises:
         AssertionError: A message is no row, is more than one, or is not what was produced.
     """
-    begun, chance = time.monotonic(), random.Random(seed)
     topics = new_topics(broker, 1, 4)
-    work = Workload(topics, 4, messages, seed=seed)
-    work.produce(broker.bootstrap)
+    expected = Workload(topics, 4, messages, seed=seed).produce(broker.bootstrap)
     document = config(broker, topics, folder, kind, schema=SCHEMA)
+    if kept:
+        document["spark"]["table"] |= {"partition_by": ["date", "hour", "tag"]}
+        document["spark"]["table"] |= {"maintenance": {"optimize": "1m", "vacuum": "1h"}}
+    how = ", partitions by hour and tag, maintained" if kept else ""
+    return _killed(document, expected, folder, times, kind, seed, tally, how=how)
+
+
+def rocketmq_killed(node: Node, folder: Path, messages: int, times: int, kind: Kind, *, seed: int = 1) -> Finding:
+    """The same from RocketMQ; one message in fifty does not fit the schema.
+
+    Args:
+        node: The node.
+        folder: See `killed`.
+        messages: Likewise.
+        times: Likewise.
+        kind: Likewise.
+        seed: Likewise.
+
+    Raises:
+        AssertionError: Likewise.
+    """
+    topic, expected = waiting(node, messages, seed=seed, poison_every=50)
+    document = rocketmq_config(source(node, topic), folder, kind, schema=SCHEMA)
+    return _killed(document, expected, folder, times, kind, seed, tally_bodies, "from RocketMQ ")
+
+
+def _killed(
+    document: dict[str, Any],
+    expected: Expected,
+    folder: Path,
+    times: int,
+    kind: Kind,
+    seed: int,
+    compared: Callable[[list[dict[str, Any]], Expected], Tally],
+    read: str = "",
+    how: str = "",
+) -> Finding:
+    begun, chance, messages = time.monotonic(), random.Random(seed), expected.count
+    kept = bool(how)
     document["batch"] = {"span_max": max(1_000, messages // (2 * times + 2))}
 
     def job(number: int, *, once: bool) -> SparkJob:
+        if kept:
+            for name in ("table", "rejects"):
+                make_due(folder / "checkpoint" / "maintenance" / f"{name}.json")
         document["spark"]["master"] = f"local[{CORES[number % len(CORES)]},4]"
         return SparkJob(folder, document, once=once, jars=kind != "deltalake")
 
@@ -63,11 +110,14 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
     assert last.run(PATIENCE_S + messages / 500) == 0, last.log_tail()
     assert not last.events("micro_batch.unbalanced")
     table, aside = rows(folder / "table"), rows(folder / "table-rejects")
-    found = tally(table + aside, work.expected)
-    alive = len(work.expected.first_of_each_id())
+    found = compared(table + aside, expected)
+    alive = len(expected.first_of_each_id())
     assert len(table) + len(aside) == alive, f"{len(table) + len(aside)} rows, and {alive} are wanted"
     notes = (
         f"{len(table):,} rows and {len(aside):,} rejects; {alive:,} wanted and distinct; {pending} pending at the end"
     )
-    point = f"`sidecar spark run` into a table ({kind}), driver `kill -9`, restarted with other parallelism"
+    if kept:
+        maintained, failed = (len(last.events(f"table.{end}")) for end in ("maintained", "maintenance_failed"))
+        notes += f"; maintained {maintained} times, failed {failed} times"
+    point = f"`sidecar spark run` {read}into a table ({kind}{how}), driver `kill -9`, restarted with other parallelism"
     return Finding(point, times, messages, found, time.monotonic() - begun, notes)

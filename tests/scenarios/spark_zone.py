@@ -7,15 +7,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.spark_zone import polls
-from sidecar.zone import acknowledged, layout
+from sidecar.zone import acknowledged
 from tests.support.audit import Finding, Tally, tally_counts
-from tests.support.landing import as_sent, entries, writer
+from tests.support.landing import as_sent, entries, segment_path, writer
+from tests.support.s3 import BUCKET, S3Server
 from tests.support.spark.ingesting import sink_rows
 from tests.support.spark.zone_query import ZoneQuery
-from tests.support.spark.zone_writers import BATCH, POINTS, TAGS, WriterProcess, batch, produced
+from tests.support.spark.zone_writers import BATCH, POINTS, REQUESTS, TAGS, WriterProcess, batch, produced
 
 CORES = (1, 2, 3)
 WANTED = TAGS[:-2]
@@ -29,7 +31,22 @@ Place = tuple[int, int]
 """Partition and offset."""
 
 
-def killed(folder: Path, messages: int, kills: int, max_rows: int) -> Finding:
+def killed_on_s3(folder: Path, messages: int, kills: int, max_rows: int, lost: float = 0.02) -> Finding:
+    """The same in an object store that loses answers after storing: see `killed`.
+
+    Args:
+        folder: Holds all but the zone.
+        messages: Of each writer.
+        kills: Of the query, and of each writer.
+        max_rows: Bound of a micro-batch.
+        lost: Share of the answers.
+    """
+    with S3Server(folder, lost) as server:
+        found = killed(folder, messages, kills, max_rows, f"s3://{BUCKET}/zone")
+        return replace(found, notes=f"{found.notes}; {server.count_lost():,} answers lost after storing")
+
+
+def killed(folder: Path, messages: int, kills: int, max_rows: int, on_s3: str = "") -> Finding:
     """Kill a query of some tags and both writers while they all work, start them again, and compare the table.
 
     Args:
@@ -37,10 +54,12 @@ def killed(folder: Path, messages: int, kills: int, max_rows: int) -> Finding:
         messages: Of each writer.
         kills: Of the query, and of each writer.
         max_rows: Bound of a micro-batch.
+        on_s3: The zone, if it is not in the folder.
     """
     begun, chance = time.monotonic(), random.Random(7)
-    query = ZoneQuery(folder, folder / "zone", max_rows, more=[json.dumps(WANTED)])
-    writers = [WriterProcess(folder, partition, messages) for partition in range(2)]
+    zone, points = on_s3 or str(folder / "zone"), len(REQUESTS) + 1 if on_s3 else POINTS
+    query = ZoneQuery(folder, zone, max_rows, more=[json.dumps(WANTED)])
+    writers = [WriterProcess(folder, partition, messages, zone) for partition in range(2)]
     first, *shares = (messages * life // (kills + 2) // BATCH * BATCH for life in range(1, kills + 2))
     try:
         run(writers, first)
@@ -49,7 +68,7 @@ def killed(folder: Path, messages: int, kills: int, max_rows: int) -> Finding:
             query.start(f"local[{CORES[life % 3]},4]")
             query.wait_committed(done + 1)
             for partition, process in enumerate(writers):
-                process.start(upto, (life + partition * POINTS // 2) % POINTS + 1)
+                process.start(upto, (life + partition * points // 2) % points + 1)
             query.wait_under_way()
             time.sleep(chance.random() / 2)  # the kill is to strike anywhere; nothing is decided by it
             query.kill()
@@ -62,11 +81,12 @@ def killed(folder: Path, messages: int, kills: int, max_rows: int) -> Finding:
         for process in writers:
             process.kill()
     offsets = [offset for offset in range(messages) if produced(0, offset).tag in WANTED]
-    landed = sum(entry.rows for entry in entries(folder / "zone"))
+    landed = sum(entry.rows for entry in entries(zone))
     mended = sum(len(process.said()) for process in writers)
-    assert min(acknowledged(folder / "zone")["table"].values()) > 0
+    assert min(acknowledged(zone)["table"].values()) > 0
     return Finding(
-        f"two writers and a query of some tags between zone and table, `kill -9` at {POINTS} points of a landing",
+        f"two writers and a query of some tags between zone{' on S3' * bool(on_s3)} and table, `kill -9` at {points} "
+        "points of a landing",
         3 * kills,
         2 * messages,
         compare(query.table, {(partition, offset) for partition in range(2) for offset in offsets}),
@@ -144,7 +164,7 @@ def damaged(folder: Path, batches: int, flips: int) -> Finding:
 
 def strike(root: Path, batches: int, flips: int, chance: random.Random) -> list[int]:
     """Flip a bit in some lines, which are given back; tear the last one; leave half files and one that has no line."""
-    path = layout.segment_path(root, "a", 0)
+    path = segment_path(root, "a", 0)
     lines = path.read_bytes().splitlines(keepends=True)
     struck = sorted(chance.sample(range(batches - 1), flips))
     for number in struck:

@@ -7,16 +7,19 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sidecar.storage import storage_of
 from tests.scenarios.exactly_once import PARTITIONS, configuration, finish, new_topics
 from tests.support import landing
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.delta import rows_of
 from tests.support.kafka import Broker, unique
 from tests.support.process import Daemon, wait_until
+from tests.support.s3 import BUCKET, S3Server
 from tests.support.workload import Place, Stream, Workload, fingerprint
 
 LIFE_S = 3
@@ -29,22 +32,22 @@ SMALL_BATCHES = {"max_messages": 200, "linger": "50ms"}
 PLACE = "/where/the/rows/go"
 
 
-Kind = Literal["zone", "zone, other writers", "delta"]
+Kind = Literal["zone", "zone, other writers", "zone on S3", "delta", "delta, maintained"]
 
 
 class Target(NamedTuple):
-    """A sink that is a folder."""
+    """A sink that is a folder, or a place in a bucket."""
 
     what: str
     sections: dict[str, Any]
     """Of the configuration; PLACE is where the rows go."""
     data: str
     """Matches its data files."""
-    rows: Callable[[Path], Iterable[dict[str, Any]]]
+    rows: Callable[[str], Iterable[dict[str, Any]]]
     """All that readers get."""
 
 
-def _without_dedup(zone: Path) -> Iterable[dict[str, Any]]:
+def _without_dedup(zone: str) -> Iterable[dict[str, Any]]:
     return landing.rows(zone, dedup=False)
 
 
@@ -61,7 +64,25 @@ TARGETS: dict[Kind, Target] = {
         "data/*/*/[!.]*",
         landing.rows,
     ),
-    "delta": Target("`sink.delta`", {"sink": {"delta": {"path": PLACE}}}, "*/*.parquet", rows_of),
+    "zone on S3": Target(
+        "`sink.spark` on S3, which loses 2 % of the answers after storing, read without `dedup`",
+        {"sink": {"spark": {"landing": PLACE}}},
+        "",
+        _without_dedup,
+    ),
+    "delta": Target(
+        "`sink.delta`", {"sink": {"delta": {"path": PLACE}}}, "*/*.parquet", lambda place: rows_of(Path(place))
+    ),
+    "delta, maintained": Target(
+        "`sink.delta` by tag, `OPTIMIZE` and `VACUUM` due at each start",
+        {
+            "sink": {
+                "delta": {"path": PLACE, "partition_by": ["tag"], "maintenance": {"optimize": "1m", "vacuum": "1h"}}
+            }
+        },
+        "*/*.parquet",
+        lambda place: rows_of(Path(place)),
+    ),
 }
 
 
@@ -80,14 +101,12 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
         AssertionError: A message is no row, is more than one, or is not what was produced.
     """
     begun, chance, target = time.monotonic(), random.Random(seed), TARGETS[kind]
-    place = folder / unique("rows")
     topics = new_topics(broker)
     work = Workload(topics, PARTITIONS, messages, seed=seed)
-    sections = json.loads(json.dumps(target.sections).replace(PLACE, str(place)))
-    config = configuration(broker, topics, "", batch=dict(SMALL_BATCHES)) | sections
     with (
+        _place(folder, kind) as place,
         Stream(broker.bootstrap, work, messages // (times * LIFE_S)) as stream,
-        Daemon(folder, config, name=unique("killed")) as daemon,
+        Daemon(folder, _config(broker, topics, target, place), name=unique("killed")) as daemon,
     ):
         for _ in range(times):
             _await_more(daemon, place, target.data, chance.randint(1, 6))
@@ -95,19 +114,39 @@ def killed(broker: Broker, folder: Path, messages: int, times: int, kind: Kind, 
             daemon.kill9()
             if kind == "zone, other writers":
                 shutil.rmtree(daemon.state_dir)
+            if kind == "delta, maintained":
+                (daemon.state_dir / "table-maintenance.json").write_text('{"optimize": 0, "vacuum": 0}')
             daemon.start()
         stream.wait()
         finish(broker, daemon, 60 + messages / 1_000)
-    found = compare(target.rows(place), work.expected.prints)
+        found = compare(target.rows(place), work.expected.prints)
     return Finding(f"`kill -9`, {target.what}", times, messages, found, time.monotonic() - begun)
 
 
-def _await_more(daemon: Daemon, place: Path, pattern: str, files: int) -> None:
-    begun = len(list(place.glob(pattern)))
+@contextmanager
+def _place(folder: Path, kind: Kind) -> Iterator[str]:
+    if kind != "zone on S3":
+        yield str(folder / unique("rows"))
+        return
+    with S3Server(folder, lost=0.02):
+        yield f"s3://{BUCKET}/{unique('rows')}"
+
+
+def _config(broker: Broker, topics: list[str], target: Target, place: str) -> dict[str, Any]:
+    sections = json.loads(json.dumps(target.sections).replace(PLACE, place))
+    config: dict[str, Any] = configuration(broker, topics, "", batch=dict(SMALL_BATCHES)) | sections
+    return config
+
+
+def _await_more(daemon: Daemon, place: str, pattern: str, files: int) -> None:
+    def count() -> int:
+        return len(list(Path(place).glob(pattern)) if pattern else storage_of(place).files("data"))
+
+    begun = count()
 
     def there() -> bool:
         assert daemon.running, "the daemon ended"
-        return len(list(place.glob(pattern))) >= begun + files
+        return count() >= begun + files
 
     wait_until(there, 60, f"{files} more files", detail=daemon.log_tail)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ import pytest
 import sidecar_fastlane as fastlane
 from build_lane import compiled
 
+from tests.support.process import free_ports
+from tests.support.s3 import variables
 from tests.support.spark.session import build
 
 if TYPE_CHECKING:
@@ -17,7 +20,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def s3_port() -> int:
+    """The port for a server of S3: the workers of the session have the variables of its start, and of no later time."""
+    (port,) = free_ports(1)
+    os.environ.update(variables(port))
+    return port
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, s3_port: int) -> Iterator[SparkSession]:
     """The session that all tests share, with the jars of Kafka and Delta."""
     session = build(tmp_path_factory.mktemp("spark"))
     yield session

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def test_without_deltalake_other_tables_are_filled(monkeypatch: pytest.MonkeyPat
     without(monkeypatch, "deltalake", "sidecar.sinks.delta", "sidecar.spark.table.writers")
     writers = importlib.import_module("sidecar.spark.table.writers")
     with pytest.raises(ConfigError, match="needs Delta's jars in Spark, or deltalake") as caught:
-        writers.by_deltalake("t", Future(), ())
+        writers.existing_by_deltalake("t")
     assert "consumer-sidecar[delta]" in caught.value.hint
 
 
@@ -64,6 +63,8 @@ def test_what_is_missing_is_told_with_its_line(tmp_path: Path) -> None:
     no_table = whole | {"spark": {"checkpoint": "c"}}
     with pytest.raises(ConfigError, match=r"c\.yaml:\d+:1: spark.table: is missing: it is the table to fill"):
         load_for_ingest(write_config(tmp_path / "c.yaml", no_table))
+    with pytest.raises(ConfigError, match=r"spark\.table\.merge: needs a Delta table: rows of a Parquet"):
+        load_for_ingest(write_config(tmp_path / "c.yaml", config(tmp_path, merge={"key": "key"})))
 
 
 def test_each_query_is_a_consumer_of_its_own() -> None:
@@ -153,7 +154,7 @@ def test_each_micro_batch_is_counted_once(tmp_path: Path) -> None:
     assert progress.latest().lag == 3
     idle = {"batchId": 5, "durationMs": {"latestOffset": 1}, "sources": [{"endOffset": {"a": 0}}]}
     progress.heard([*reports, idle, report(5, 3, 3, {"a": 1})])
-    text = IngestMetrics(progress).render().decode()
+    text = IngestMetrics(progress, {}).render().decode()
     for line in ("rows_read_total 6", "rows_written_total 5", "rows_rejected_total 1", "micro_batches_total 2"):
         assert f"\nsidecar_ingest_{line}.0\n" in text
     assert "\nsidecar_ingest_lag_rows 0.0\n" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from sidecar.config.spark import Table
+from sidecar.config.table.layout import layout_of
 from sidecar.errors import ConfigError
-from sidecar.spark.table.pinned import pin_schema, refuse_table_of_another
+from sidecar.spark.table.pinned import pin_layout, pin_schema, refuse_layout, refuse_table_of_another
+from sidecar.spark.table.plan import Plan, plan_of
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 
@@ -164,6 +168,45 @@ def test_a_filled_table_gets_no_schema(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was added to a table that was filled without one") as caught:
         pin_schema(LocalStorage(), str(tmp_path), OLD)
     assert "another spark.checkpoint" in caught.value.hint
+
+
+def plan(*columns: str, partition_by: str) -> Plan:
+    """A table with these columns, partitioned by one."""
+    table = Table.model_validate({"columns": list(columns), "partition_by": [partition_by]})
+    return plan_of(layout_of(table, "spark.table"), (), "t", None, None)
+
+
+def test_columns_are_only_added_and_partitions_of_parquet_stay(tmp_path: Path) -> None:
+    """Free until something is read; then a column may come, and none go, however a change before it ended."""
+    storage, checkpoint = LocalStorage(), str(tmp_path)
+    first, more, other = (
+        plan("offset", partition_by="date"),
+        plan("offset", "key", partition_by="date"),
+        plan("offset", partition_by="tag"),
+    )
+
+    def take(wanted: Plan, *, is_parquet: bool = True) -> str:
+        try:
+            refuse_layout(storage, checkpoint, wanted, first, is_parquet=is_parquet)
+        except ConfigError as error:
+            return str(error)
+        pin_layout(storage, checkpoint, wanted)
+        return ""
+
+    assert [take(one) for one in (more, other, first)] == [""] * 3
+    begun(tmp_path / TABLE, 0, {"a": 0}, pending=True)
+    for _ in range(2):  # a checkpoint of an earlier version, which kept nothing, has the default
+        assert "partitioned by date, and would be by tag_label" in take(other)
+        assert "leaves out date" in take(other, is_parquet=False)
+        shutil.rmtree(tmp_path / "layout", ignore_errors=True)
+    assert take(more) == ""
+    assert "leaves out key, which the table has" in take(first)
+    (kept,) = (tmp_path / "layout").iterdir()
+    pin_layout(storage, str(tmp_path / "x"), first)
+    (earlier,) = (tmp_path / "x" / "layout").iterdir()
+    shutil.copy(earlier, tmp_path / "layout")  # the change was cut short before the earlier one was removed
+    assert take(first) == ""
+    assert kept.exists() is False
 
 
 A, M = LongType(), MapType(StringType(), IntegerType())

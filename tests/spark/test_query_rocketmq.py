@@ -15,10 +15,11 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError, UnavailableError
 from sidecar.spark import read_rocketmq, read_rocketmq_stream
-from sidecar.spark.query import source, task
+from sidecar.spark.query import task
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.source import QueryStreamReader
+from sidecar.spark.ranges import sources
 from tests.support.kafka import unique
 from tests.support.rocketmq import BROKER, Message, Node
 
@@ -35,14 +36,14 @@ def orders(rocketmq: Node) -> str:
     return rocketmq.create_topic(unique("orders"), QUEUES)
 
 
-def send(node: Node, topic: str, ids: range, *, compress: str = "") -> None:
-    """A message of each id in each queue, with one of three tags."""
+def send(node: Node, topic: str, ids: range, *, compress: str = "") -> dict[tuple[int, int], bytes]:
+    """A message of each id in each queue, with one of three tags; gives the body by queue and offset back."""
     messages = [
         Message(b"v%d" % i, "abc"[i % 3], f"k{i}", queue, {"id": str(i)}, compress)
         for i in ids
         for queue in range(QUEUES)
     ]
-    node.send(topic, messages, queues=QUEUES)
+    return dict(zip(node.send(topic, messages, queues=QUEUES), (one.body for one in messages), strict=True))
 
 
 class Query:
@@ -91,15 +92,14 @@ def bodies(ids: list[int]) -> list[tuple[int, bytes]]:
 
 def test_micro_batches_of_queues(rocketmq: Node, orders: str, tmp_path: Path) -> None:
     """Tags by the broker's filter, ids over ranges, all columns; compressed bodies are unpacked."""
-    send(rocketmq, orders, range(300), compress="lz4")
+    there = send(rocketmq, orders, range(300), compress="lz4")
     query = Query(rocketmq, orders, tags__subscribe="a || b", dedup__by__header="id", state=str(tmp_path))
     query.most = 200
     rows = [row for _ in range(3) for row in query.next()]
     assert ids_of(rows) == bodies([i for i in range(300) if i % 3 < 2])
     one = next(row for row in rows if row["value"] == b"v4")
-    assert (one["topic"], one["broker"], one["offset"], one["key"], one["tag"], one["group"]) == (
-        orders, BROKER, 4, b"k4", "b", "b"
-    )  # fmt: skip
+    assert (one["topic"], one["broker"], one["key"], one["tag"], one["group"]) == (orders, BROKER, b"k4", "b", "b")
+    assert there[one["partition"], one["offset"]] == b"v4"
     assert ("id", b"4") in [(pair["key"], pair["value"]) for pair in one["headers"]]
     assert query.next() == []
     send(rocketmq, orders, range(280, 310))
@@ -121,7 +121,7 @@ def test_a_start_in_between(rocketmq: Node, orders: str) -> None:
 
 def test_what_is_lost_is_told(rocketmq: Node, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that was created again or deleted, and a range that the broker does not have."""
-    monkeypatch.setattr(source, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(sources, "PATIENCE_S", 0.0)
     send(rocketmq, orders, range(10))
     query = Query(rocketmq, orders)
     assert len(query.next()) == 20

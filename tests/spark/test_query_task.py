@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError, UnavailableError
+from sidecar.runtime.lane import is_built
 from sidecar.spark.query import rows as rows_module
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import Query, parse_options
@@ -28,18 +30,29 @@ def offsets(found: list[Row]) -> list[int]:
     return [row["offset"] for row in found]
 
 
+@pytest.fixture(params=["on", "off"])
+def lane(request: pytest.FixtureRequest) -> str:
+    """Both ways to read."""
+    if request.param == "on" and not is_built():
+        pytest.skip("the fast lane was not compiled")
+    return str(request.param)
+
+
 class Reader:
     """Reads ranges of one partition, as the tasks of one query."""
 
-    def __init__(self, broker: Broker, topic: str, folder: Path, **options: str) -> None:
-        given = {"bootstrap_servers": broker.bootstrap, "topics": topic, "state": str(folder)}
+    def __init__(self, broker: Broker, topic: str, folder: Path, *, lane: str = "off", **options: str) -> None:
+        given = {"bootstrap_servers": broker.bootstrap, "topics": topic, "state": str(folder), "lane": lane}
         names = {name.replace("__", "."): text for name, text in options.items()}
         self.query: Query = parse_options("kafka", given | names, stream=True)
         self.tp = TopicPartition(topic, 0)
+        self.told: list[Books] = []
+        """What became of the messages of each range that was read to its end."""
 
     def batches(self, start: int, end: int) -> Iterator[Any]:
         """A range as a task has it."""
-        return read_span(self.query, Span(self.tp, "id", start, end, is_first=start == 0), "query")
+        span = Span(self.tp, "id", start, end, is_first=start == 0)
+        return read_span(self.query, span, "query", self.told.append)
 
     def read(self, start: int, end: int) -> list[Row]:
         """All rows of a range."""
@@ -72,9 +85,12 @@ def expected(subscribe: str = "abc") -> list[int]:
 
 
 @pytest.mark.parametrize("subscribe", ["a || b || c", "b"])
-def test_ids_are_known_from_range_to_range(kafka: Broker, filled: str, tmp_path: Path, subscribe: str) -> None:
-    """Ranges that end anywhere, each read twice as after a kill, give each wanted id once."""
-    reader = Reader(kafka, filled, tmp_path, dedup__by="key", tags__from__header="tag", tags__subscribe=subscribe)
+def test_ids_are_known_from_range_to_range(
+    kafka: Broker, filled: str, tmp_path: Path, subscribe: str, lane: str
+) -> None:
+    """Ranges that end anywhere, each read twice as after a kill, give each wanted id once, and count all messages."""
+    tags = {"tags__from__header": "tag", "tags__subscribe": subscribe}
+    reader = Reader(kafka, filled, tmp_path, lane=lane, dedup__by="key", **tags)
     found: list[int] = []
     borders = [0, 1, 700, 701, 1_000, 1_600, 2_999, TOTAL]
     for start, end in pairwise(borders):
@@ -82,6 +98,12 @@ def test_ids_are_known_from_range_to_range(kafka: Broker, filled: str, tmp_path:
         assert reader.read(start, end) == rows
         found += offsets(rows)
     assert found == expected(subscribe)
+    assert reader.told[::2] == reader.told[1::2]
+    total, filtered = Books(), 0 if subscribe != "b" else TOTAL * 2 // 3
+    for books in reader.told[::2]:
+        total += books
+    duplicate = TOTAL - filtered - len(found)
+    assert total == Books(TOTAL, delivered=len(found), duplicate=duplicate, filtered=filtered)
 
 
 def test_a_range_that_is_not_read_to_its_end_is_read_again_for_its_ids(
@@ -94,6 +116,7 @@ def test_a_range_that_is_not_read_to_its_end_is_read_again_for_its_ids(
     assert next(batches).num_rows
     batches.close()  # type: ignore[attr-defined]
     assert len(reader.read(200, 500)) == 300
+    assert [books.consumed for books in reader.told] == [300], "what is read again for its ids does not count"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for start, end in ((500, 800), (800, 1_000)):
         batches = reader.batches(start, end)
@@ -122,7 +145,7 @@ def test_a_batch_read_keeps_nothing(kafka: Broker, filled: str, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_have_what_the_messages_have(kafka: Broker, topic: str, tmp_path: Path) -> None:
+def test_rows_have_what_the_messages_have(kafka: Broker, topic: str, tmp_path: Path, lane: str) -> None:
     """Nulls, empty and repeated headers, bytes that are no UTF-8, tags of several, gaps of aborted messages."""
     headers: list[Any] = [None, [], [("tag", b"a,b"), ("n", None)], [("tag", b"\xff"), ("tag", b"b")]]
     now_ms = int(time.time() * 1_000)
@@ -132,7 +155,7 @@ def test_rows_have_what_the_messages_have(kafka: Broker, topic: str, tmp_path: P
     ]
     produce_transaction(kafka.bootstrap, topic, kept, transactional_id=topic)
     produce_transaction(kafka.bootstrap, topic, kept[:4], transactional_id=topic, commit=False)
-    reader = Reader(kafka, topic, tmp_path, tags__from__header="tag", tags__split=",")
+    reader = Reader(kafka, topic, tmp_path, lane=lane, tags__from__header="tag", tags__split=",")
     found = reader.read(0, kafka.end_offsets(topic)[0])
     assert offsets(found) == list(range(8))
     assert [row["value"] for row in found] == [message.value for message in kept]
@@ -145,8 +168,8 @@ def test_rows_have_what_the_messages_have(kafka: Broker, topic: str, tmp_path: P
     assert {(row["topic"], row["partition"]) for row in found} == {(topic, 0)}
 
 
-def test_what_expired_unread_is_told(kafka: Broker, filled: str, tmp_path: Path) -> None:
+def test_what_expired_unread_is_told(kafka: Broker, filled: str, tmp_path: Path, lane: str) -> None:
     """A range whose first messages are gone is an error, and not a shorter range."""
     kafka.delete_records(filled, {0: 10})
     with pytest.raises(UnavailableError, match="cannot be read"):
-        Reader(kafka, filled, tmp_path).read(5, 20)
+        Reader(kafka, filled, tmp_path, lane=lane).read(5, 20)

@@ -26,7 +26,7 @@ from sidecar.spark.run.letters import LetterFiles, letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.pinned import open_checkpoint, pin_reader
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.topics import claim
+from sidecar.spark.run.sources.topics import claim
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
 from tests.support.spark.tasks import TP, batches, begin, make_settings
@@ -227,7 +227,7 @@ def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> N
     """Another cluster, or a checkpoint whose folder is gone, is refused: names could repeat."""
     query, folder = tmp_path / "query", tmp_path / "sidecar"
     open_checkpoint([query], folder, make_settings(URL), "one")
-    with pytest.raises(ConfigError, match="another Kafka cluster"):
+    with pytest.raises(ConfigError, match="another cluster"):
         open_checkpoint([query], folder, make_settings(URL), "two")
     begin(query, 3, "offsets", "commits")
     with pytest.raises(StateError, match="is missing"):
@@ -237,7 +237,7 @@ def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> N
 def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first id of a topic is bound to the checkpoint, whoever sees it first."""
     kafka, ids = make_settings(URL).source.kafka, iter(["a", "a", "b"])
-    monkeypatch.setattr("sidecar.spark.run.topics.topic_id", lambda *_: next(ids))
+    monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_: next(ids))
     folder = RunFolder(tmp_path)
     assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
     with pytest.raises(StateError, match="orders was deleted and created again"):

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.section import Source
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.kafka.start.offsets import Bounds
-from sidecar.spark.ranges import broker
+from sidecar.sources.kafka.start.offsets import Bounds, is_meant
+from sidecar.spark.ranges import sources
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading
 
 LIMIT = ReadMaxRows(1)
 Logs = dict[tuple[str, int], tuple[int, int]]
 ORDERS: Logs = {("orders", 0): (0, 900)}
+
+
+class FakeLogs:
+    """Logs with these bounds."""
+
+    def __init__(self, found: dict[TopicPartition, Bounds], topics: Sequence[str]) -> None:
+        self._found, self._topics = found, topics
+
+    def bounds(self) -> dict[TopicPartition, Bounds]:
+        """All of them."""
+        return self._found
+
+    def is_read(self, topic: str) -> bool:
+        """As the source has it."""
+        return any(is_meant(pattern, topic) for pattern in self._topics)
 
 
 class Planners:
@@ -27,14 +41,13 @@ class Planners:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
         self._patch = monkeypatch
-        monkeypatch.setattr(broker, "asking", nullcontext)
 
     def make(self, logs: Logs, topics: Sequence[str] = ("orders", "new"), span: int = 1_000) -> RangePlanner:
         """A planner of another life."""
-        found = {TopicPartition(*place): Bounds(*bounds) for place, bounds in logs.items()}
-        self._patch.setattr(broker, "known_bounds", lambda *_: found)
-        source = {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}
-        return RangePlanner(Reading(KafkaSource.model_validate(source), self._folder, span, None))
+        found = FakeLogs({TopicPartition(*place): Bounds(*bounds) for place, bounds in logs.items()}, topics)
+        self._patch.setattr(sources, "logs_of", lambda *_, **__: found)
+        kafka = {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}
+        return RangePlanner(Reading(Source.model_validate({"kafka": kafka}), self._folder, span, None))
 
 
 @pytest.fixture

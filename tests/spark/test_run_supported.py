@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
+from sidecar.config.model import Settings
+from sidecar.config.schema import options
 from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.section import Source
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import client_options, start_options, topic_options, trigger_options
+from sidecar.spark.run.pinned import rules_of
 from sidecar.spark.run.supported import refusals
 from tests.support.spark.tasks import make_settings
 
@@ -97,6 +101,31 @@ def test_what_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: 
     assert "OK" in daemon.output
 
 
+def test_what_is_told_to_be_pinned_is_pinned() -> None:
+    """The keys that the table of docs/spark.md calls pinned are those whose change is refused, and no others."""
+    told = {option.name for option in options() if re.search(r"\bpinned\b", option.on_spark)}
+    settings = make_settings("http://localhost:1/", dedup={"by": "key", "ledger": {"sqlite": {}}})
+    source = Source.model_validate({"rocketmq": {"name_servers": "localhost:1", "group": "g", "topics": ["t"]}})
+    from_rocketmq = settings.model_copy(update={"source": source})
+    rules = (rules_of(settings).keys() | rules_of(from_rocketmq).keys()) - {"version"}
+    assert {rule for rule in rules if not any(f"{rule}.".startswith(f"{key}.") for key in told)} == set()
+    unused = {key for key in told if not any(f"{rule}.".startswith(f"{key}.") for rule in rules)}
+    assert unused == {"spark.reader"}, "this one is pinned beside the others, see `pin_reader`"
+
+
+def test_each_refusal_has_its_reason() -> None:
+    """A key that Spark cannot do is refused wherever it is, with the reason in the table of docs/spark.md."""
+    refused = [option for option in options() if option.not_on_spark]
+    assert {option.name for option in refused} >= {"delay", "dedup.keep", "retry.park_after", "sink.console"}
+    for option in refused:
+        document: Any = {}
+        for step in reversed(option.path):
+            document = {step: document}
+        settings = make_settings("http://localhost:1/", spark={"checkpoint": "c"})
+        with patch.object(Settings, "public", lambda _, shown=document: shown):
+            assert list(refusals(settings)) == [(option.path, f"is not supported on Spark: {option.not_on_spark}")]
+
+
 HTTP = 'http: {url: "http://localhost:1/"}'
 PARQUET = FILE.replace(HTTP, "parquet: {path: /tmp/table}")
 
@@ -108,8 +137,20 @@ PARQUET = FILE.replace(HTTP, "parquet: {path: /tmp/table}")
         ("spark: {", "spark: {table: {path: x}, ", ":10:17: spark.table.path: is for `sidecar spark ingest`; here"),
         ("spark: {", "spark: {table: {format: delta}, ", ":10:17: spark.table.format: is for `sidecar spark ingest`"),
         ("spark: {", "spark: {table: {format: iceberg}, ", "Iceberg has no runtime for Spark 4.2 yet"),
+        ("spark: {", "spark: {table: {merge: {key: key}}, ", ":10:17: spark.table.merge: needs a Delta table: rows"),
         ("parquet:", "iceberg:", "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"),
         ("topics: [orders]", "topics: [orders]\n    lane: on", "source.kafka.lane: cannot be `on`"),
+        ("spark: {", "spark: {table: {cluster_by: [tag]}, ", ":10:17: spark.table.cluster_by: needs a Delta table"),
+        (
+            "parquet: {path: /tmp/table}\nstate: {dir: /tmp/state}\nspark: {",
+            "delta: {path: /tmp/table, columns: [tag]}\nstate: {dir: s}\nspark: {table: {columns: [key]}, ",
+            ":10:17: spark.table.columns: conflicts with sink.delta.columns",
+        ),
+        (
+            "parquet: {path: /tmp/table}",
+            "delta: {path: /tmp, maintenance: {vacuum: 1d}}",
+            ":8:37: sink.delta.maintenance.vacuum: would delete files of spark.checkpoint, which lies in",
+        ),
     ],
 )
 def test_what_a_table_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: str, told: str) -> None:
@@ -117,6 +158,47 @@ def test_what_a_table_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: st
     assert old in PARQUET
     code, output = check(tmp_path, PARQUET.replace(old, new, 1))
     assert (code, told in output) == (78, True), output
+
+
+ROCKETMQ = """\
+source:
+  rocketmq: {name_servers: "localhost:9876", group: g, topics: [orders]}
+sink:
+  http: {url: "http://localhost:1/"}
+state: {dir: /tmp/state}
+spark: {checkpoint: /tmp/checkpoint}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            'name_servers: "localhost:9876"',
+            'client: grpc, endpoints: "h:1"',
+            ":2:14: source.rocketmq.client: cannot be",
+        ),
+        (
+            "spark: {",
+            "dedup: {by: offset_msg_id}\nspark: {",
+            ":6:9: dedup.by: cannot be offset_msg_id on Spark without",
+        ),
+        ("spark: {", "spark: {reader: connector, ", ":6:9: spark.reader: cannot be connector with source.rocketmq"),
+    ],
+)
+def test_what_rocketmq_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: str, new: str, told: str) -> None:
+    """Queues with lasting offsets are read, by the client, each by its own task."""
+    assert old in ROCKETMQ
+    code, output = check(tmp_path, ROCKETMQ.replace(old, new))
+    assert (code, told in output) == (78, True), output
+
+
+def test_rocketmq_is_read_on_spark(tmp_path: Path) -> None:
+    """What will be is said; a ledger brings the origins of messages that were handed back."""
+    shared = "dedup: {by: offset_msg_id, ledger: {postgresql: {url: 'postgresql://u@h/d'}}}\nspark:"
+    for text in (ROCKETMQ, ROCKETMQ.replace("spark:", shared), ROCKETMQ.replace(HTTP, "delta: {path: /tmp/table}")):
+        code, output = check(tmp_path, text)
+        assert (code, "reads   orders from localhost:9876 as group g" in output) == (0, True), output
 
 
 def test_a_table_is_filled_on_spark(tmp_path: Path) -> None:
@@ -134,6 +216,15 @@ def test_a_table_is_filled_on_spark(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, ["validate", "-c", str(file)])
         assert told in done.output
         assert done.exit_code == (0 if told == "OK" else 78)
+
+
+def test_only_spark_merges(tmp_path: Path) -> None:
+    """A file whose table is merged runs on Spark; the daemon, which would append, refuses it."""
+    file = PARQUET.replace("parquet:", "delta:").replace("spark: {", "spark: {table: {merge: {key: key}}, ")
+    assert check(tmp_path, file)[0] == 0
+    done = CliRunner().invoke(main, ["validate", "-c", str(tmp_path / "one.yaml")])
+    assert (done.return_value or done.exit_code) == 78
+    assert ":10:17: spark.table.merge: is not for the daemon, whose sink.delta only appends" in done.output
 
 
 @pytest.mark.parametrize("written", ["DIR/c", "file:DIR/c", "file://DIR/c", "c", "./c", "DIR/x/../c", "../one/c"])

@@ -10,14 +10,13 @@ from deltalake import DeltaTable, Schema
 from structlog.testing import capture_logs
 
 from sidecar.config import Settings
-from sidecar.spark.run.pinned import latest_batch
 from sidecar.spark.run.tables.job import job_of
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.scenarios.exactly_once import new_topics
 from tests.support.delta import batch_of, numbered, sink
 from tests.support.kafka import Broker, produce
 from tests.support.process import free_ports, http_get
-from tests.support.spark.tables import SCHEMA, Kind, config, rows, tally
+from tests.support.spark.tables import SCHEMA, Kind, config, forget_commits, rows, tally
 from tests.support.workload import Workload
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def test_each_wanted_message_is_a_row_once(
     for made in (first, work.some(2_000), first[:300]):  # the last ones are known
         produce(kafka.bootstrap, topics[0], [message for _, message in made])
         events += fill(document)
-        _forget_commits(tmp_path / "checkpoint")
+        forget_commits(tmp_path / "checkpoint")
     table, aside = rows(tmp_path / "table"), rows(tmp_path / "table-rejects")
     assert tally(table + aside, work.expected).exact
     assert all(row["value"] is None or row["value"].startswith(b'{"number"') for row in table)
@@ -61,15 +60,6 @@ def test_each_wanted_message_is_a_row_once(
     assert sum(event["delivered"] for event in done) == len(table) + len(aside)
     assert sum(event["rows_rejected"] for event in done) == len(aside)
     assert not [event for event in events if event["event"] == "micro_batch.unbalanced"]
-
-
-def _forget_commits(checkpoint: Path) -> None:
-    """Let Spark think that the last micro-batch of each query was cut short, though the table has it."""
-    for query in ("table", "rejects"):
-        commits = checkpoint / query / "commits"
-        last = latest_batch(checkpoint / query, "commits")
-        for name in (f"{last}", f".{last}.crc"):
-            (commits / name).unlink()
 
 
 @pytest.mark.parametrize("partitions", [["date"], ["group_label", "date"]])

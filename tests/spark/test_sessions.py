@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -61,19 +62,34 @@ try:
     ingest(sys.argv[1], once=True)
 except ConfigError as error:
     print(error, "|", error.hint)
+
+import time
+from urllib.request import urlopen
+from sidecar.spark import listen
+listener = listen(spark, "127.0.0.1:0")
+query = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).load().writeStream.format("noop")
+query = query.queryName("rate").option("checkpointLocation", sys.argv[2]).start()
+told, deadline = "", time.monotonic() + 60
+while not any(f'rows_total{{query="rate"}} {n}.0' in told for n in (7, 14)) and time.monotonic() < deadline:
+    told = urlopen(listener.url + "/metrics").read().decode()
+    time.sleep(0.1)
+query.stop()
+listener.close()
+print(*(line for line in told.splitlines() if line.startswith("sidecar_query_rows_total")))
 """
 
 
-def test_ingest_over_spark_connect_is_refused(tmp_path: Path) -> None:
-    """In a session of Spark Connect the reason comes in plain words, with what to do, and nothing is written."""
+def test_a_session_of_spark_connect(tmp_path: Path) -> None:
+    """`ingest` is refused in plain words, with what to do, and writes nothing; `listen` tells rows."""
     config = write_config(tmp_path / "ingest.yaml", ingesting.config(tmp_path))
     env = {**os.environ, **write_defaults(tmp_path / "conf")}
-    command = [sys.executable, "-c", _CONNECT, str(config)]
+    command = [sys.executable, "-c", _CONNECT, str(config), str(tmp_path / "rate")]
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "the session is one of Spark Connect" in ran.stdout
     assert "sidecar.spark.read_stream" in ran.stdout
     assert not (tmp_path / "checkpoint").exists()
+    assert re.search(r'sidecar_query_rows_total{query="rate"} (7|14)\.0', ran.stdout), ran.stdout
 
 
 def test_ingest_in_a_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sidecar.spark import read, read_stream
-from sidecar.zone import SCHEMA, acknowledged, layout
+from sidecar.storage import Root
+from sidecar.zone import SCHEMA, acknowledged
 from sidecar.zone.retention import Retention
 from sidecar.zone.writer import ZoneFullError
 from tests.support.jars import ROOT
-from tests.support.landing import Sent, as_sent, batch, joined, message, part, writer
+from tests.support.landing import Sent, as_sent, batch, joined, message, part, segment_path, writer
 from tests.support.process import wait_until
+from tests.support.s3 import BUCKET, S3Server
 from tests.support.spark.cluster import Cluster
 from tests.support.spark.examples import example
 from tests.support.spark.session import environment
@@ -33,7 +35,12 @@ ROWS = [message(i) for i in range(60)]
 @pytest.fixture
 def zone(tmp_path: Path) -> Path:
     """60 messages: `a` has landed 40 of them, `b` took over and landed the last 15 of those again, and 20 more."""
-    root = tmp_path / "zone"
+    land(tmp_path / "zone")
+    return tmp_path / "zone"
+
+
+def land(root: Root) -> None:
+    """Land the messages of `zone`."""
     first, second = writer(root, "a"), writer(root, "b")
     for start in range(0, 40, 5):
         first.land(batch(start, 5))
@@ -41,7 +48,6 @@ def zone(tmp_path: Path) -> Path:
         second.land(batch(start, 7))
     first.close()
     second.close()
-    return root
 
 
 def sent(frame: DataFrame) -> list[Sent]:
@@ -230,7 +236,7 @@ def test_damage_ends_the_query_by_file_and_line(spark: SparkSession, zone: Path,
     gone.unlink()
     with pytest.raises(Exception, match=r"data/a/.*000000000003-paid-5.arrow is missing"):
         Sink(tmp_path / "file").start(read_stream(spark, zone))
-    path = layout.segment_path(zone, "a", 0)
+    path = segment_path(zone, "a", 0)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], lines[3].replace(b"orders", b"brders"), *lines[4:]]))
     with pytest.raises(Exception, match=r"line 4 of manifest/a/000000000000.log .*Restore"):
@@ -298,3 +304,15 @@ def test_the_example_of_the_documentation(
     assert "paid" in capsys.readouterr().out
     rows = spark.read.parquet(str(tmp_path / "table")).select("order.id", "order.amount", "day").collect()
     assert sorted((row.id, row.amount, str(row.day)) for row in rows) == [(i, 2.5, "2023-11-14") for i in range(20)]
+
+
+def test_a_zone_on_s3_is_read(spark: SparkSession, s3_port: int, tmp_path: Path) -> None:
+    """A batch and a stream read each row once from an object store, and the stream acknowledges there."""
+    url, sink = f"s3://{BUCKET}/zone", Sink(tmp_path)
+    with S3Server(tmp_path, 0.02, s3_port):
+        land(url)
+        assert sent(read(spark, url)) == ROWS
+        for _ in range(2):
+            sink.start(read_stream(spark, url, consumer="job", max_files=5))
+        assert sink.rows == ROWS
+        assert acknowledged(url)["job"] == {"a": 7, "b": 4}

@@ -20,8 +20,10 @@ from sidecar.core.intents import Intent
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Fragment, Header, TopicPartition
+from sidecar.storage import Root, storage_of
 from sidecar.zone import Entry, Tail, read
 from sidecar.zone.entry import PartitionId
+from sidecar.zone.layout import manifest_folder
 from sidecar.zone.retention import Retention
 from sidecar.zone.rows import SEPARATOR, RowFramer, pack
 from sidecar.zone.writer import Format, ZoneWriter
@@ -96,12 +98,17 @@ def joined(first: int = 0, tags: tuple[str | None, ...] = TAGS, *, group_of: str
     return Batch(1, "", [part(rows, "", groups=groups)])
 
 
-def writer(root: Path, name: str = "a", **options: Any) -> ZoneWriter:
+def writer(root: Root, name: str = "a", **options: Any) -> ZoneWriter:
     """A writer that removes nothing, unless the options say otherwise."""
     return ZoneWriter(root, name, **{"retention": KEEP, **options})
 
 
-def entries(root: Path, report: Callable[[str], None] = lambda text: None) -> list[Entry]:
+def segment_path(root: Path, name: str, seq: int) -> Path:
+    """The file with a line of a writer."""
+    return root / storage_of(root).lines(manifest_folder(name)).name(seq)
+
+
+def entries(root: Root, report: Callable[[str], None] = lambda text: None) -> list[Entry]:
     """All entries of a zone, writer after writer."""
     tail, found = Tail(root, report=report), list[Entry]()
     while polled := tail.poll(5):
@@ -109,12 +116,12 @@ def entries(root: Path, report: Callable[[str], None] = lambda text: None) -> li
     return sorted(found, key=lambda entry: (entry.writer, entry.seq))
 
 
-def arrived(root: Path, *, dedup: bool = True) -> list[Sent]:
+def arrived(root: Root, *, dedup: bool = True) -> list[Sent]:
     """What a reader gets, in the order of entries; with `dedup` it drops what an earlier entry has."""
     return list(map(as_sent, rows(root, dedup=dedup)))
 
 
-def rows(root: Path, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
+def rows(root: Root, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
     """The same with all columns."""
     owned: dict[PartitionId, BitMap64] = {}
     for entry in entries(root):

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
+import pyarrow as pa
 import sidecar_fastlane as fastlane
 
 from sidecar.config.model import Settings
@@ -29,6 +30,9 @@ from sidecar.runtime.build import build_parts
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.spark.query.offsets import Span
+from sidecar.spark.query.options import COLUMNS, Query
+from sidecar.spark.query.task import read_span
 from tests.support.kafka import Broker, produce, unique
 from tests.support.lane import client, lane_of
 from tests.support.lane_cases import IDS, ODD_SHARE, produce_odd, random_settings, strange
@@ -117,6 +121,28 @@ class Twins:
             self.tally.update(rows=len(framed), bytes=len(data), ids=len(ids), unframeable=len(odd))
 
 
+def compare_rows(settings: Settings, chance: random.Random, ends: Mapping[TopicPartition, int]) -> str:
+    """Read ranges as a query's task does, in C and in Python; the first mismatch."""
+    names = chance.sample(COLUMNS, chance.randint(1, len(COLUMNS)))
+    for tp, end in ends.items():
+        half = chance.randint(0, end)
+        for start, stop in ((0, half), (half, end)):
+            found = []
+            for lane in ("on", "off"):
+                kafka = settings.source.kafka.model_copy(update={"lane": lane})
+                source = settings.source.model_copy(update={"kafka_": kafka})
+                query = Query("kafka", settings.model_copy(update={"source": source}), tuple(names), 1, None)
+                assert query.settings.source.kafka.lane == lane
+                batches = list(read_span(query, Span(tp, "id", start, stop, is_first=True), None))
+                for batch in batches:
+                    batch.validate(full=True)
+                found.append(pa.Table.from_batches(batches).to_pylist() if batches else [])
+            if found[0] != found[1]:
+                pairs = [(one, other) for one, other in zip(*found, strict=False) if one != other]
+                return f"{tp}@{start}-{stop}: {len(found[0])} and {len(found[1])} rows, in C and in Python: {pairs[:1]}"
+    return ""
+
+
 def by_python(bootstrap: str, topic: str, ends: Mapping[int, int]) -> dict[TopicPartition, list[ck.Message]]:
     """All messages of a topic as the twin reads them."""
     found: dict[TopicPartition, list[ck.Message]] = defaultdict(list)
@@ -163,6 +189,9 @@ def compare(library: fastlane.Library, broker: Broker, count: int, seed: int) ->
             if chance.random() < CHANGES:
                 twins.change(change())
             twins.take(run, tapped=chance.random() < TAPPED)
+    ends = {tp: (some[-1].offset() or 0) + 1 for tp, some in messages.items()}
+    if mismatch := compare_rows(change(), chance, ends):
+        twins.mismatches.append(mismatch)
     broker.delete_topic(topic)
     return twins
 

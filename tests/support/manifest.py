@@ -13,10 +13,13 @@ from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share
+from sidecar.storage import storage_of
+from sidecar.storage.base import first_of
 from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, line_of
 from sidecar.zone.floor import Floor, write_floor
 from sidecar.zone.index import Wanted
-from sidecar.zone.layout import first_of, segment_path
+from sidecar.zone.layout import manifest_folder
+from tests.support.landing import segment_path
 
 Landed: TypeAlias = Mapping[PartitionId, Iterable[int]]
 Row: TypeAlias = tuple[PartitionId, int]
@@ -50,10 +53,11 @@ class Lines:
 
     def remove(self, writer: str, seq: int) -> None:
         """Retention takes data up to a number, and the segments that end before it."""
-        first = first_of(seq + 1)
-        for old in {first_of(number) for number in range(first)}:
-            segment_path(self.root, writer, old).unlink(missing_ok=True)
-        write_floor(self.root, writer, Floor(seq, 0, first))
+        zone = storage_of(self.root)
+        log = zone.lines(manifest_folder(writer))
+        first = first_of(log, seq + 1)
+        log.remove(range(0, first, log.segment_lines))
+        write_floor(zone, writer, Floor(seq, 0, first))
 
     def rows(self, groups: Collection[str] | None = None) -> set[Row]:
         """All that was ever landed, each once."""

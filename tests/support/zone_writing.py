@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.zone import layout, retention, tail
+from sidecar.storage import local
+from sidecar.zone import retention
 from sidecar.zone.writer import Format
 from tests.support.landing import (
     Sent,
@@ -32,5 +33,5 @@ def data_files(root: Path) -> list[str]:
 
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of four lines."""
-    for module in (layout, tail, retention):
-        monkeypatch.setattr(module, "SEGMENT_LINES", 4)
+    monkeypatch.setattr(local, "SEGMENT_LINES", 4)
+    monkeypatch.setattr(retention, "LINES_MIN", 4)

@@ -150,6 +150,19 @@ def test_the_jobs_on_spark_are_configured(tmp_path: Path) -> None:
     assert run.source.group_id != lake.source.group_id
 
 
+def test_the_jobs_on_spark_have_health_checks_and_time(tmp_path: Path) -> None:
+    """Each is asked where it answers, and killed only after a drain; the ingest job has the image's check."""
+    file = tmp_path / "run.yaml"
+    file.write_text(COMPOSE["configs"]["spark-run"]["content"])
+    run, services = load(file), COMPOSE["services"]
+    assert f"http://{run.admin.listen}/livez" in services["spark-run"]["healthcheck"]["test"][-1]
+    assert services["spark-run"]["healthcheck"]["test"][:3] == ["CMD", "python", "-c"]
+    assert "healthcheck" not in services["spark-ingest"]
+    assert "listen" not in COMPOSE["configs"]["sidecar-lake"]["content"], "the image's check asks the default"
+    for name in ("spark-run", "spark-ingest"):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) >= run.drain_timeout_ms / 1000 + 10
+
+
 def uses(value: object) -> set[str]:
     """The variables that anything in it names."""
     return set(USED.findall(json.dumps(value))) & VARIABLES.keys()

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from sidecar.config.base import Bool, Secret, Text, TlsFiles, matching, problem
-from sidecar.config.marks import Kind
+from sidecar.config.marks import Kind, OnSpark
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.units import Duration
 
@@ -51,6 +51,8 @@ def _client(value: Any) -> Any:
     return value
 
 
+_OF_OTHER_CLIENTS = OnSpark("refused, as its client is")
+_SECRET = OnSpark("applies; the driver reads it, and it travels with the query")
 _RocketMqServers: TypeAlias = Annotated[str, Kind("text or list"), BeforeValidator(_rocketmq_servers), SERVERS_SCHEMA]
 
 
@@ -65,12 +67,16 @@ class RocketMqTls(TlsFiles):
 class RocketMqSource(SourceSettings):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    client: Annotated[Literal["remoting", "grpc", "native"], BeforeValidator(_client)] = Field(
+    client: Annotated[
+        Literal["remoting", "grpc", "native"],
+        BeforeValidator(_client),
+        OnSpark("`remoting` applies; the others are refused: their messages have no offsets that last"),
+    ] = Field(
         default="remoting",
         description="Protocol to the brokers: `remoting` for 4.x and 5.x, `grpc` for 5.x behind a proxy, `native` "
         "through librocketmq.",
     )
-    native_path: Text | None = Field(
+    native_path: Annotated[Text | None, _OF_OTHER_CLIENTS] = Field(
         default=None,
         validate_default=True,
         description="With `native`: the folder that `sidecar native FOLDER` filled.",
@@ -80,47 +86,51 @@ class RocketMqSource(SourceSettings):
         validate_default=True,
         description="Name servers as `HOST:PORT`, in a list or separated by commas. Not with `grpc`.",
     )
-    endpoints: _RocketMqServers | None = Field(
+    endpoints: Annotated[_RocketMqServers | None, _OF_OTHER_CLIENTS] = Field(
         default=None,
         validate_default=True,
         description="With `grpc`: proxies as `HOST:PORT`, in a list or separated by commas.",
     )
-    group: Annotated[Text, AfterValidator(_group)] = Field(
+    group: Annotated[Text, AfterValidator(_group), OnSpark("applies; it is in the names of parts; pinned")] = Field(
         description="Consumer group. Processes in the same group share the queues."
     )
-    topics: Annotated[list[Annotated[Text, AfterValidator(_rocketmq_topic)]], AfterValidator(unique_topics)] = Field(
-        min_length=1, description="Topic names. The group's retry topic is always read too."
-    )
-    sql: Text | None = Field(
+    topics: Annotated[
+        list[Annotated[Text, AfterValidator(_rocketmq_topic)]],
+        AfterValidator(unique_topics),
+        OnSpark("applies, with the group's retry topic"),
+    ] = Field(min_length=1, description="Topic names. The group's retry topic is always read too.")
+    sql: Annotated[Text | None, OnSpark("applies; pinned")] = Field(
         default=None,
         description="SQL92 expression over properties. Brokers filter by it instead of by `tags.subscribe`.",
     )
-    start: Start = Field(
+    start: Annotated[Start, OnSpark("applies, for a new checkpoint whose group never committed")] = Field(
         default="earliest",
         description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
     )
-    start_timeout_ms: Annotated[int, Duration("100ms", "1d")] = Field(
+    start_timeout_ms: Annotated[int, Duration("100ms", "1d"), OnSpark("applies, on the driver")] = Field(
         default=30_000,
         alias="start_timeout",
         description="How long startup waits for unreachable servers or a missing topic before it exits with 69. "
         "Later outages are waited out.",
     )
-    share: Literal["average", "consistent_hash"] = Field(
+    share: Annotated[
+        Literal["average", "consistent_hash"], OnSpark("ignored: each queue is read by a task of its own")
+    ] = Field(
         default="average", description="How the members of the group share the queues. All members need the same value."
     )
     namespace: Annotated[Text, AfterValidator(matching(_NAME, _NAME_COMPLAINT))] | None = Field(
         default=None, description="Prefix of topic and group names, as `NAMESPACE%NAME`."
     )
     access_key: Text | None = Field(default=None, description="User that signs the requests (ACL 1.0 and 2.0).")
-    secret_key: Secret | None = Field(
+    secret_key: Annotated[Secret | None, _SECRET] = Field(
         default=None,
         validate_default=True,
         description="Key that signs the requests; `file:PATH` reads it from a file.",
     )
-    security_token: Secret | None = Field(
+    security_token: Annotated[Secret | None, _SECRET] = Field(
         default=None, description="Token that belongs to temporary keys; `file:PATH` reads it from a file."
     )
-    tls: RocketMqTls | None = Field(
+    tls: Annotated[RocketMqTls | None, OnSpark("applies; the files must be on every executor")] = Field(
         default=None, description="Encrypts all connections; `{}` trusts the system's certificates."
     )
 

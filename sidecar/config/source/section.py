@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from sidecar.config.base import OneOf
-from sidecar.config.marks import NotOnSpark
 from sidecar.config.source.base import SourceSettings
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource
@@ -17,15 +14,18 @@ class Source(OneOf):
     """Where messages come from."""
 
     kafka_: KafkaSource | None = Field(default=None, alias="kafka", description="A Kafka cluster.")
-    rocketmq: Annotated[RocketMqSource | None, NotOnSpark("Spark has no connector for it")] = Field(
-        default=None, description="A RocketMQ cluster, 4.x or 5.x."
-    )
+    rocketmq: RocketMqSource | None = Field(default=None, description="A RocketMQ cluster, 4.x or 5.x.")
 
     @property
     def kafka(self) -> KafkaSource:
         """The Kafka section, for code that serves no other source."""
         assert self.kafka_ is not None
         return self.kafka_
+
+    @property
+    def start(self) -> str | int:
+        """Where a new group starts: ``earliest``, ``latest``, or milliseconds since the epoch."""
+        return self.kafka.start if self.rocketmq is None else self.rocketmq.start
 
     @property
     def group_id(self) -> str:

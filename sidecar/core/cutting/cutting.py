@@ -6,6 +6,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from sidecar.core.batching import Limits, held_bytes
 from sidecar.core.cutting.memory import Memory
@@ -16,10 +17,12 @@ from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Part
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, TopicPartition
 
-LANE_BYTES, UNIT_BYTES = 750, 450
-"""Memory of a lane with open messages, without its rows, and of a unit, without its lanes; measured."""
+LANE_BYTES, UNIT_BYTES = 900, 450
+"""Memory of a lane with open messages, without its rows, and of a unit, without its lanes; by RSS."""
 LANE_IDS_BYTES = 120
 """Memory of the array of a lane's message ids, without the ids; measured."""
+READ_MS = 5
+"""With a short `linger_ms`, messages are read this often."""
 PART_HEADER_BYTES = 64
 """Size of a part's entry in the header, without the names of topic and queue."""
 
@@ -198,13 +201,24 @@ class Cutter:
 
     # Cutting
 
+    def patience_ms(self, now_ms: float) -> float:
+        """How long nothing need be read or cut: until open messages are due, and for a quarter of `linger_ms`."""
+        due_ms = self._lingering[0][0] - now_ms if self._lingering else inf
+        return min(due_ms, max(READ_MS, self._rules.linger_ms / 4))
+
     def step(
-        self, now_ms: float, pressure: str, wide: Iterable[Partition], leaving: Collection[TopicPartition]
+        self,
+        now_ms: float,
+        ahead_ms: float,
+        pressure: str,
+        wide: Iterable[Partition],
+        leaving: Collection[TopicPartition],
     ) -> Iterator[list[Part]]:
         """Cut due units, batch by batch: each cut depends on what is outstanding by then.
 
         Args:
             now_ms: Monotonic time.
+            ahead_ms: For how long nothing can be cut after a cut: what falls due by then is cut too, not late.
             pressure: The reason to cut everything that is open; empty if there is none.
             wide: Partitions with more than half of `span_max` between watermark and position.
             leaving: Partitions in which nothing may stay open.
@@ -212,11 +226,7 @@ class Cutter:
         Yields:
             The parts of a batch; they must be outstanding before the next batch is requested.
         """
-        while self._lingering and self._lingering[0][0] <= now_ms:
-            key = heapq.heappop(self._lingering)[2]
-            unit = self._units.get(key)
-            if unit is not None and unit.since_ms + self._rules.linger_ms <= now_ms:
-                self._due.setdefault(key, "linger")
+        self._end_lingering(now_ms)
         if pressure:
             for key in self._units:
                 self._hurry(key, pressure)
@@ -225,6 +235,22 @@ class Cutter:
         for key, unit in self._units.items() if leaving else ():
             if any(tp in leaving for tp, _ in unit.lanes):
                 self._hurry(key, "handover")
+        has_cut = False
+        for parts in self._cut_due(now_ms):
+            has_cut = True
+            yield parts
+        if has_cut:
+            self._end_lingering(now_ms + ahead_ms)
+            yield from self._cut_due(now_ms)
+
+    def _end_lingering(self, until_ms: float) -> None:
+        while self._lingering and self._lingering[0][0] <= until_ms:
+            key = heapq.heappop(self._lingering)[2]
+            unit = self._units.get(key)
+            if unit is not None and unit.since_ms + self._rules.linger_ms <= until_ms:
+                self._due.setdefault(key, "linger")
+
+    def _cut_due(self, now_ms: float) -> Iterator[list[Part]]:
         # Round robin, one batch for each group: a group that is far behind must not take all senders.
         work = deque(self._due)
         while work and self._groups.healthy < self._ahead_max:

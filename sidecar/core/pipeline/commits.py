@@ -31,6 +31,8 @@ class Commits:
     """
 
     def __init__(self, owned: Ownerships, identities: Identities) -> None:
+        self.begun_ms = 0.0
+        """When the last commit began."""
         self._owned = owned
         self._identities = identities
         self._dirty: dict[TopicPartition, float] = {}
@@ -90,6 +92,7 @@ class Commits:
         if not items:
             return None
         spacing_ms = DUE_SPACING_MS * len(items) if any(item.tp.delayed for item in items) else COMMIT_SPACING_MS
+        self.begun_ms = now_ms
         self._next_at_ms = now_ms + min(COMMIT_SPACING_MS, spacing_ms)
         return Commit(items)
 

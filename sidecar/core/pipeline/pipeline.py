@@ -26,7 +26,7 @@ from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition_state import PartitionState
-from sidecar.core.pipeline.commits import Commits
+from sidecar.core.pipeline.commits import COMMIT_SPACING_MS, Commits
 from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.origins import Origins
 from sidecar.core.pipeline.puts import Puts
@@ -285,7 +285,7 @@ class Pipeline:
         wide = [] if self.idle else self.gate.wide()
         if self.commits.may_begin(now_ms):  # until then, open messages wait for no less than their part would
             leaving = self.partitions.keys() if self.orders.resting else self.orders.leaving
-            for parts in self.cutter.step(now_ms, self.gate.pressure(), wide, leaving):
+            for parts in self.cutter.step(now_ms, COMMIT_SPACING_MS, self.gate.pressure(), wide, leaving):
                 self.delivery.cut(parts)
                 for part in parts:
                     self.commits.touch(part.tp, now_ms)

@@ -35,6 +35,7 @@ from sidecar.ops.snapshot import (
 from sidecar.runtime.build import known_groups
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker
+from sidecar.sinks.base import Maintains
 from sidecar.state.interface import State
 from sidecar.version import version
 
@@ -183,7 +184,7 @@ class StatusKeeper:
         ]
 
     def _activity(self, pipeline: Pipeline) -> Activity:
-        record = self._supervisor.record
+        record, sink = self._supervisor.record, self._supervisor.senders.sink
         return Activity(
             batches=pipeline.delivery.outbox.ended.counts(),
             sends=pipeline.delivery.sends.counts(),
@@ -194,6 +195,7 @@ class StatusKeeper:
             snapshots=dict(record.snapshots),
             ledger=_NO_TRANSACTIONS | self._ledger.transactions if self._ledger else {},
             twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
+            maintenance=dict(sink.maintained) if isinstance(sink, Maintains) else {},
             send_seconds=record.send_seconds.read(),
             commit_seconds=record.commits.seconds.read(),
             delivered=pipeline.delivery.delivered.read(),

@@ -235,7 +235,7 @@ def _partitions(now: StatusSnapshot) -> str:
     columns = [Column(name.replace("_", " ")) for name in ("partition", "lag", "watermark", "position", *BOOKS)]
     rows = [
         (
-            f"{status.topic}:{_queue(status)}",
+            f"{f'{status.query}: ' if status.query else ''}{status.topic}:{_queue(status)}",
             *(number(getattr(status, name)) for name in ("lag", "watermark", "position", *BOOKS)),
         )
         for status in ranked[:ROWS_MAX]

@@ -22,7 +22,7 @@ from sidecar.sources.kafka.topics import MadeAgain
 from sidecar.sources.troubles import Troubles
 
 CHUNK_MESSAGES = 500
-BUSY_WAIT_S = 0.005
+BUSY_WAIT_S, IDLE_WAIT_S = 0.005, 0.05
 
 
 class Client:
@@ -49,6 +49,7 @@ class Client:
         self._queue_bytes = queue_bytes
         self._chunk = CHUNK_MESSAGES
         self.has_more = False
+        self._commit_ended = False
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
 
     def open(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
@@ -67,7 +68,11 @@ class Client:
             if error.code() != KafkaError._ALL_BROKERS_DOWN:
                 troubles.put("client", text_of(error))
 
-        callbacks = {"error_cb": self.safely(on_error), "on_commit": self.safely(on_commit)}
+        def on_end(*ended: Any) -> None:
+            self._commit_ended = True
+            on_commit(*ended)
+
+        callbacks = {"error_cb": self.safely(on_error), "on_commit": self.safely(on_end)}
         config = self._config | {"logger": self.made_again} | callbacks
 
         def make(more: dict[str, Any]) -> ck.Consumer:
@@ -101,14 +106,20 @@ class Client:
         # A waiting call returns everything that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8
         # MB. The lane bounds a call by bytes, and waits for them no longer than they take to come.
         waits = self.has_more or (self.lane is not None and timeout_s <= BUSY_WAIT_S)
-        if not waits:
+        is_idle = not waits and timeout_s >= IDLE_WAIT_S  # then the first message ends the wait
+        if not waits and not is_idle:
             time.sleep(timeout_s)
         wait_s = min(timeout_s, BUSY_WAIT_S) if waits else 0
         if self.lane is not None:
+            self._commit_ended = False
             strayed = self._strayed()
-            found, self.has_more = self.lane.read(wait_s)
+            if self._commit_ended:  # batches wait for it
+                is_idle, wait_s = False, 0
+            came = is_idle and bool(self.lane.read(timeout_s, 1)[0])
+            found, self.has_more = self.lane.read(wait_s, more=came)
             return [*strayed, *found]
-        messages = self.consumer.consume(self._chunk, wait_s)
+        first = self.consumer.consume(1, timeout_s) if is_idle else []
+        messages = first + self.consumer.consume(self._chunk - len(first), wait_s)
         self.has_more = len(messages) == self._chunk
         if messages:
             # One call may return 500 messages of 1 MB each: request fewer if messages are large.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import TopicPartition
@@ -198,7 +199,15 @@ class Partitions:
         ):
             if these:
                 change([ck.TopicPartition(*tp[:2]) for tp in these])
+        self._fetch_at_once(self._paused - wanted)
         self._paused = wanted
+
+    def _fetch_at_once(self, resumed: Collection[TopicPartition]) -> None:
+        """Wake the client's thread that fetches: a resumed partition waits for its next turn, up to a second."""
+        for found in self._consumer.position([ck.TopicPartition(*tp[:2]) for tp in resumed]):
+            if found.offset >= 0:
+                with contextlib.suppress(KafkaException):  # it was not being read yet
+                    self._consumer.seek(found)
 
     def end(self, tp: TopicPartition) -> int | None:
         """The offset of the partition's next message, if known without a request."""

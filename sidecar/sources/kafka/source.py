@@ -14,7 +14,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import Listener, ReadPast
-from sidecar.sources.kafka.client import Client
+from sidecar.sources.kafka.client import IDLE_WAIT_S, Client
 from sidecar.sources.kafka.columns import Failed, KafkaColumns
 from sidecar.sources.kafka.commits import Commits
 from sidecar.sources.kafka.config import client_config
@@ -49,7 +49,7 @@ class KafkaSource:
 
     name = "Kafka"
     metadata_characters = METADATA_CHARACTERS
-    idle_poll_s = 0.05
+    idle_poll_s = IDLE_WAIT_S
 
     @property
     def is_emptied(self) -> bool:

@@ -18,8 +18,11 @@ from sidecar.spark.ingest.lag import Lag
 from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
 from sidecar.spark.ingest.supported import consumer_of
 from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.keys import table_layout
 from sidecar.spark.table.targets import Target
+from sidecar.storage import StorageError, storage_of
 from sidecar.zone import Tail
+from sidecar.zone.layout import MANIFEST
 from sidecar.zone.table import PARTITIONED_BY, ROW
 
 if TYPE_CHECKING:
@@ -51,9 +54,11 @@ class SparkIngest:
         table = settings.spark.table
         self._settings = settings
         self._spark, self._zone = settings.spark, settings.sink.spark.landing
+        partitioned_by = PARTITIONED_BY if table.merge is None else ()
         self._rules = TableRules(
-            settings.spark.table.path, table.format, table.schema_, table.every_ms, partitioned_by=PARTITIONED_BY
-        )
+            settings.spark.table.path, table.format, table.schema_, table.every_ms, partitioned_by=partitioned_by,
+            layout=table_layout(settings), merge=table.merge,
+        )  # fmt: skip
         self._stop_asked = stop_asked
         self._once = once
         self._look_at_s = 0.0
@@ -64,17 +69,18 @@ class SparkIngest:
         Raises:
             SidecarError: A problem that needs a person.
         """
+        _open(self._zone)
         filling = Filling(self._rules, self._spark.checkpoint, once=self._once)
         with ExitStack() as stack:
             consumer = self._consumer(filling.targets[0])
             progress = IngestProgress(self._settings.source.group_id, Lag(self._zone, consumer))
             if self._settings.admin.listen:
-                stack.callback(_serve_metrics(self._settings.admin.listen, progress).close)
+                stack.callback(_serve_metrics(self._settings.admin.listen, progress, filling.maintained).close)
             open_probes(stack, self._settings.admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
             filling.check(session)
             self._start(stack, session, filling)
-            log.info("ingest.started", table=self._rules.path, zone=str(self._zone), format=self._rules.format)
+            log.info("ingest.started", table=self._rules.path, zone=self._zone, format=self._rules.format)
             with driver.serving(progress, self._stop_asked):
                 filling.await_end(progress, self._stop_asked, lambda: self._look(progress), self._draining)
             log.info("ingest.stopped")
@@ -117,9 +123,23 @@ class SparkIngest:
         return timeout_s
 
 
-def _serve_metrics(listen: Address, progress: IngestProgress) -> AdminServer:
+def _open(zone: str) -> None:
+    """Ask an object store once, before Spark starts: its error has the right exit code here.
+
+    Raises:
+        SidecarError: It cannot be used.
+    """
+    try:
+        storage_of(zone).folders(MANIFEST)
+    except StorageError as error:
+        raise error.told from error
+    except OSError:
+        return  # of a folder: the query reports it
+
+
+def _serve_metrics(listen: Address, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]) -> AdminServer:
     """Serve at the configured address, or at a free port if the daemon of the same file uses that."""
-    metrics = IngestMetrics(progress)
+    metrics = IngestMetrics(progress, maintained)
     try:
         server = AdminServer(listen, progress.latest, metrics)
         server.open()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from sidecar.errors import ZoneError
+from sidecar.storage import Root
 from sidecar.zone import Tail, acknowledged
 
 
@@ -26,7 +26,7 @@ class Lag:
         consumer: The consumer whose acknowledgements are the beginning.
     """
 
-    def __init__(self, root: Path, consumer: str) -> None:
+    def __init__(self, root: Root, consumer: str) -> None:
         self._root = root
         self._consumer = consumer
         self._tail: Tail | None = None

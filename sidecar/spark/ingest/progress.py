@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sidecar.core.histogram import Distribution, Histogram
 from sidecar.ops.health import Problem
-from sidecar.ops.metrics import Metrics
+from sidecar.ops.metrics import Metrics, maintenance
 from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.ingest.lag import Behind, Lag
+from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS, MicroBatches
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.spark.table.metrics import table_counters
@@ -43,6 +45,7 @@ class IngestProgress:
         self._read: dict[str, int] = {}
         self.totals: Counter[str] = Counter()
         self.behind: Behind | None = None
+        self._seconds = Histogram(MICRO_BATCH_BOUNDS)
         self._problem = ""
         self._live = True
 
@@ -57,6 +60,7 @@ class IngestProgress:
         self._read |= {writer: int(seq) for writer, seq in offsets_in(report["sources"][0].get("endOffset")).items()}
         read, written = (observed_rows(report, name) or 0 for name in (READ, WRITTEN))
         self.totals.update(rows_read=read, rows_written=written, rows_rejected=read - written, micro_batches=1)
+        self._seconds.observe(seconds(report))
         self.look()
         log.info(
             "ingest.committed", batch=self._last, rows_read=read, rows_written=written, rows_rejected=read - written,
@@ -67,6 +71,10 @@ class IngestProgress:
     def look(self) -> None:
         """Update the data that is left to read."""
         self.behind = self._lag.behind(self._read)
+
+    def micro_batches(self) -> Mapping[str, Distribution]:
+        """Durations of micro-batches."""
+        return {"": self._seconds.read()}
 
     def ended(self, problem: str = "") -> None:
         """Record that the queries have ended."""
@@ -89,21 +97,25 @@ class IngestMetrics(Metrics):
 
     Args:
         progress: Read once per scrape.
+        maintained: Maintenance by operation and result; the keys do not change.
     """
 
-    def __init__(self, progress: IngestProgress) -> None:
+    def __init__(self, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_IngestCollector(progress))
+        self._registry.register(_IngestCollector(progress, maintained))
+        self._registry.register(MicroBatches(progress.micro_batches))
         ProcessCollector(registry=self._registry)
 
 
 class _IngestCollector(Collector):
-    def __init__(self, progress: IngestProgress) -> None:
+    def __init__(self, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]) -> None:
         self._progress = progress
+        self._maintained = maintained
 
     def collect(self) -> Iterator[Metric]:
         """Every metric."""
         yield from table_counters(self._progress.totals)
+        yield from maintenance(self._maintained)
         behind = self._progress.behind
         if behind is not None:
             yield GaugeMetricFamily("sidecar_ingest_lag_rows", "Rows in the zone that are not read.", value=behind.rows)

@@ -9,6 +9,7 @@ from pathlib import Path
 from sidecar.config.file.document import KeyPath
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
+from sidecar.spark.table.keys import refused_keys
 from sidecar.spark.table.targets import Target
 from sidecar.zone.layout import safe
 
@@ -45,3 +46,5 @@ def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
         yield ("spark", "table"), "is missing: it is the table to fill"
     elif settings.spark.table.path is None:
         yield ("spark", "table", "path"), "is missing: it is the folder of the table to fill"
+    else:
+        yield from refused_keys(settings, settings.spark.table.format, settings.spark.table.path)

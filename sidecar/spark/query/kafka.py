@@ -1,27 +1,13 @@
-"""Kafka for a query: bounds of its logs for the driver, columns of messages for a task. Decides nothing."""
+"""Columns of Kafka's messages for a query. Decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cached_property
-from typing import TypeVar
+from collections.abc import Sequence
 
-import confluent_kafka as ck
-from confluent_kafka import KafkaError, Message
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Message
 
-from sidecar.config.source.kafka import KafkaSource
-from sidecar.core.records import Header, TopicPartition
-from sidecar.errors import UnavailableError
+from sidecar.core.records import Header
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.start.offsets import Offsets, is_meant
-from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
-from sidecar.spark.query.offsets import Bounds
-from sidecar.spark.ranges.broker import REQUEST_S, await_cluster, known_bounds, outsider, unreachable
-
-T = TypeVar("T")
 
 
 class QueryColumns(KafkaColumns):
@@ -36,66 +22,3 @@ class QueryColumns(KafkaColumns):
         if messages is not self._messages:
             self._messages, self._headers = messages, list(super().headers(messages))
         return self._headers
-
-
-class KafkaLogs:
-    """The logs of a source. Nothing is open before the first request.
-
-    Args:
-        kafka: The source.
-    """
-
-    def __init__(self, kafka: KafkaSource) -> None:
-        self._kafka = kafka
-        self._stack = ExitStack()
-
-    def bounds(self) -> Mapping[TopicPartition, Bounds]:
-        """See `Logs`."""
-        return self._ask(lambda offsets: known_bounds(offsets, self._kafka))
-
-    def at_time(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> Mapping[TopicPartition, int]:
-        """See `Logs`."""
-
-        def times(offsets: Offsets) -> dict[TopicPartition, int]:
-            found = {tp: offsets.at_time(tp, at_ms) for tp in bounds}
-            return {tp: bounds[tp].high if offset is None else offset for tp, offset in found.items()}
-
-        return self._ask(times)
-
-    def topic_ids(self, topics: list[str]) -> Mapping[str, str]:
-        """See `Logs`."""
-        ids: dict[str, str] = {}
-        for topic, answer in self._ids.find(topics, TIMEOUT_S).items():
-            if isinstance(answer, KafkaError):
-                raise UnavailableError(f"the broker does not report the id of {topic}: {answer.str()}")
-            ids[topic] = answer
-        return ids
-
-    def is_read(self, topic: str) -> bool:
-        """See `Logs`."""
-        return any(is_meant(pattern, topic) for pattern in self._kafka.topics)
-
-    @cached_property
-    def _cluster_id(self) -> str:
-        return await_cluster(self._kafka)
-
-    @cached_property
-    def _ids(self) -> TopicIds:
-        return TopicIds(AdminClient(client_config(self._kafka)), self._cluster_id, MadeAgain())
-
-    @cached_property
-    def _consumer(self) -> ck.Consumer:
-        return self._stack.enter_context(outsider(self._kafka))
-
-    def _ask(self, question: Callable[[Offsets], T]) -> T:
-        assert self._cluster_id is not None  # it is awaited once: until then, brokers may start and topics be missing
-        offsets = Offsets(self._consumer)
-        offsets.within(REQUEST_S)
-        try:
-            return question(offsets)
-        except ck.KafkaException as error:
-            raise unreachable(self._kafka, error) from error
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._stack.close()

@@ -7,59 +7,17 @@ has become of the logs, and no file is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
-from urllib.parse import unquote
+from typing import Any, TypeAlias
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
+from sidecar.spark.ranges.logs import Bounds, Logs, by_partition, by_topic, firsts_of
 from sidecar.spark.ranges.planning import ends_of, lost
 
 Offsets: TypeAlias = dict[str, Any]
 ANEW = "begin anew with another checkpoint"
-
-
-class Bounds(Protocol):
-    """Bounds of a log."""
-
-    @property
-    def low(self) -> int:
-        """Its first offset."""
-        ...
-
-    @property
-    def high(self) -> int:
-        """The offset of its next message."""
-        ...
-
-
-class Logs(Protocol):
-    """Asks a cluster about the logs that are read."""
-
-    def bounds(self) -> Mapping[TopicPartition, Bounds]:
-        """The bounds of all logs.
-
-        Raises:
-            SidecarError: The cluster does not answer, refuses, or lacks a topic.
-        """
-        ...
-
-    def at_time(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> Mapping[TopicPartition, int]:
-        """The first offset of each log that is not older; its end if there is none."""
-        ...
-
-    def topic_ids(self, topics: list[str]) -> Mapping[str, str]:
-        """The id of each topic; empty where the cluster has none."""
-        ...
-
-    def is_read(self, topic: str) -> bool:
-        """Whether the options name this topic."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +46,7 @@ def begin(logs: Logs, start: str | int) -> Offsets:
         logs: The logs.
         start: ``earliest``, ``latest``, or milliseconds since the epoch.
     """
-    bounds = logs.bounds()
-    if isinstance(start, int):
-        firsts = dict(logs.at_time(bounds, start))
-    else:
-        firsts = {tp: found.low if start == "earliest" else found.high for tp, found in bounds.items()}
-    return _offsets({}, firsts, {})
+    return _offsets({}, firsts_of(logs, logs.bounds(), start), {})
 
 
 def latest(bounds: Mapping[TopicPartition, Bounds]) -> Offsets:
@@ -113,7 +66,7 @@ def advance(logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicP
     Raises:
         StateError: A topic or partition is gone, was created again, or ends below the offset up to which it was read.
     """
-    known = dict(_places(start["next"]))
+    known = by_partition(start["next"])
     ids = logs.topic_ids(sorted({tp.topic for tp in bounds}))
     for tp, offset in known.items():
         if not logs.is_read(tp.topic):
@@ -122,7 +75,7 @@ def advance(logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicP
             raise StateError(f"{why}; restore it or access to it, or {ANEW}")
         if ids.get(tp.topic, "") != start["ids"].get(tp.topic, ""):
             raise StateError(f"{tp.topic} was deleted and created again: {ANEW}")
-    firsts = dict(_places(start["from"]))
+    firsts = by_partition(start["from"])
     begun = {tp: known.get(tp, firsts.get(tp, found.low)) for tp, found in bounds.items()}
     ends = ends_of(begun, {tp: max(found.high, begun[tp]) for tp, found in bounds.items()}, most)
     if ends == known:
@@ -132,9 +85,9 @@ def advance(logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicP
 
 def spans(start: Offsets, end: Offsets) -> list[Span]:
     """The ranges of a micro-batch, of partitions with new offsets."""
-    known, firsts, ids = dict(_places(start["next"])), dict(_places(end["from"])), end["ids"]
+    known, firsts, ids = by_partition(start["next"]), by_partition(end["from"]), end["ids"]
     found: list[Span] = []
-    for tp, last in _places(end["next"]):
+    for tp, last in by_partition(end["next"]).items():
         begun = known.get(tp, firsts[tp])
         if last > begun:
             found.append(Span(tp, ids.get(tp.topic, ""), begun, last, is_first=begun == firsts[tp]))
@@ -144,18 +97,4 @@ def spans(start: Offsets, end: Offsets) -> list[Span]:
 def _offsets(
     ends: Mapping[TopicPartition, int], firsts: Mapping[TopicPartition, int], ids: Mapping[str, str]
 ) -> Offsets:
-    return {"next": _json(ends), "from": _json(firsts), "ids": dict(sorted(ids.items()))}
-
-
-def _json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for tp, offset in sorted(offsets.items()):
-        found.setdefault(tp.topic, {})[tp.queue] = offset
-    return found
-
-
-def _places(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[TopicPartition, int]]:
-    for topic, by_queue in offsets.items():
-        for queue, offset in by_queue.items():
-            broker, _, partition = queue.rpartition(":")
-            yield TopicPartition(topic, int(partition), unquote(broker)), offset
+    return {"next": by_topic(ends), "from": by_topic(firsts), "ids": dict(sorted(ids.items()))}

@@ -55,8 +55,7 @@ class Query:
     @property
     def start(self) -> str | int:
         """Where a new query starts: ``earliest``, ``latest``, or milliseconds since the epoch."""
-        source = self.settings.source
-        return source.kafka.start if source.rocketmq is None else source.rocketmq.start
+        return self.settings.source.start
 
     @property
     def ddl(self) -> str:

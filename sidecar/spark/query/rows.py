@@ -22,7 +22,7 @@ ROWS_MAX = 10_000
 """Rows of a record batch, as in Spark."""
 BATCH_BYTES = 16 << 20
 """A record batch ends with the chunk that reaches this many bytes."""
-_MS_MAX = (1 << 63) // 1000
+MS_MAX = (1 << 63) // 1000
 _NAME, _VALUE = itemgetter(0), itemgetter(1)
 _Read = Callable[[TopicPartition, Kept], pa.Array]
 
@@ -55,7 +55,7 @@ class Rows:
             "headers": lambda tp, kept: self._headers(kept),
         }
         self._readers = [readers[name] for name in names]
-        self._schema = pa.schema([_field(name) for name in names])
+        self._schema = pa.schema([field_of(name) for name in names])
 
     def batches(self, tp: TopicPartition, found: Iterable[Kept]) -> Iterator[pa.RecordBatch]:
         """All messages as record batches of about `ROWS_MAX` rows."""
@@ -107,9 +107,10 @@ def _times(times_ms: Iterable[int | None]) -> pa.Array:
     try:
         return pa.array(found, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
     except (pa.ArrowInvalid, OverflowError):
-        fit = [None if at_ms is None or abs(at_ms) >= _MS_MAX else at_ms for at_ms in found]
+        fit = [None if at_ms is None or abs(at_ms) >= MS_MAX else at_ms for at_ms in found]
         return pa.array(fit, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
 
 
-def _field(name: str) -> pa.Field[Any]:
+def field_of(name: str) -> pa.Field[Any]:
+    """A column's name and type."""
     return pa.field("broker", pa.string()) if name == "broker" else SCHEMA.field(name)

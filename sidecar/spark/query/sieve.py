@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from sidecar.config.model import Settings
+from sidecar.core.books import Books
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import id_reader
 from sidecar.core.messages.tags import UNTAGGED
@@ -43,18 +44,23 @@ class Sieve:
         self._ids = id_reader(dedup.field, dedup.as_, columns) if dedup.field else None
         self.window = RotatingSet(dedup.capacity) if dedup.field else None
         """The ids of the messages so far; None if positions are the ids: a range has each once."""
+        self.books = Books()
+        """What became of the messages so far; those that are kept are in flight."""
         self._wants_all = self.groups[None] == UNTAGGED and tags.subscribe.strip() == "*" and not tags.exclude
 
     def take(self, tp: TopicPartition, messages: Sequence[Message]) -> Kept:
         """Those that are wanted and new; their ids are known from now on."""
-        raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * len(messages)
+        count = len(messages)
+        raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * count
         if self._tags and not self._wants_all:
             groups = self.groups
             wanted = [groups[raw] is not None for raw in raws]
             if not all(wanted):
                 messages, raws = list(compress(messages, wanted)), list(compress(raws, wanted))
+        filtered = count - len(messages)
         if self._ids is not None and self.window is not None and messages:
             new = self.window.take(self._ids(tp, messages))
             if not all(new):
                 messages, raws = list(compress(messages, new)), list(compress(raws, new))
+        self.books.read(count, count - filtered - len(messages), filtered)
         return Kept(messages, raws)

@@ -8,7 +8,7 @@ its reader and its partition.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -18,25 +18,29 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from sidecar.errors import ConfigError, UnavailableError
-from sidecar.spark.query.offsets import Bounds, Logs, Offsets, advance, begin, latest, spans
+from sidecar.errors import ConfigError
+from sidecar.spark.query.counts import Counted, Range
+from sidecar.spark.query.offsets import Offsets, Span, advance, begin, latest, spans
 from sidecar.spark.query.options import Broker, Query, parse_options
 from sidecar.spark.query.task import read_span
+from sidecar.spark.ranges.logs import Bounds, Logs
+from sidecar.spark.ranges.sources import await_bounds, logs_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import Accumulator
 
+    from sidecar.core.books import Books
     from sidecar.core.records import TopicPartition
 
 ASK_EVERY_S = 0.1
 """Spark asks for new messages 100 times a second while there are none."""
-RETRY_S = 0.5
-PATIENCE_S = 30.0
-"""How long planning waits for a cluster that does not answer."""
 
 
 class _Source(DataSource):
     broker: ClassVar[Broker]
+    accumulator: ClassVar[Accumulator[Counted] | None] = None
+    """Takes what became of messages; None if nobody listens."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -57,7 +61,7 @@ class _Source(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The reader for ``spark.readStream``."""
-        return QueryStreamReader(self._query(schema, stream=True))
+        return QueryStreamReader(self._query(schema, stream=True), self.accumulator)
 
     def _query(self, schema: StructType, *, stream: bool) -> Query:
         query = parse_options(self.broker, self.options, stream=stream)
@@ -81,14 +85,9 @@ class RocketMqQuerySource(_Source):
 SOURCES: Final = (KafkaQuerySource, RocketMqQuerySource)
 
 
-def _logs_of(query: Query) -> Logs:
-    if query.settings.source.rocketmq is not None:
-        from sidecar.spark.query.rocketmq import RocketMqLogs
-
-        return RocketMqLogs(query.settings.source.rocketmq)
-    from sidecar.spark.query.kafka import KafkaLogs
-
-    return KafkaLogs(query.settings.source.kafka)
+def counted(source: type[DataSource], accumulator: Accumulator[Counted]) -> type[DataSource]:
+    """This source for queries whose tasks tell what became of messages; Spark pickles it by value."""
+    return type(source.__name__, (source,), {"accumulator": accumulator})
 
 
 class QueryReader(DataSourceReader):
@@ -103,7 +102,7 @@ class QueryReader(DataSourceReader):
         Raises:
             SidecarError: The broker does not answer, refuses, or lacks a topic.
         """
-        with closing(_logs_of(self._query)) as logs:
+        with closing(logs_of(self._query.settings.source)) as logs:
             first = begin(logs, self._query.start)
             return [InputPartition(span) for span in spans(first, advance(logs, first, None, logs.bounds()))]
 
@@ -115,15 +114,16 @@ class QueryReader(DataSourceReader):
 class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches; see `offsets` for the ranges."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: Query, accumulator: Accumulator[Counted] | None = None) -> None:
         self._query = query
+        self._accumulator = accumulator
         self._target: Mapping[TopicPartition, Bounds] | None = None
         self._asked_at_s = -ASK_EVERY_S
         self._ends: Offsets | None = None
 
     @cached_property
     def _logs(self) -> Logs:
-        return _logs_of(self._query)
+        return logs_of(self._query.settings.source)
 
     def initialOffset(self) -> Offsets:  # noqa: N802
         """The start of a new query; it counts only until the first micro-batch is planned, whose offsets have it."""
@@ -158,15 +158,8 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _bounds(self) -> Mapping[TopicPartition, Bounds]:
         time.sleep(max(0.0, self._asked_at_s + ASK_EVERY_S - time.monotonic()))
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            self._asked_at_s = time.monotonic()
-            try:
-                return self._logs.bounds()
-            except UnavailableError:
-                if time.monotonic() >= deadline_s:
-                    raise
-                time.sleep(RETRY_S)
+        self._asked_at_s = time.monotonic()
+        return await_bounds(self._logs)
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """A partition for each log with messages."""
@@ -177,4 +170,12 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         context = TaskContext.get()
         query_id = context and context.getLocalProperty("sql.streaming.queryId")
         assert query_id, "a task of a stream belongs to a query"
-        return read_span(self._query, partition.value, query_id)
+        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        return read_span(self._query, partition.value, query_id, self._teller(query_id, batch, partition.value))
+
+    def _teller(self, query_id: str, batch: str | None, span: Span) -> Callable[[Books], None] | None:
+        accumulator = self._accumulator
+        if accumulator is None or batch is None:
+            return None
+        place = Range(query_id, int(batch), span.tp, span.start)
+        return lambda books: accumulator.add({place: books})

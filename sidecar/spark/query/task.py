@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
+from sidecar.core.books import Books
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.errors import StateError
+from sidecar.runtime.lane import refusal_of_fields
+from sidecar.spark.query.by_lane import LaneRows
 from sidecar.spark.query.offsets import ANEW, Span
 from sidecar.spark.query.options import Query
 from sidecar.spark.query.rows import Rows
 from sidecar.spark.query.sieve import Kept, Sieve
+from sidecar.spark.ranges.fetch import QUEUE_KBYTES
 from sidecar.spark.ranges.windows import Windows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sidecar.sources.kafka.lane.lane import Lane
 
 
 CHUNK_MESSAGES = 1_000
@@ -42,9 +48,9 @@ def client_of(query: Query) -> Client:
     if source.rocketmq is not None:
         from sidecar.runtime.build import pushed_expression
         from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
-        from sidecar.spark.query import rocketmq
+        from sidecar.spark.ranges.rocketmq import messages_of
 
-        read = partial(rocketmq.messages_of, source.rocketmq, pushed_expression(query.settings))
+        read = partial(messages_of, source.rocketmq, pushed_expression(query.settings))
         return Client(RocketMqColumns(), read)
     from sidecar.spark.query.kafka import QueryColumns
     from sidecar.spark.ranges.fetch import chunks
@@ -52,7 +58,9 @@ def client_of(query: Query) -> Client:
     return Client(QueryColumns(), partial(chunks, source.kafka, most=CHUNK_MESSAGES))
 
 
-def read_span(query: Query, span: Span, query_id: str | None) -> Iterator[pa.RecordBatch]:
+def read_span(
+    query: Query, span: Span, query_id: str | None, tell: Callable[[Books], None] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a range.
 
     The window of ids after it is stored once all rows are taken. If Spark stops before, as for `limit`, nothing is
@@ -62,21 +70,44 @@ def read_span(query: Query, span: Span, query_id: str | None) -> Iterator[pa.Rec
         query: The options.
         span: The range.
         query_id: Id of the query, under which ids are kept; None for a batch read, which keeps none.
+        tell: Called with the books of the range, once all rows are taken.
 
     Raises:
         StateError: The ids of earlier micro-batches are missing or damaged, or cannot be stored.
         UnavailableError: The broker does not return the messages.
     """
     client = client_of(query)
-    sieve, rows = Sieve(query.settings, client.columns), Rows(query.settings, client.columns, query.columns)
-    windows = None
+    sieve, windows = Sieve(query.settings, client.columns), None
     if sieve.window is not None and query.state is not None and query_id is not None:
         windows = Windows(query.state / query_id / _name(query, span))
         _recall(client, sieve, windows, span)
-    with _collecting_seldom():
-        yield from rows.batches(span.tp, _kept(client, sieve, span.tp, span.start, span.end))
+        sieve.books = Books()
+    lane = _lane(query)
+    if lane is not None:
+        yield from LaneRows(query, sieve.window, sieve.books).batches(query, lane, span)
+    else:
+        rows = Rows(query.settings, client.columns, query.columns)
+        with _collecting_seldom():
+            yield from rows.batches(span.tp, _kept(client, sieve, span.tp, span.start, span.end))
     if windows is not None and sieve.window is not None:
         windows.save(sieve.window, span.end)
+    if tell is not None:
+        sieve.books.settle("delivered", sieve.books.in_flight)
+        tell(sieve.books)
+
+
+def _lane(query: Query) -> Lane | None:
+    """What reads Kafka in C; None if Python does.
+
+    Raises:
+        ConfigError: It must be used, and cannot.
+    """
+    if query.broker != "kafka":
+        return None
+    from sidecar.sources.kafka.lane.lane import Lane, lane_for
+
+    lane = lane_for(query.settings.source.kafka.lane, refusal_of_fields(query.settings), QUEUE_KBYTES << 10)
+    return lane if isinstance(lane, Lane) else None
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
 import structlog
@@ -17,6 +17,7 @@ from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.errors import is_credentials, text_of
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
+from sidecar.spark.ranges.logs import Places, by_topic
 
 if TYPE_CHECKING:
     from sidecar.sources.kafka.lane.lane import Lane
@@ -25,9 +26,6 @@ REQUEST_S = 10.0
 EARLIEST = -2
 
 log = structlog.get_logger()
-
-Places: TypeAlias = dict[str, dict[str, int]]
-"""Offsets by topic and partition, in the JSON form of Spark's connector."""
 
 
 @contextlib.contextmanager
@@ -126,14 +124,6 @@ def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
     elif offset > high:
         log.error("partition.truncated", **fields, action="going on at the log's end")
     return min(max(offset, low), high)
-
-
-def by_topic(offsets: Mapping[TopicPartition, int]) -> Places:
-    """These offsets in the form of Spark's connector."""
-    places: Places = {}
-    for tp, offset in sorted(offsets.items()):
-        places.setdefault(tp.topic, {})[str(tp.partition)] = offset
-    return places
 
 
 def _known(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:

@@ -1,4 +1,4 @@
-"""The pipeline on Spark, from the Kafka connector to the HTTP sink: for the command, `spark-submit` and notebooks.
+"""The pipeline on Spark, from Kafka or RocketMQ to receivers or tables: for the command, `spark-submit` and notebooks.
 
 The core decides about messages, as in the daemon.
 """
@@ -14,7 +14,7 @@ def run(config: Path | str, *, once: bool = False) -> None:
     """Run the pipeline of a configuration file in the present session or a new one.
 
     Args:
-        config: The file; it sets `source.kafka`, a sink and `spark.checkpoint`.
+        config: The file; it sets a source, a sink and `spark.checkpoint`.
         once: Read the present messages, then return; otherwise it never returns.
 
     Raises:

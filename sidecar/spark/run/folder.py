@@ -1,7 +1,8 @@
 """Data that outlives a task, beside Spark's checkpoint: small files on storage that driver and executors share.
 
     incarnation, rules.json        of the checkpoint (see `pinned`)
-    topics/<topic>                 the topic's id when it was first read
+    topics/<topic>                 Kafka: the topic's id when it was first read
+    marks/<topic>-<queue>          RocketMQ: the last message of the last range (see `sources.rocketmq`)
     first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
@@ -65,7 +66,7 @@ class Halves:
             write(self._folder(batch, tp) / name, orjson.dumps([raw.decode("latin-1"), first, last]))
 
     def _folder(self, batch: int, tp: TopicPartition) -> Path:
-        return self._path / str(batch) / f"{tp.topic}-{tp.partition}"
+        return self._path / str(batch) / f"{tp.topic}-{tp.queue}"
 
     def forget(self, batch: int) -> None:
         """Remove halves that no replay can need once micro-batch `batch` is about to be committed."""
@@ -87,7 +88,7 @@ class BatchBooks:
 
     def put_range(self, batch: int, outcome: Outcome) -> None:
         """Store the books of one task, which has no other way to tell them; another attempt stores the same."""
-        name = f"{outcome.tp.topic}-{outcome.tp.partition}"
+        name = f"{outcome.tp.topic}-{outcome.tp.queue}"
         write(self._path / str(batch) / name, orjson.dumps(books_of([outcome])))
 
     def of(self, batch: int) -> dict[str, Any] | None:
@@ -119,7 +120,7 @@ class Notes:
 
     def put(self, tp: TopicPartition, text: str) -> None:
         """Tell the driver why a partition's task does not progress; an empty text if it does."""
-        path = self._path / f"{tp.topic}-{tp.partition}"
+        path = self._path / f"{tp.topic}-{tp.queue}"
         with contextlib.suppress(OSError, StateError):
             if text:
                 write(path, text.encode("utf-8", "replace"))

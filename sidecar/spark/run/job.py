@@ -16,16 +16,15 @@ from sidecar.config.model import Settings
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.metrics import Metrics
-from sidecar.runtime.lane import refusal
-from sidecar.sources.kafka.lane.lane import lane_for
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, cause_of
-from sidecar.spark.ranges.broker import await_cluster, group_offsets, refuse_members
+from sidecar.spark.micro_batches import MicroBatches
+from sidecar.spark.ranges.logs import Places
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, RunProgress
+from sidecar.spark.run.sources.build import run_source
 from sidecar.spark.run.supported import checkpoint_folder
-from sidecar.spark.run.topics import claim
 from sidecar.state.store import Store
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ class SparkRun:
         self._once = once
         self._by_connector = True
         self._master = settings.spark.master
+        self._source = run_source(settings)
         root = checkpoint_folder(settings.spark.checkpoint)
         assert root is not None, "checked before"
         self._root = root
@@ -87,7 +87,7 @@ class SparkRun:
             open_probes(stack, settings.admin.probes, progress.latest)
             session = self._session(stack)
             await_end = self._start(stack, session, checkpoint)
-            log.info("query.started", group_id=settings.source.kafka.group_id, pending=checkpoint.pending)
+            log.info("query.started", group_id=settings.source.group_id, pending=checkpoint.pending)
             with driver.serving(progress, self._stop_asked):
                 await_end(progress)
             log.info("query.stopped")
@@ -103,17 +103,14 @@ class SparkRun:
         return [self._query_path]
 
     def _metrics(self, progress: RunProgress) -> Metrics:
-        return Metrics(progress.latest)
+        return Metrics(progress.latest, MicroBatches(progress.micro_batches))
 
     def _open_checkpoint(self) -> Checkpoint:
-        kafka = self._settings.source.kafka
-        if kafka.lane == "on":
-            lane_for("on", refusal(self._settings), 0)
-        cluster_id = await_cluster(kafka)
-        refuse_members(kafka)
+        cluster_id = self._source.await_cluster()
+        self._source.refuse_members()
         checkpoint = open_checkpoint(self._query_paths, self._folder.path, self._settings, cluster_id)
         for topic in self._folder.known_topics():
-            claim(kafka, cluster_id, self._folder, topic)
+            self._source.claim(cluster_id, self._folder, topic)
         self._folder.hold_from(None)
         self._folder.notes.clear()
         return checkpoint
@@ -121,7 +118,7 @@ class SparkRun:
     # Starting
 
     def _session(self, stack: ExitStack) -> SparkSession:
-        session = driver.session(stack, f"sidecar {self._settings.source.kafka.group_id}", self._master)
+        session = driver.session(stack, f"sidecar {self._settings.source.group_id}", self._master)
         held_bytes = self._settings.memory.budget_bytes // ARROW_SHARE
         session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", f"{held_bytes}b")
         return session
@@ -148,7 +145,8 @@ class SparkRun:
 
         assert self._settings.spark is not None
         columns = needed(self._settings)
-        frame = self._connector(session, columns) if self._settings.spark.reader == "connector" else None
+        wants_connector = self._settings.source.rocketmq is None and self._settings.spark.reader == "connector"
+        frame = self._connector(session, columns) if wants_connector else None
         self._by_connector = frame is not None
         pin_reader(self._folder.path, "connector" if self._by_connector else "client", pending)
         if frame is None:
@@ -181,15 +179,14 @@ class SparkRun:
         """A source of ranges only, which tasks read by themselves."""
         from sidecar.spark.run.range_source import NAME, Reading, range_source
 
-        kafka = self._settings.source.kafka
-        reading = Reading(kafka, self._folder.path, self._settings.batch.span_max, self._stood)
+        reading = Reading(self._settings.source, self._folder.path, self._settings.batch.span_max, self._stood)
         session.dataSource.register(range_source(reading))
         return session.readStream.format(NAME).load()
 
     @cached_property
-    def _stood(self) -> dict[str, dict[str, int]] | None:
+    def _stood(self) -> Places | None:
         new = latest_batch(self._query_path, "offsets") < 0
-        return group_offsets(self._settings.source.kafka) if new else None
+        return self._source.group_offsets() if new else None
 
     def _writer(self, frame: DataFrame) -> DataStreamWriter:
         from sidecar.spark.run.writer import NAME

@@ -43,7 +43,7 @@ class Outcome:
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The books of a micro-batch, as JSON."""
     return {
-        "partitions": [[outcome.tp.topic, outcome.tp.partition, asdict(outcome.books)] for outcome in outcomes],
+        "partitions": [[*outcome.tp, asdict(outcome.books)] for outcome in outcomes],
         "cuts": _sum([outcome.cuts for outcome in outcomes]),
         "sends": [[*pair, count] for pair, count in _sum([outcome.sends for outcome in outcomes]).items()],
         "batches": [[*pair, count] for pair, count in _sum([outcome.batches for outcome in outcomes]).items()],

@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
 
     Args:
         incarnation: Random number, drawn once; 64 bits.
-        cluster_id: Id of the Kafka cluster.
+        cluster_id: Id of the cluster.
         group_id: The consumer group.
         rules: Hash of the pinned settings.
         ids: The settings that define message ids, as JSON.
@@ -59,19 +59,23 @@ class Checkpoint(NamedTuple):
 
 def rules_of(settings: Settings) -> dict[str, Any]:
     """The settings that determine the cuts of a range, by their names in the file."""
-    tags, dedup, batch = settings.tags, settings.dedup, settings.batch
+    tags, dedup, batch, rocketmq = settings.tags, settings.dedup, settings.batch, settings.source.rocketmq
     shown = settings.public()
     cuts: dict[str, Any] = {
         "memory.budget": settings.memory.budget_bytes,
         "batch.max_messages": batch.max_messages,
         "batch.max_bytes": batch.max_bytes,
     }
+    if rocketmq is None:
+        source = {
+            "source.kafka.group_id": settings.source.group_id,
+            "source.kafka.properties.isolation.level": settings.source.kafka.isolation,
+        }
+    else:
+        source = {"source.rocketmq.group": rocketmq.group, "source.rocketmq.sql": rocketmq.pushed_filter}
     return {
         "version": CUTS_VERSION,
-        "source.kafka.group_id": settings.source.kafka.group_id,
-        "source.kafka.properties.isolation.level": settings.source.kafka.properties.get(
-            "isolation.level", "read_committed"
-        ),
+        **source,
         "tags.from": shown["tags"].get("from"),
         "tags.split": tags.split,
         "tags.subscribe": canonical(tags.subscribe),
@@ -121,7 +125,7 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
         write(path, orjson.dumps(rules))
     digest = hashlib.blake2b(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
     ids = orjson.dumps([rules["dedup.by"], rules["dedup.as"]]).decode()
-    return Checkpoint(incarnation, cluster_id, settings.source.kafka.group_id, digest, ids, pending)
+    return Checkpoint(incarnation, cluster_id, settings.source.group_id, digest, ids, pending)
 
 
 def pin_reader(folder: Path, reader: str, pending: int) -> None:
@@ -158,7 +162,7 @@ def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:
     incarnation, bound = orjson.loads(read(path))
     if bound != cluster_id:
         raise ConfigError(
-            f"the checkpoint {query.parent} belongs to another Kafka cluster ({bound}, not {cluster_id})",
+            f"the checkpoint {query.parent} belongs to another cluster ({bound}, not {cluster_id})",
             hint="give each cluster its own spark.checkpoint",
         )
     return int(incarnation)

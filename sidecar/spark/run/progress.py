@@ -14,11 +14,13 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.histogram import Distribution, Histogram
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import NO_SECONDS, Activity, PartitionStatus, StatusSnapshot
-from sidecar.spark.reports import observed_rows, offsets_in, seconds
+from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS
+from sidecar.spark.reports import observed_rows, places_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.pinned import latest_batch
@@ -53,12 +55,14 @@ class Tally:
         self._commits = 0
         self.rows: Counter[str] = Counter()
         """With a table: its rows, see `table_counters`."""
+        self.seconds = Histogram(MICRO_BATCH_BOUNDS)
+        """Durations of micro-batches."""
         self._told: set[str] = set()
         """What was told of the fast lane."""
 
     def places(self, source: Mapping[str, Any]) -> None:
         """Take the offsets in Spark's report of a source."""
-        reached, ends = (_offsets_in(source.get(name)) for name in ("endOffset", "latestOffset"))
+        reached, ends = (places_in(source.get(name)) for name in ("endOffset", "latestOffset"))
         for tp, offset in reached.items():
             status = self._status(tp)
             if offset >= status.watermark:
@@ -66,7 +70,8 @@ class Tally:
                 status.lag = max(0, ends[tp] - offset) if tp in ends else None
 
     def _status(self, tp: TopicPartition) -> PartitionStatus:
-        return self.partitions.setdefault(tp, PartitionStatus(topic=tp.topic, partition=tp.partition))
+        status = PartitionStatus(topic=tp.topic, partition=tp.partition, broker=tp.broker)
+        return self.partitions.setdefault(tp, status)
 
     def enter(self, batch: int, books: Mapping[str, Any], report: Mapping[str, Any]) -> None:
         """Add a committed micro-batch.
@@ -76,9 +81,7 @@ class Tally:
             books: The books of its tasks.
             report: Spark's report, empty if it was not received.
         """
-        counts = {
-            TopicPartition(topic, partition): Books(**counted) for topic, partition, counted in books["partitions"]
-        }
+        counts = {TopicPartition(*place): Books(**counted) for *place, counted in books["partitions"]}
         total = _sum_of(counts.values())
         names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES)
         read, passed, ranges = (observed_rows(report, name) for name in names)
@@ -108,6 +111,8 @@ class Tally:
                 log.info("lane.not_used", reason=reason)
             else:
                 log.info("lane.used")
+        if report:
+            self.seconds.observe(seconds(report))
         written, rejected = observed_rows(report, WRITTEN), {}
         if written is not None:
             rejected["rows_rejected"] = total.delivered - written
@@ -121,15 +126,15 @@ class Tally:
         """Number of offsets, including gaps, of each partition in the micro-batch."""
         ranges: dict[TopicPartition, int] = {}
         for source in report["sources"]:
-            starts = _offsets_in(source.get("startOffset")) or self._first_offsets()
-            for tp, end in _offsets_in(source.get("endOffset")).items():
+            starts = places_in(source.get("startOffset")) or self._first_offsets()
+            for tp, end in places_in(source.get("endOffset")).items():
                 ranges[tp] = end - starts.get(tp, 0)
         return ranges
 
     def _first_offsets(self) -> dict[TopicPartition, int]:
         """The offsets at which the first micro-batch began: Spark does not report them, but its checkpoint has them."""
         try:
-            return _offsets_in((self._query / "sources" / "0" / "0").read_text().partition("\n")[2])
+            return places_in((self._query / "sources" / "0" / "0").read_text().partition("\n")[2])
         except OSError:
             return {}
 
@@ -154,6 +159,7 @@ class Tally:
             snapshots={},
             ledger={},
             twins_waiting=twins_waiting,
+            maintenance={},
             send_seconds=NO_SECONDS,
             commit_seconds=NO_SECONDS,
             delivered=Delivered(),
@@ -276,6 +282,10 @@ class RunProgress:
         """The rows of the table, see `table_counters`."""
         return self._tally.rows
 
+    def micro_batches(self) -> Mapping[str, Distribution]:
+        """Durations of micro-batches."""
+        return {"": self._tally.seconds.read()}
+
     def ended(self, problem: str = "") -> None:
         """Record that the query has ended."""
         self._live, self._problem = False, problem
@@ -295,7 +305,7 @@ class RunProgress:
             problems.append(self._resolver.problem)
         problems += [Problem("group", f"{name}: {text}") for name, text in self._folder.notes.all().items()]
         return StatusSnapshot(
-            group_id=self._settings.source.kafka.group_id,
+            group_id=self._settings.source.group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=version(),
             live=self._live,
@@ -327,15 +337,3 @@ def _share(ranges: Mapping[TopicPartition, int], seen: Mapping[TopicPartition, B
     if rest and shares:
         shares[max(shares, key=lambda tp: missing[tp])] += rest
     return shares
-
-
-def _offsets_in(offsets: Any) -> dict[TopicPartition, int]:
-    """Offsets by partition; empty if a source reports another form."""
-    try:
-        return {
-            TopicPartition(topic, int(partition)): int(offset)
-            for topic, partitions in offsets_in(offsets).items()
-            for partition, offset in partitions.items()
-        }
-    except (ValueError, TypeError, AttributeError):
-        return {}

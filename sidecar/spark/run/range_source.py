@@ -1,7 +1,7 @@
 """A streaming source whose rows are ranges of offsets: each task reads one with the daemon's own client.
 
 Spark plans the range of each task, stores it in its checkpoint and retries it; no message goes through its JVM. Offsets
-have the form of Spark's Kafka connector, as JSON: topic, partition, next offset.
+are JSON: topic, queue, next offset. For Kafka that is the form of Spark's connector.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from pyspark.sql.types import StructType
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
+from sidecar.spark.ranges.logs import Bounds, Logs, Places, by_partition, by_topic, firsts_of
 from sidecar.spark.ranges.planning import ends_of, lost
 from sidecar.spark.ranges.shared import read, write
 
 if TYPE_CHECKING:
-    from sidecar.config.source.kafka import KafkaSource
-    from sidecar.sources.kafka.start.offsets import Bounds
-    from sidecar.spark.ranges.broker import Places
+    from sidecar.config.source.section import Source
 
 NAME = "sidecar_ranges"
-SCHEMA = "topic string, partition int, start bigint, end bigint"
+SCHEMA = "topic string, partition int, start bigint, end bigint, broker string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,14 @@ class Reading:
     """Parameters of the source.
 
     Args:
-        kafka: The source.
+        source: The source.
         folder: The run's folder, which keeps the start offsets of a new checkpoint and of partitions added to it.
         offsets_max: Limit of offsets in a micro-batch.
         stood: The offsets of the daemon's consumer group, if it ever existed.
         until: The bounds of the logs to which a query that ends by itself reads; None: those at its start.
     """
 
-    kafka: KafkaSource
+    source: Source
     folder: Path
     offsets_max: int
     stood: Places | None
@@ -59,6 +58,7 @@ class Range(InputPartition):
     partition: int
     start: int
     end: int
+    broker: str = ""
 
 
 class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,37 +76,36 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _r(self) -> Reading:
         return pickle.loads(self._packed)  # type: ignore[no-any-return]
 
+    @cached_property
+    def _logs(self) -> Logs:
+        from sidecar.spark.ranges.sources import logs_of
+
+        return logs_of(self._r.source, retried=True)
+
     # On the driver
 
     def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
         """The start offsets of a new checkpoint, the same at every start."""
         path = self._r.folder / "first"
         if not path.exists():
-            write(path, orjson.dumps(self._first()), exclusive=True)
+            write(path, orjson.dumps(by_topic(self._first())), exclusive=True)
         return orjson.loads(read(path))  # type: ignore[no-any-return]
 
-    def _first(self) -> Places:
-        from sidecar.spark.ranges.broker import EARLIEST, asking, by_topic, known_bounds
+    def _first(self) -> dict[TopicPartition, int]:
+        from sidecar.sources.rocketmq.wire.requests import RETRY
 
-        start, stood = self._r.kafka.start, self._r.stood
-        firsts: dict[TopicPartition, int] = {}
-        with asking(self._r.kafka) as offsets:
-            for tp, (low, high) in known_bounds(offsets, self._r.kafka).items():
-                if stood is not None:
-                    offset = stood.get(tp.topic, {}).get(str(tp.partition), EARLIEST)
-                    firsts[tp] = offset if offset >= 0 else low
-                elif isinstance(start, int):
-                    later = offsets.at_time(tp, start)
-                    firsts[tp] = high if later is None else later
-                else:
-                    firsts[tp] = low if start == "earliest" else high
-        return by_topic(firsts)
+        bounds, stood = self._bounds(), self._r.stood
+        lows = {tp: found.low for tp, found in bounds.items()}
+        if stood is not None:
+            return lows | {tp: at for tp, at in by_partition(stood).items() if tp in lows and at >= 0}
+        # As in the daemon, a late start is not about messages that were handed back.
+        chosen = {tp: found for tp, found in bounds.items() if not tp.topic.startswith(RETRY)}
+        return lows | firsts_of(self._logs, chosen, self._r.source.start)
 
-    def _bounds(self) -> dict[TopicPartition, Bounds]:
-        from sidecar.spark.ranges.broker import asking, known_bounds
+    def _bounds(self) -> Mapping[TopicPartition, Bounds]:
+        from sidecar.spark.ranges.sources import await_bounds
 
-        with asking(self._r.kafka) as offsets:
-            return known_bounds(offsets, self._r.kafka)
+        return await_bounds(self._logs)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of each micro-batch."""
@@ -118,7 +117,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Places:  # noqa: N802
         """The latest offsets, for the lag."""
-        return _ends(self._bounds())
+        return by_topic(_ends(self._bounds()))
 
     def latestOffset(self, start: Places, limit: ReadLimit) -> Places:  # noqa: N802
         """The end of the next micro-batch; partitions with more lag get more of it.
@@ -127,60 +126,53 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             StateError: A topic or partition is gone, or ends below the offset up to which it was read.
         """
         bounds = self._target or self._bounds()
-        ends = _ends(bounds)
-        self._refuse_lost(start, ends)
-        self._keep_added(start, bounds)
+        known, ends = by_partition(start), _ends(bounds)
+        self._refuse_lost(known, ends)
+        self._keep_added({tp: found.low for tp, found in bounds.items() if tp not in known})
         most = None if isinstance(limit, ReadAllAvailable) else self._r.offsets_max
-        planned = ends_of(self._begun(start), {(topic, p): end for topic, p, end in _each(ends)}, most)
-        return {topic: {p: planned[topic, p] for p in places} for topic, places in ends.items()}
+        return by_topic(ends_of(self._begun(known), ends, most))
 
-    def _refuse_lost(self, start: Places, ends: Places) -> None:
-        from sidecar.sources.kafka.start.offsets import is_meant
-
+    def _refuse_lost(self, known: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         anew = "begin anew with another spark.checkpoint"  # in the text: Spark passes on nothing else of an error
-        for topic, partition, offset in _each(start):
-            if not any(is_meant(pattern, topic) for pattern in self._r.kafka.topics):
-                raise StateError(f"{topic} was removed from source.kafka.topics: add it again, or {anew}")
-            if why := lost(f"{topic}[{partition}]", offset, ends.get(topic, {}).get(partition)):
+        for tp, offset in known.items():
+            if not self._logs.is_read(tp.topic):
+                key = f"source.{self._r.source.name}.topics"
+                raise StateError(f"{tp.topic} was removed from {key}: add it again, or {anew}")
+            if why := lost(tp, offset, ends.get(tp)):
                 raise StateError(f"{why}; restore it or access to it, or {anew}")
 
-    def _keep_added(self, start: Places, bounds: Mapping[TopicPartition, Bounds]) -> None:
+    def _keep_added(self, lows: Mapping[TopicPartition, int]) -> None:
         """Store the start offsets of partitions new to the checkpoint: durable before Spark's log has their ends."""
-        from sidecar.spark.ranges.broker import by_topic
+        if lows:
+            write(self._r.folder / "added", orjson.dumps(by_topic(lows)))
 
-        new = {tp: low for tp, (low, _) in bounds.items() if str(tp.partition) not in start.get(tp.topic, {})}
-        if new:
-            write(self._r.folder / "added", orjson.dumps(by_topic(new)))
-
-    def _begun(self, start: Places) -> dict[tuple[str, str], int]:
+    def _begun(self, known: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         path = self._r.folder / "added"
-        added: Places = orjson.loads(read(path)) if path.exists() else {}
-        return {(topic, partition): offset for places in (added, start) for topic, partition, offset in _each(places)}
+        return {**(by_partition(orjson.loads(read(path))) if path.exists() else {}), **known}
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
         """A range for each partition with new offsets; a new partition begins at the planned start of its log."""
-        begun = self._begun(start)
-        ranges = [Range(topic, int(p), begun.get((topic, p), 0), last) for topic, p, last in _each(end)]
+        begun = self._begun(by_partition(start))
+        ranges = [
+            Range(tp.topic, tp.partition, begun.get(tp, 0), last, tp.broker)
+            for tp, last in sorted(by_partition(end).items())
+        ]
         return [span for span in ranges if span.end > span.start]
+
+    def stop(self) -> None:
+        """Disconnect."""
+        self._logs.close()
 
     # On an executor
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str, int, int, int]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, int, int, int, str]]:
         """The range itself, as a row."""
         assert isinstance(partition, Range)
-        yield partition.topic, partition.partition, partition.start, partition.end
+        yield partition.topic, partition.partition, partition.start, partition.end, partition.broker
 
 
-def _ends(bounds: Mapping[TopicPartition, Bounds]) -> Places:
-    from sidecar.spark.ranges.broker import by_topic
-
-    return by_topic({tp: high for tp, (_, high) in bounds.items()})
-
-
-def _each(offsets: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, str, int]]:
-    for topic, by_partition in sorted(offsets.items()):
-        for partition, offset in sorted(by_partition.items()):
-            yield topic, partition, offset
+def _ends(bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
+    return {tp: found.high for tp, found in bounds.items()}
 
 
 def range_source(reading: Reading, format_name: str = NAME) -> type[DataSource]:
@@ -188,7 +180,7 @@ def range_source(reading: Reading, format_name: str = NAME) -> type[DataSource]:
     planner = RangePlanner(reading)
 
     class SidecarRanges(DataSource):
-        """Kafka, by ranges."""
+        """A source, by ranges."""
 
         @classmethod
         def name(cls) -> str:

@@ -12,8 +12,11 @@ from sidecar.config.file.document import KeyPath
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.schema import options
+from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.config.spark import Spark
+from sidecar.config.tags import OFFSET_MSG_ID
 from sidecar.spark.run.kafka_options import reason_against
+from sidecar.spark.table.keys import refused_keys
 
 
 def checkpoint_folder(written: str) -> Path | None:
@@ -43,8 +46,12 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     elif settings.dedup.ledger and settings.sink.chosen.one_by_one:
         text = "cannot be partition on Spark with dedup.ledger: what waits for a twin is delivered after later messages"
         yield ("sink", "http", "ordering"), text
-    if settings.sink.chosen.table is not None and settings.spark is not None:
+    if settings.source.rocketmq is not None:
+        yield from _against_rocketmq(settings, settings.source.rocketmq)
+    target = settings.sink.chosen.table
+    if target is not None and settings.spark is not None:
         yield from _against_table(settings.sink.name, settings.spark)
+        yield from refused_keys(settings, target.format, target.path)
         return
     if _is_lane_wanted_of_connector(settings):
         yield ("source", "kafka", "lane"), "cannot be on with spark.reader connector: use spark.reader client"
@@ -56,9 +63,28 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("source", "kafka", "properties", name), f"is not supported on Spark: {reason}"
 
 
+def _against_rocketmq(settings: Settings, rocketmq: RocketMqSource) -> Iterator[tuple[KeyPath, str]]:
+    """Keys that are not for RocketMQ."""
+    if rocketmq.client != "remoting":
+        text = f"cannot be {rocketmq.client} on Spark: only with remoting do messages have offsets that last"
+        yield ("source", "rocketmq", "client"), text
+    if settings.dedup.by == OFFSET_MSG_ID and settings.dedup.ledger is None:
+        text = (
+            "cannot be offset_msg_id on Spark without dedup.ledger: the origin of a message that was handed back is in "
+            "another queue, which another task reads"
+        )
+        yield ("dedup", "by"), text
+    if settings.spark is not None and _is_connector_chosen(settings.spark):
+        yield ("spark", "reader"), "cannot be connector with source.rocketmq: Spark has no connector for it"
+
+
+def _is_connector_chosen(spark: Spark) -> bool:
+    return "reader" in spark.model_fields_set and spark.reader == "connector"
+
+
 def _against_table(sink: str, spark: Spark) -> Iterator[tuple[KeyPath, str]]:
     """Keys that are not for a sink that is a table."""
-    if "reader" in spark.model_fields_set and spark.reader != "client":
+    if _is_connector_chosen(spark):
         text = f"cannot be connector with sink.{sink}: every message would go from the JVM to Python and back"
         yield ("spark", "reader"), text
     for name in sorted(spark.table.model_fields_set & {"path", "format"} if spark.table else ()):

@@ -45,7 +45,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         self._packed = pickle.dumps(job)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Delivered:
-        """Deliver one Kafka offset range; return when all of it is settled."""
+        """Deliver one offset range; return when all of it is settled."""
         from sidecar.spark.run.executor import task
 
         return Delivered(task.run(pickle.loads(self._packed), iterator))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 from sidecar.errors import ZoneError
 from sidecar.spark.source.tasks import with_hint
+from sidecar.storage import Storage
 from sidecar.zone import Entry, Tail
 from sidecar.zone.floor import read_floor
 
@@ -19,18 +19,18 @@ class Ahead:
     """Follows the manifests of all writers.
 
     Args:
-        root: The zone.
+        zone: The zone.
         last: The number of each writer before the first to read.
         report: Called for each damaged line that was restored, with a text.
     """
 
-    def __init__(self, root: Path, last: Mapping[str, int], report: Callable[[str], None]) -> None:
+    def __init__(self, zone: Storage, last: Mapping[str, int], report: Callable[[str], None]) -> None:
         self.last = dict(last)
         """The last number polled of each writer."""
         self.waiting: dict[str, list[Entry]] = {}
         """Entries of each writer that were polled and not taken."""
-        self._root = root
-        self._tail = Tail(root, dict(last), report)
+        self._zone = zone
+        self._tail = Tail(zone, dict(last), report)
         self._firsts = {writer: self._first(writer) for writer in self._tail.floors()}
 
     @property
@@ -39,7 +39,7 @@ class Ahead:
         return self._firsts.keys()
 
     def _first(self, writer: str) -> int:
-        return read_floor(self._root, writer).first
+        return read_floor(self._zone, writer).first
 
     def removed(self) -> int:
         """The number of lines removed since the beginning."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 from sidecar.errors import ConfigError
+from sidecar.storage import Root
 from sidecar.zone import Tail, acknowledge, acknowledged
 
 _LOG = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Consumer:
         name: The consumer's name.
     """
 
-    def __init__(self, root: Path, name: str | None) -> None:
+    def __init__(self, root: Root, name: str | None) -> None:
         self._root = root
         self._name = name
         self._read: dict[str, int] | None = None
@@ -40,7 +40,7 @@ class Consumer:
             acknowledge(self._root, self._name, {})
         except OSError as error:
             raise ConfigError(
-                f"sidecar source: consumer {self._name} cannot be registered in {self._root / 'ack'}: "
+                f"sidecar source: consumer {self._name} cannot be registered in {self._root}/ack: "
                 f"{error.strerror or error}. Make this folder writable for the driver, or leave out the option "
                 "consumer: then retention does not know this query"
             ) from error

@@ -44,8 +44,10 @@ from sidecar.spark.source.consumer import Consumer
 from sidecar.spark.source.options import Limit, Options, parse
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share, pack
+from sidecar.storage import storage_of
 from sidecar.zone import DDL, SCHEMA
 from sidecar.zone.index import Wanted
+from sidecar.zone.layout import MANIFEST
 
 _DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
 _ASKS_FOR_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -109,7 +111,7 @@ class ZoneReader(_Reader, DataSourceReader):
             ConfigError: There is no zone.
             ZoneError: Some of the data is lost.
         """
-        if not (self._options.path / "manifest").is_dir():
+        if not storage_of(self._options.path).has(MANIFEST):
             raise ConfigError(f"sidecar source: there is no landing zone at {self._options.path}")
         return self._partitions(self._make_planner().everything())
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from sidecar.errors import ConfigError
+from sidecar.storage import storage_of
 from sidecar.zone.acks import is_name
 from sidecar.zone.index import Wanted
 from sidecar.zone.schema import SCHEMA
@@ -50,8 +51,8 @@ class Limit:
 class Options:
     """The user's options."""
 
-    path: Path
-    """Absolute path: executors have another working directory."""
+    path: str
+    """``s3://BUCKET/PREFIX``, or an absolute path: executors have another working directory."""
     columns: tuple[str, ...]
     wanted: Wanted
     """The groups and tags whose rows are read."""
@@ -104,15 +105,20 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
     )
 
 
-def _path(text: str) -> Path:
+def _path(text: str) -> str:
     if not text:
         raise _wrong("path", text, "the folder of a landing zone, as in load('/var/lib/sidecar/zone')")
     parts = urlsplit(text)
+    if text.startswith("s3://"):
+        storage_of(text)
+        return text
     if "://" in text or text.startswith("file:"):
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise _wrong("path", text, "a folder that driver and executors share; object stores cannot be read yet")
+            raise _wrong(
+                "path", text, "a folder that driver and executors share, or s3://BUCKET/PREFIX; no other object store"
+            )
         text = unquote(parts.path)
-    return Path(text).absolute()
+    return str(Path(text).absolute())
 
 
 def _columns(texts: Mapping[str, str]) -> tuple[str, ...]:

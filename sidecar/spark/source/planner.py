@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Final
 
 from sidecar.errors import ZoneError
@@ -18,9 +17,11 @@ from sidecar.spark.source.ahead import Ahead, Offsets, seq_of
 from sidecar.spark.source.delivered import Delivered
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.tasks import Share
+from sidecar.storage import Root, Storage, storage_of
 from sidecar.zone import Entry, Tail
 from sidecar.zone.floor import read_floor
 from sidecar.zone.index import Wanted
+from sidecar.zone.layout import MANIFEST
 
 WAITING_MAX: Final = 16_384
 """Limit of a writer's entries that wait in memory (25 MB, 50 with many tags), unless a micro-batch has more."""
@@ -37,8 +38,8 @@ class Planner:
         report: Called once for each damaged line that was restored, with a text.
     """
 
-    def __init__(self, root: Path, *, wanted: Wanted = _ALL, dedup: bool = True, report: Callable[[str], None]) -> None:
-        self._root = root
+    def __init__(self, root: Root, *, wanted: Wanted = _ALL, dedup: bool = True, report: Callable[[str], None]) -> None:
+        self._zone = storage_of(root)
         self._wanted = wanted
         self._dedup = dedup
         self._tell = report
@@ -51,11 +52,11 @@ class Planner:
 
     def floors(self) -> Offsets:
         """The start of a new query: after the data that retention may have removed."""
-        return Tail(self._root).floors()
+        return Tail(self._zone).floors()
 
     def heads(self) -> Offsets:
         """The last number landed by each writer."""
-        return Tail(self._root).heads()
+        return Tail(self._zone).heads()
 
     def known(self) -> Offsets:
         """The last number seen of each writer."""
@@ -119,7 +120,7 @@ class Planner:
 
     def _between(self, waiting: list[Entry], writer: str, start: int, end: int) -> list[Entry]:
         entries = waiting[: bisect_right(waiting, end, key=seq_of)]
-        floor = read_floor(self._root, writer).seq if start < end else -1
+        floor = read_floor(self._zone, writer).seq if start < end else -1
         if start < floor and (len(entries) < end - start or any(map(self._wanted.rows_of, entries[: floor - start]))):
             raise ZoneError(
                 f"landing zone: number {start + 1} to {min(floor, end)} of writer {writer} were removed before this "
@@ -136,8 +137,8 @@ class Planner:
         Raises:
             ZoneError: Some of the data is lost, or the zone is gone.
         """
-        if start and not Tail(self._root).writers():
-            raise _vanished(self._root, start)
+        if start and not Tail(self._zone).writers():
+            raise _vanished(self._zone, start)
         ahead = self._ahead
         if ahead is None or any(start.get(writer, -1) < seq for writer, seq in self._at.items()) or self._is_old(ahead):
             ahead = self._begin(start)
@@ -157,7 +158,7 @@ class Planner:
         self._delivered = Delivered()
         # The last line is read again, as a sign that it is the same zone.
         last = {} if self._dedup else {writer: seq - 1 for writer, seq in start.items()}
-        self._ahead = Ahead(self._root, last, self._report)
+        self._ahead = Ahead(self._zone, last, self._report)
         return self._ahead
 
     def _report(self, text: str) -> None:
@@ -176,9 +177,9 @@ class Planner:
                 self._delivered.add(entry)
 
 
-def _vanished(root: Path, read: Collection[str]) -> ZoneError:
-    missing = next((path for path in (root, root / "manifest") if not path.is_dir()), None)
-    what = f"{missing} is missing" if missing else f"{root / 'manifest'} has no writer"
+def _vanished(zone: Storage, read: Collection[str]) -> ZoneError:
+    missing = next((f"{zone}{'/' * bool(name)}{name}" for name in ("", MANIFEST) if not zone.has(name)), None)
+    what = f"{missing} is missing" if missing else f"{zone}/{MANIFEST} has no writer"
     return ZoneError(
         f"landing zone: {what}, and this query has read from {', '.join(sorted(read))} there. Is the file system of "
         "the zone mounted? If the zone was removed for good, start the daemon that fills the new one first"

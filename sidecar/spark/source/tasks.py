@@ -6,7 +6,6 @@ import heapq
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from pyroaring import BitMap64
 
 from sidecar.errors import ZoneError
 from sidecar.spark.source.delivered import Drop
+from sidecar.storage import Root
 from sidecar.zone import Entry, read
 from sidecar.zone.index import Wanted
 
@@ -46,7 +46,7 @@ class Share:
         dropped = tuple((places.index(partition), bytes(offsets.serialize())) for partition, offsets in drop.items())
         return cls(replace(entry, covers=covers), dropped, wanted)
 
-    def read(self, root: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, root: Root, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The wanted rows of the share.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -10,27 +11,52 @@ from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.layout import Column as ColumnOf
 from sidecar.zone.layout import UNSAFE
-from sidecar.zone.table import DATE, DATES_END_S, LABEL, LABEL_CHARS_MAX, LABEL_HASH
+from sidecar.zone.table import DATE, DATES_END_S, HOUR, LABEL, LABEL_CHARS_MAX, LABEL_HASH, LABELS
 
 DATA: Final = "data"
 """Column of the parsed JSON; a struct, so that its names cannot collide with Sidecar's columns."""
 REASON: Final = "reason"
-_PARSED: Final = "_sidecar_parsed"
+PARSED: Final = "_sidecar_parsed"
+"""Column of `parsed`, for as long as it is not decided where a row goes."""
 _CORRUPT: Final = "_sidecar_corrupt"
 
 
-def with_partitions(frame: DataFrame) -> DataFrame:
-    """Add the columns by which the table is partitioned: the same values as in `sidecar.zone.table`."""
-    label = F.substring(F.regexp_replace("group", UNSAFE, "_"), 1, LABEL_CHARS_MAX)
-    digest = F.substring(F.sha2(F.col("group").cast("binary"), 256), 1, LABEL_HASH)
-    plain = (label == F.col("group")) & (label != "")
+def with_partitions(frame: DataFrame, names: Iterable[str] = (LABEL, DATE)) -> DataFrame:
+    """Add those columns that the frame lacks, all of which follow from others; as `sidecar.zone.table` makes them."""
+    for name in names:
+        if name not in frame.columns:
+            frame = frame.withColumn(name, _made(name))
+    return frame
+
+
+def _made(name: str) -> Column:
+    if name in LABELS:
+        return _label(F.col(LABELS[name]))
     seconds = F.unix_seconds("timestamp")
-    day = F.floor(seconds / 86_400).cast("int")
     inside = (seconds >= 0) & (seconds < DATES_END_S)
-    return frame.withColumn(LABEL, F.when(plain, label).otherwise(F.concat(label, F.lit("-"), digest))).withColumn(
-        DATE, F.when(inside, F.date_from_unix_date(day))
-    )
+    if name == HOUR:
+        return F.when(inside, F.floor(seconds / 3_600) % 24).cast("int")
+    assert name == DATE, "there are no others"
+    return F.when(inside, F.date_from_unix_date(F.floor(seconds / 86_400).cast("int")))
+
+
+def _label(name: Column) -> Column:
+    """Null for null."""
+    label = F.substring(F.regexp_replace(name, UNSAFE, "_"), 1, LABEL_CHARS_MAX)
+    digest = F.substring(F.sha2(name.cast("binary"), 256), 1, LABEL_HASH)
+    return F.when((label == name) & (label != ""), label).otherwise(F.concat(label, F.lit("-"), digest))
+
+
+def kept(frame: DataFrame, columns: Iterable[ColumnOf]) -> DataFrame:
+    """These columns of the frame, fields of `data` included."""
+    return frame.select(*[_source(column.source).alias(column.name) for column in columns])
+
+
+def _source(source: str) -> Column:
+    outer, dot, field = source.partition(".")
+    return F.col(f"`{outer}`.`{field.replace('`', '``')}`" if dot else f"`{outer}`")
 
 
 def schema_of(text: str) -> StructType:
@@ -58,27 +84,38 @@ def parsed(frame: DataFrame, schema: StructType) -> DataFrame:
     wanted = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     text = F.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return frame.withColumn(_PARSED, F.from_json(text, wanted, options))
+    return frame.withColumn(PARSED, F.from_json(text, wanted, options))
 
 
-def fitting(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Rows whose value fits, and those without a value, with the column `data`."""
-    fields = [F.col(f"{_PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
-    data = F.when(F.col("value").isNotNull(), F.struct(*fields))
-    return frame.where(_fits()).withColumn(DATA, data).drop(_PARSED)
+def fitting(frame: DataFrame, schema: StructType | None, fault: Column) -> DataFrame:
+    """Rows for the table, with the column `data`: those whose value fits or is missing, and that have no other fault.
+
+    Args:
+        frame: The rows; with a schema, those of `parsed`.
+        schema: Of the values; None if they are not parsed.
+        fault: The reason for which a row whose value fits is a reject nevertheless; null for the others.
+    """
+    if schema is not None:
+        fields = [F.col(f"{PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
+        data = F.when(F.col("value").isNotNull(), F.struct(*fields))
+        frame = frame.where(_fits()).withColumn(DATA, data).drop(PARSED)
+    return frame.where(fault.isNull())
 
 
-def rejected(frame: DataFrame) -> DataFrame:
-    """All other rows as they were landed, with a reason."""
-    reason = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
-    return frame.where(~_fits()).withColumn(REASON, reason).drop(_PARSED)
+def rejected(frame: DataFrame, schema: StructType | None, fault: Column) -> DataFrame:
+    """All other rows as they were landed, with a reason. For the arguments, see `fitting`."""
+    reason = fault
+    if schema is not None:
+        misfit = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
+        reason = F.when(_fits(), fault).otherwise(misfit)
+    return frame.withColumn(REASON, reason).where(F.col(REASON).isNotNull()).drop(PARSED)
 
 
 def _fits() -> Column:
     """Whether a row fits; never null, since a row in neither set would be lost."""
     # Otherwise an array would be taken for its first element, and bytes that are not UTF-8 for question marks.
     is_object = F.ltrim(F.col("value").cast("string"), F.lit(" \t\r\n")).startswith("{")
-    whole = F.col(_PARSED).isNotNull() & F.col(f"{_PARSED}.{_CORRUPT}").isNull()
+    whole = F.col(PARSED).isNotNull() & F.col(f"{PARSED}.{_CORRUPT}").isNull()
     return F.col("value").isNull() | F.coalesce(_is_text() & is_object & whole, F.lit(False))  # noqa: FBT003
 
 

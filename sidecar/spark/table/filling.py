@@ -9,16 +9,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from sidecar.config.spark import Merge
+from sidecar.config.table.layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.layout import Column
+from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError, QueryProgress, cause_of, quietly
-from sidecar.spark.table.targets import REJECTS, Target, schema_text, targets
+from sidecar.spark.table.maintenance import FILES, SmallFiles, maintaining
+from sidecar.spark.table.plan import Existing, Plan, plan_of, plan_of_rejects
+from sidecar.spark.table.targets import REJECTS, TABLE, Target, schema_text, targets
+from sidecar.zone.table import LABELS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+
+    from sidecar.spark.table.delta import OwnDelta
 
 TURN_S: Final = 0.2
 WRITTEN: Final = "sidecar_written"
@@ -42,7 +51,9 @@ class TableRules:
         format: `parquet` or `delta`.
         schema: Of the JSON values: its text or its file; None if values are not parsed.
         every_ms: Shortest interval of additions.
-        partitioned_by: Columns by which a new table is partitioned.
+        partitioned_by: Columns by which a new table is partitioned if its layout does not say.
+        layout: How the table is kept.
+        merge: How rows replace others by key; None if they are appended.
     """
 
     path: str
@@ -50,6 +61,8 @@ class TableRules:
     schema: str | None
     every_ms: int
     partitioned_by: tuple[str, ...]
+    layout: TableLayout = UNSET
+    merge: Merge | None = None
 
 
 class Filling:
@@ -69,32 +82,78 @@ class Filling:
         self._checkpoint = checkpoint
         self._once = once
         self._schema_text = None if table.schema is None else schema_text(table.schema)
-        self.targets = targets(checkpoint, table.path, rejects=table.schema is not None)
+        self.targets = targets(checkpoint, table.path, rejects=table.schema is not None or table.merge is not None)
         self.through_driver = False
         """Whether all rows go through the memory of the driver; known after `check`."""
         self._schema: StructType | None = None
+        self._delta: OwnDelta | None = None
+        """Spark's Delta, if it fills the table."""
+        self._plans: dict[str, Plan] = {}
+        """By name of the target; made by `check`."""
+        self.maintained = no_counts(table.layout.maintenance)
+        """Maintenance by operation and result."""
+        self._small_files = SmallFiles(table.path)
         self._queries: list[StreamingQuery] = []
 
     # Starting
 
     def check(self, session: SparkSession) -> None:
-        """Check that table and checkpoint belong together, and that the schema may follow the one before.
+        """Check that table and checkpoint belong together, and that schema and layout may follow those before.
 
         Raises:
-            ConfigError: They do not, or it may not; or the session is one of Spark Connect.
+            ConfigError: They do not, or they may not; or the session is one of Spark Connect.
         """
         from sidecar.spark.table.columns import schema_of
-        from sidecar.spark.table.pinned import SparkStorage, pin_schema, refuse_table_of_another
-        from sidecar.spark.table.writers import has_delta
+        from sidecar.spark.table.merging import refuse_other_rule
+        from sidecar.spark.table.pinned import (
+            SparkStorage,
+            pin_layout,
+            pin_schema,
+            refuse_layout,
+            refuse_table_of_another,
+        )
+        from sidecar.spark.table.writers import existing_by_deltalake, has_delta, own_delta
+        from sidecar.zone.table import TABLE_DDL
 
         _refuse_connect(session)
         self._schema = schema_of(self._schema_text) if self._schema_text is not None else None
         self.through_driver = self._table.format == "delta" and not has_delta(session)
+        if self.through_driver and self._table.layout.cluster_by:
+            raise ConfigError(
+                "spark.table.cluster_by needs Delta's jars in Spark: deltalake does not cluster",
+                hint="Give Spark the package io.delta:delta-spark_4.2_2.13, or use spark.table.partition_by",
+            )
         with _reported():
             storage = SparkStorage(session)
             if self._table.format == "parquet":
                 refuse_table_of_another(storage, self.targets)
+            is_delta = self._table.format == "delta"
+            if is_delta and not self.through_driver:
+                self._delta = own_delta(session)
+            find = existing_by_deltalake if self._delta is None else self._delta.existing
+            found = {target.name: find(target.path) if is_delta else None for target in self.targets}
+            for target in self.targets:
+                self._plans[target.name] = self._plan(target, self._table.layout, found[target.name])
+            if self._table.merge is not None:  # a wrong rule is told before a query starts
+                self._fitted(session.createDataFrame([], TABLE_DDL), self.targets[0])
+            there = found[TABLE]
+            refuse_other_rule(self._table.path, there and there.comments, self._table.merge)
+            unset = self._plan(self.targets[0], UNSET, None)
+            refuse_layout(storage, self._checkpoint, self._plans[TABLE], unset, is_parquet=not is_delta)
             pin_schema(storage, self._checkpoint, self._schema.json() if self._schema is not None else "")
+            pin_layout(storage, self._checkpoint, self._plans[TABLE])
+
+    def _plan(self, target: Target, layout: TableLayout, found: Existing | None) -> Plan:
+        default = self._table.partitioned_by
+        if target.name == REJECTS:
+            return plan_of_rejects(layout, default, target.path, found)
+        fields = None if self._schema is None else self._schema.names
+        plan = plan_of(layout, default, target.path, fields, found)
+        if self._table.merge is None:
+            return plan
+        from sidecar.spark.table.merging import DELETED, KEY, ORDER
+
+        return plan._replace(columns=(*plan.columns, *(Column(name, name) for name in (KEY, ORDER, DELETED))))
 
     def start(self, stack: ExitStack, frame_of: Callable[[Target], DataFrame]) -> None:
         """Start the query of each target.
@@ -114,25 +173,65 @@ class Filling:
     def _fitted(self, frame: DataFrame, target: Target) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
-        from sidecar.spark.table.columns import fitting, parsed, rejected
+        from sidecar.spark.table.columns import fitting, kept, parsed, rejected, with_partitions
+        from sidecar.spark.table.merging import KEY, ORDER, keyed, lacking, with_deleted
 
-        if self._schema is not None:
-            frame = parsed(frame, self._schema)
-            frame = rejected(frame) if target.name == REJECTS else fitting(frame, self._schema)
-        return frame.observe(WRITTEN, F.count(F.lit(1)).alias("rows"))
+        plan, schema, merge, fault = self._plans[target.name], self._schema, self._table.merge, F.lit(None)
+        frame = with_partitions(frame, [column.source for column in plan.columns if column.source in DERIVED])
+        if schema is not None:
+            frame = parsed(frame, schema)
+        if merge is not None:
+            frame, fault = keyed(frame, merge), lacking(merge)
+        if target.name == REJECTS:
+            frame = rejected(frame, schema, fault).drop(KEY, ORDER)
+        else:
+            frame = fitting(frame, schema, fault)
+            frame = kept(frame if merge is None else with_deleted(frame, merge), plan.columns)
+        counts = [F.count(F.lit(1)).alias("rows")]
+        if plan.layout.partition_by and LABELS.keys() & {*plan.partitioned_by}:
+            counts.append(F.approx_count_distinct(F.struct(*plan.partitioned_by)).alias(FILES))
+        return frame.observe(WRITTEN, *counts)
 
     def _query(self, frame: DataFrame, target: Target) -> StreamingQuery:
+        from sidecar.spark.table.delta import appending
+        from sidecar.spark.table.upserts import replacing
         from sidecar.spark.table.writers import by_deltalake, native
 
         query_id: Future[str] = Future()
-        partitioned_by = self._table.partitioned_by
+        path, plan = target.path, self._plans[target.name]
+        merged = self._table.merge is not None and target.name == TABLE
+        if self._delta is not None:
+            self._delta.create(frame, path, plan)
+        upkeep = self._upkeep(frame.sparkSession, target)
         if self.through_driver:
-            writer = frame.writeStream.foreachBatch(by_deltalake(target.path, query_id, partitioned_by))
+            properties = plan.layout.properties
+            write = by_deltalake(path, query_id, plan.partitioned_by, properties, merged=merged)
+        elif merged:
+            write = replacing(path, query_id)
         else:
-            writer = native(frame, self._table.format, target.path, partitioned_by)
+            write = appending(path, query_id)
+        if merged or self.through_driver or upkeep is not None:
+            writer = frame.writeStream.foreachBatch(maintaining(upkeep, write))
+        else:
+            writer = native(frame, self._table.format, path, plan.partitioned_by)
         query = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint).start()
         query_id.set_result(str(query.id))
         return query
+
+    def _upkeep(self, session: SparkSession, target: Target) -> Upkeep | None:
+        from sidecar.spark.table.pinned import SparkStorage, StoredText
+
+        maintenance = self._table.layout.maintenance
+        if not maintenance.is_on:
+            return None
+        if self._delta is None:
+            from sidecar.sinks.table.by_deltalake import steps
+
+            operations = steps(target.path)
+        else:
+            operations = self._delta.steps(target.path)
+        notes = StoredText(SparkStorage(session), f"{self._checkpoint}/maintenance/{target.name}.json")
+        return Upkeep(target.path, maintenance, operations, notes, self.maintained)
 
     def _trigger(self, writer: DataStreamWriter) -> DataStreamWriter:
         if self._once:
@@ -164,12 +263,17 @@ class Filling:
             if stop_asked():
                 self._stop(stop())
                 break
-            progress.heard(_reports(self._queries[0]))
+            self._hear(progress)
             turn()
             time.sleep(TURN_S)
-        progress.heard(_reports(self._queries[0]))
+        self._hear(progress)
         if self._failed() and not stop_asked():
             driver.fail(progress, next(error for query in self._queries if (error := query.exception())))
+
+    def _hear(self, progress: TableProgress) -> None:
+        reports = _reports(self._queries[0])
+        progress.heard(reports)
+        self._small_files.heard(reports)
 
     def _failed(self) -> bool:
         return any(not query.isActive and query.exception() is not None for query in self._queries)

@@ -8,13 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.layout import refuse_lost
 from sidecar.spark.table.evolution import refuse_rewriting
+from sidecar.spark.table.plan import Plan
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LAYOUT: Final = "layout"
+"""Folder of the columns and partitions in force."""
 NOTHING_READ: Final = -1
 """Offset of a writer of the zone of which nothing was read."""
 
@@ -83,6 +87,28 @@ class SparkStorage:
         return location, location.getFileSystem(self._conf)
 
 
+class StoredText:
+    """A file that keeps a small text.
+
+    Args:
+        storage: Its file system.
+        path: Its path.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+
+    def read(self) -> bytes:
+        """The text; empty if there is none."""
+        folder, _, name = self._path.rpartition("/")
+        return self._storage.read(self._path) if name in self._storage.names(folder) else b""
+
+    def write(self, text: bytes) -> None:
+        """Replace the text."""
+        self._storage.write(self._path, text)
+
+
 def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
     """Refuse the table of another checkpoint: Spark's file sink skips each micro-batch whose number the log has.
 
@@ -133,9 +159,53 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
 
 
 def _in_force(storage: Storage, folder: str, names: Iterable[str]) -> str:
-    """The schema of the table: of two, left by a change that was cut short, the shorter one, which has fewer fields."""
+    """The text in force: of two, left by a change that was cut short, the shorter one, which has fewer fields."""
     texts = {name: storage.read(f"{folder}/{name}").decode(errors="replace") for name in names}
     return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # else torn
+
+
+def refuse_layout(storage: Storage, checkpoint: str, plan: Plan, unset: Plan, *, is_parquet: bool) -> None:
+    """Refuse other columns unless some are added, and for Parquet other partitions.
+
+    A Delta table itself says how it is partitioned.
+
+    Args:
+        storage: File system of the checkpoint.
+        checkpoint: Checkpoint of the job.
+        plan: How the table is to be made.
+        unset: How a job of an earlier version has made it, which kept no plan.
+        is_parquet: Whether it is Parquet.
+
+    Raises:
+        ConfigError: The table has rows that were made otherwise.
+    """
+    if all(_latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
+        return
+    folder = f"{checkpoint}/{LAYOUT}"
+    earlier = json.loads(_in_force(storage, folder, storage.names(folder)) or _layout_text(unset))
+    if is_parquet and earlier["partitioned_by"] != list(plan.partitioned_by):
+        raise ConfigError(
+            f"{plan.layout.place('partition_by')}: the table is partitioned by "
+            f"{', '.join(earlier['partitioned_by']) or 'nothing'}, and would be by "
+            f"{', '.join(plan.partitioned_by) or 'nothing'}: Parquet of both could not be read together",
+            hint="Write it as it was; or start anew with another path of the table and another spark.checkpoint",
+        )
+    refuse_lost(earlier["columns"], plan.names, plan.layout.place("columns"))
+
+
+def pin_layout(storage: Storage, checkpoint: str, plan: Plan) -> None:
+    """Keep what `refuse_layout` has accepted, in the way of `pin_schema`."""
+    folder, text = f"{checkpoint}/{LAYOUT}", _layout_text(plan)
+    before = storage.names(folder)
+    if _name(text) not in before:
+        storage.write(f"{folder}/{_name(text)}", text.encode())
+    for name in before:
+        if name != _name(text):
+            storage.remove(f"{folder}/{name}")
+
+
+def _layout_text(plan: Plan) -> str:
+    return json.dumps({"columns": plan.names, "partitioned_by": plan.partitioned_by})
 
 
 def _changed(kept: str, *, began_without: bool) -> ConfigError:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from sidecar.errors import ConfigError
+from sidecar.spark.driver import QueryError
+from sidecar.spark.table.delta import DELTA_CONF, WAIT_S, OwnDelta
+from sidecar.spark.table.plan import Existing, comments_of
 
 if TYPE_CHECKING:
+    import deltalake
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-WAIT_S: Final = 60.0
-DELTA_CONF: Final = {
-    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is created.
-    "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
-    "spark.databricks.delta.autoCompact.enabled": "true",
-    "spark.databricks.delta.autoCompact.minNumFiles": "50",
-}
-"""Settings for Delta, unless the session has others."""
 COMPACT_EVERY: Final = 100
 """Number of micro-batches between compactions, if Delta does not compact by itself."""
 
@@ -33,30 +29,67 @@ def has_delta(session: SparkSession) -> bool:
     return True
 
 
+def own_delta(session: SparkSession) -> OwnDelta:
+    """Spark's Delta; the session gets the settings that appends need."""
+    for name, value in DELTA_CONF.items():
+        if session.conf.get(name, None) is None:
+            session.conf.set(name, value)
+    return OwnDelta(session)
+
+
+def existing_by_deltalake(path: str) -> Existing | None:
+    """The Delta table at a path; None if there is none.
+
+    Raises:
+        ConfigError: deltalake is not installed.
+    """
+    table = opened(path)
+    if table is None:
+        return None
+    found = table.metadata()
+    return Existing(found.partition_columns, (), found.configuration, comments_of(table.schema().fields))
+
+
 def native(frame: DataFrame, form: str, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
     """A writer for Spark's own sink; Parquet's log, or Delta's transactions by query and micro-batch, make it exact."""
-    if form == "delta":
-        for name, value in DELTA_CONF.items():
-            if frame.sparkSession.conf.get(name, None) is None:
-                frame.sparkSession.conf.set(name, value)
     writer = frame.writeStream.format(form)
-    if form == "parquet" or not _is_there(frame.sparkSession, path):
-        writer = writer.partitionBy(*partitioned_by)  # a table of Delta that is there keeps to its own
+    if form == "parquet":  # a table of Delta exists
+        writer = writer.partitionBy(*partitioned_by)
     return writer.option("path", path).option("mergeSchema", "true")
 
 
-def _is_there(session: SparkSession, path: str) -> bool:
-    from pyspark.errors import AnalysisException
+def opened(path: str) -> deltalake.DeltaTable | None:
+    """The table by deltalake; None if there is none.
 
+    Raises:
+        ConfigError: deltalake is not installed.
+        QueryError: The table cannot be opened.
+    """
     try:
-        _ = session.read.format("delta").load(path).schema
-    except AnalysisException:
-        return False
-    return True
+        import deltalake
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    except ImportError as error:
+        raise ConfigError(
+            "a Delta table needs Delta's jars in Spark, or deltalake, and neither is installed",
+            hint="pip install consumer-sidecar[delta], or give Spark the package io.delta:delta-spark_4.2_2.13",
+        ) from error
+    try:
+        return deltalake.DeltaTable(path)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError, ValueError) as error:
+        raise QueryError(f"cannot open the Delta table {path}: {' '.join(str(error).split())[:300]}") from error
 
 
-def by_deltalake(path: str, query_id: Future[str], partitioned_by: Sequence[str]) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch`: append a micro-batch, through the driver's memory, unless the table has it.
+def by_deltalake(
+    path: str,
+    query_id: Future[str],
+    partitioned_by: Sequence[str],
+    properties: Mapping[str, str],
+    *,
+    merged: bool = False,
+) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch`: write a micro-batch, through the driver's memory, unless the table has it.
 
     A micro-batch is identified by the query's id and its number, as in Delta's own sink, so that each may replace the
     other.
@@ -65,45 +98,37 @@ def by_deltalake(path: str, query_id: Future[str], partitioned_by: Sequence[str]
         path: The table; created if it is missing.
         query_id: Set once the query has started.
         partitioned_by: Columns by which the table is partitioned if it is created.
-
-    Raises:
-        ConfigError: deltalake is not installed.
+        properties: Its properties then.
+        merged: Whether rows replace those of their keys, or are appended.
     """
-    try:
-        import deltalake
-        from deltalake.exceptions import TableNotFoundError
+    import deltalake
 
-        from sidecar.sinks.delta import CONFIGURATION, sync_commit
-    except ImportError as error:
-        raise ConfigError(
-            "a Delta table needs Delta's jars in Spark, or deltalake, and neither is installed",
-            hint="pip install consumer-sidecar[delta], or give Spark the package io.delta:delta-spark_4.2_2.13",
-        ) from error
+    from sidecar.sinks.table.by_deltalake import CONFIGURATION, optimize
+    from sidecar.sinks.table.commits import sync_commit
+    from sidecar.spark.table import upserts_in_driver as upserts
 
-    def opened() -> deltalake.DeltaTable | None:
-        try:
-            return deltalake.DeltaTable(path)
-        except TableNotFoundError:
-            return None
-
-    def append(frame: DataFrame, batch: int) -> None:
+    def write(frame: DataFrame, batch: int) -> None:
         app = query_id.result(WAIT_S)
-        table = opened()
+        table = opened(path)
         known = None if table is None else table.transaction_version(app)
         if known is not None and known >= batch:
             return
-        rows = frame.toArrow()
+        rows = upserts.rows_of(frame) if merged else frame.toArrow()
         if table is None:
+            columns = upserts.columns_of(rows, frame) if merged else deltalake.Schema.from_arrow(rows.schema)
             deltalake.DeltaTable.create(
-                path, deltalake.Schema.from_arrow(rows.schema), mode="ignore", partition_by=list(partitioned_by),
-                configuration=dict(CONFIGURATION),
+                path, columns, mode="ignore", partition_by=list(partitioned_by),
+                configuration={**CONFIGURATION, **properties},
             )  # fmt: skip
             table = deltalake.DeltaTable(path)
         # This fails if another driver commits the same transaction meanwhile.
-        properties = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
-        deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=properties)
+        commit = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
+        if merged:
+            upserts.merge(path, table, rows, commit)
+        else:
+            deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=commit)
         sync_commit(path, table.version())
         if batch % COMPACT_EVERY == COMPACT_EVERY - 1:
-            table.optimize.compact()
+            optimize(table, path)
 
-    return append
+    return write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.process import free_ports, http_get, spawn, tail, wait_until
+from tests.support.spark.hosts import Host, Hosts
 from tests.support.spark.session import write_defaults
 
 _DEPLOY = "org.apache.spark.deploy"
@@ -25,13 +27,17 @@ class Cluster:
         folder: Holds logs and what executors write.
         workers: How many.
         env: Added to the environment of all, executors and their Python workers too.
+        hosts: Hosts of the workers, one each, in place of `workers` on this one.
     """
 
-    def __init__(self, folder: Path, *, workers: int = 2, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, workers: int = 2, env: Mapping[str, str] | None = None, hosts: Hosts | None = None
+    ) -> None:
         import pyspark
 
         self._folder = folder
-        self._workers = workers
+        self._hosts = hosts.hosts if hosts else [Host(f"127.0.0.{number + 1}", ()) for number in range(workers)]
+        self._address = hosts.address if hosts else "127.0.0.1"
         self._home = Path(pyspark.__file__).parent
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         own = {
@@ -43,17 +49,18 @@ class Cluster:
         self._env = {**write_defaults(folder / "conf", jars=False), **own, **(env or {})}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port, self._ui = free_ports(2)
-        self.url = f"spark://127.0.0.1:{self._port}"
+        self.url = f"spark://{self._address}:{self._port}"
 
     def __enter__(self) -> Cluster:
         try:
-            address = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._ui)]
+            address = ["--host", self._address, "--port", str(self._port), "--webui-port", str(self._ui)]
             self._start("master", "spark-class", f"{_DEPLOY}.master.Master", *address)
-            for number in range(self._workers):
-                host, work = f"127.0.0.{number + 1}", self._folder / f"work{number}"
-                place = ["--host", host, "--webui-port", "0", "--work-dir", str(work)]
+            for number, host in enumerate(self._hosts):
+                work = self._folder / f"work{number}"
+                place = ["--host", host.address, "--webui-port", "0", "--work-dir", str(work)]
                 size = ["--cores", "1", "--memory", "1g"]
-                self._start(f"worker{number}", "spark-class", f"{_DEPLOY}.worker.Worker", *place, *size, self.url)
+                worker = [f"{_DEPLOY}.worker.Worker", *place, *size, self.url]
+                self._start(f"worker{number}", "spark-class", *worker, host=host)
             wait_until(self._is_up, 240, "all workers are registered", detail=lambda: self.log("worker0"))
         except BaseException:
             self.__exit__()
@@ -109,10 +116,11 @@ class Cluster:
         """The end of a process's log, for a failure message."""
         return tail(self._folder / f"{name}.log", lines=60)
 
-    def _start(self, name: str, program: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, program: str, *words: str, host: Host | None = None) -> subprocess.Popen[bytes]:
+        prefix, own = (host.prefix, {"SPARK_LOCAL_IP": host.address}) if host and host.prefix else ((), {})
         with (self._folder / f"{name}.log").open("ab") as log:
-            command = [str(self._home / "bin" / program), *words]
-            self._processes.append(spawn(command, log, env={**self._env, "SPARK_NO_DAEMONIZE": "1"}))
+            command = [*prefix, str(self._home / "bin" / program), *words]
+            self._processes.append(spawn(command, log, env={**self._env, **own, "SPARK_NO_DAEMONIZE": "1"}))
         return self._processes[-1]
 
     def _state(self) -> dict[str, list[dict[str, int]]]:
@@ -122,7 +130,7 @@ class Cluster:
         return found
 
     def _is_up(self) -> bool:
-        return self._state().get("aliveworkers") == self._workers  # type: ignore[comparison-overlap]
+        return self._state().get("aliveworkers") == len(self._hosts)  # type: ignore[comparison-overlap]
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
@@ -134,7 +142,13 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _connected(process: psutil.Process, port: int) -> bool:
+    """Whether it has a connection to this port, in its own network, which psutil does not look at."""
+    folder, sockets = Path(f"/proc/{process.pid}"), set[str]()
     try:
-        return any(one.raddr and one.raddr.port == port for one in process.net_connections("tcp"))
-    except psutil.NoSuchProcess:
+        for descriptor in (folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                sockets.add(str(descriptor.readlink()))
+        lines = [line.split() for name in ("tcp", "tcp6") for line in (folder / "net" / name).read_text().splitlines()]
+    except OSError:  # it has ended
         return False
+    return any(words[2].endswith(f":{port:04X}") and f"socket:[{words[9]}]" in sockets for words in lines)

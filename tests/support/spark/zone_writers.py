@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
+from sidecar.storage import Root, storage_of
+from sidecar.storage.objects import ObjectStorage
+from tests.support.bucket import CountedBucket
 from tests.support.landing import Disk, Sent, disk, message, part, writer
 from tests.support.process import spawn, tail, wait_until
 from tests.support.zone_writing import STEPS
@@ -23,6 +27,8 @@ TAKEN_OVER = 260
 """Messages of a batch of another's partition: it is cut otherwise than its owner does."""
 POINTS = len(STEPS) + 1
 """Of a landing: before each change to the disk, and between the last one and the commit."""
+REQUESTS = ["get", "put", "get", "create", "get"]
+"""Of a landing in an object store."""
 
 
 TAGS = (None, "a", "b", "c", "d", "e", "f", "g")
@@ -48,10 +54,12 @@ class WriterProcess:
         folder: Holds zone, commits and logs.
         partition: 0 or 1, which it takes from; the name follows.
         messages: How many there are in each partition.
+        zone: The zone, if it is not in the folder.
     """
 
-    def __init__(self, folder: Path, partition: int, messages: int) -> None:
+    def __init__(self, folder: Path, partition: int, messages: int, zone: str | None = None) -> None:
         self._folder = folder
+        self._zone = zone or str(folder / "zone")
         self._partition = partition
         self._messages = messages
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,9 +69,9 @@ class WriterProcess:
 
         Args:
             upto: The first offset that is not landed.
-            point: Of the last landing, where it ends itself, from 1 to `POINTS`; 0: it ends in order.
+            point: Of the last landing, where it ends itself, from 1 on; 0: it ends in order.
         """
-        words = map(str, (self._folder, self._partition, self._messages, upto, point))
+        words = map(str, (self._folder, self._zone, self._partition, self._messages, upto, point))
         with self._log.open("ab") as log:
             self._process = spawn([sys.executable, "-m", "tests.support.spark.zone_writers", *words], log)
 
@@ -89,10 +97,10 @@ class WriterProcess:
         return self._folder / f"writer-{NAMES[self._partition]}.log"
 
 
-def main(folder: Path, partition: int, messages: int, upto: int, point: int) -> None:
+def main(folder: Path, root: str, partition: int, messages: int, upto: int, point: int) -> None:
     """Be the process."""
-    with disk(Disk(leave=_kill)) as trouble:
-        zone = writer(folder / "zone", NAMES[partition], report=lambda text: print(text, flush=True))
+    with _trouble(root) as (trouble, place):
+        zone = writer(place, NAMES[partition], report=lambda text: print(text, flush=True))
         begin, other = _committed(folder, partition), _committed(folder, 1 - partition)
         if begin:
             taken = range(max(other - REDELIVERED, 0), min(other + TAKEN_OVER, messages))
@@ -107,6 +115,19 @@ def main(folder: Path, partition: int, messages: int, upto: int, point: int) -> 
                 _kill()
             _commit(folder, partition, min(first + BATCH, upto))
         zone.close()
+
+
+@contextmanager
+def _trouble(root: str) -> Iterator[tuple[Disk | CountedBucket, Root]]:
+    """What counts changes or requests and ends the process, and the zone."""
+    if root.startswith("s3://"):
+        place = storage_of(root)
+        assert isinstance(place, ObjectStorage)
+        place._bucket = counted = CountedBucket(place._bucket, _kill)
+        yield counted, place
+    else:
+        with disk(Disk(leave=_kill)) as trouble:
+            yield trouble, root
 
 
 def _committed(folder: Path, partition: int) -> int:
@@ -126,4 +147,4 @@ def _kill() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -65,6 +65,15 @@ CASES = [
     Case("no value", "/var/lib/sidecar/orders", "", "12:3", "state.dir", "has no value"),
     Case("no sink's value", "  http:\n" + HTTP, "  http:\n", "9:3", "sink.http", "has no value"),
     Case("no section", "", "batch:\n", "13:1", "batch", "has no value", "{}"),
+    # a table that is merged
+    *(
+        Case(f"merge {name}", "", f"spark: {{checkpoint: c, table: {{merge: {rule}}}}}\n", "13:" + column, key, says)
+        for name, rule, column, key, says in (
+            ("without schema", "{key: $.id}", "45", "spark.table.merge.key", "needs spark.table.schema"),
+            ("by a word", "{key: id}", "45", "spark.table.merge.key", "needs key, or a path into the JSON value"),
+            ("by no path", "{key: key, order_by: $}", "60", "spark.table.merge.order_by", "names the whole value"),
+        )
+    ),
     # keys
     Case(
         "misspelt", "", "batch: {max_mesages: 5}\n", "13:9", "batch.max_mesages", "unknown key", "mean 'max_messages'?"
@@ -76,6 +85,14 @@ CASES = [
     Case("no source", GOOD[: GOOD.index("tags")], "", "1:1", "source", "is missing"),
     Case("no topics", KAFKA, "", "2:3", "source.kafka.topics", "is missing"),
     Case("no url", HTTP, "    format: ndjson\n", "9:3", "sink.http.url", "is missing"),
+    Case(
+        "another object store",
+        "  http:\n" + HTTP,
+        "  spark:\n    landing: abfs://c@host/zone\n",
+        "10:14",
+        "sink.spark.landing",
+        "needs a folder, or s3://BUCKET/PREFIX",
+    ),
     Case("two sinks", "state:", "  console: {}\nstate:", "11:3", "sink.console", "conflicts with http"),
     Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", f"needs one of {', '.join(Sink.model_fields)}"),
     # kinds of value
@@ -367,6 +384,48 @@ CASES = [
         "9:1",
         "sink",
         "cannot be used with delay so far",
+    ),
+    # tables
+    *(
+        Case(name, f"  http:\n{HTTP}", f"  delta: {{path: /t, {keys}}}\n", place, f"sink.delta.{key}", says)
+        for name, keys, place, key, says in (
+            ("clusters of deltalake", "cluster_by: [tag]", "9:21", "cluster_by", "deltalake, with which the daemon"),
+            ("JSON in the daemon", "columns: [offset, data.*]", "9:21", "columns", "only Spark reads JSON values"),
+            ("unknown column", "columns: [offsets]", "9:21", "columns", "offsets, which is not one of topic, part"),
+            ("column twice", "columns: [tag, key, tag]", "9:21", "columns", "has tag twice"),
+            ("no column", "columns: []", "9:21", "columns", "needs at least one entry"),
+            ("partition twice", "partition_by: [tag, tag]", "9:21", "partition_by", "has tag twice"),
+            ("unknown partition", "partition_by: [month]", "9:36", "partition_by[0]", "'date', 'hour', 'group', 'tag'"),
+            (
+                "no property of Delta",
+                "properties: {a.b: 1}",
+                "9:21",
+                "properties",
+                "Delta's properties begin with delta.",
+            ),
+            (
+                "property of Sidecar",
+                "properties: {delta.SetTransactionRetentionDuration: interval 1 day}",
+                "9:21",
+                "properties",
+                "which Sidecar needs as it is: these entries tell which micro-batches",
+            ),
+            (
+                "short log",
+                "properties: {delta.logRetentionDuration: interval 47 hours}",
+                "9:21",
+                "properties",
+                "of at least `interval 2 days`, and has `interval 47 hours`: the log tells which parts",
+            ),
+            (
+                "short retention",
+                "properties: {delta.deletedFileRetentionDuration: interval 1 month}",
+                "9:21",
+                "properties",
+                "of at least `interval 1 day`, and has `interval 1 month`: readers and writers",
+            ),
+            ("often", "maintenance: {optimize: 1s}", "9:45", "maintenance.optimize", "must be from 1m to 365d"),
+        )
     ),
     # variables and secrets
     Case("unset", "orders-sidecar", "${NO_SUCH}", "4:15", "source.kafka.group_id", "NO_SUCH, which is not set", ":-"),

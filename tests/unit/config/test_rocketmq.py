@@ -181,13 +181,6 @@ def test_an_access_key_needs_its_secret(tmp_path: Path) -> None:
     assert (result.exit_code, "access_key and secret_key need each other" in result.output) == (78, True)
 
 
-def test_spark_reads_kafka_alone(tmp_path: Path) -> None:
-    """The pipeline on Spark refuses RocketMQ at once, and says so."""
-    result = CliRunner().invoke(main, ["validate", "--engine", "spark", "-c", str(write(tmp_path))])
-    assert result.exit_code == 78
-    assert "source.rocketmq: is not supported on Spark" in result.output
-
-
 def test_a_ledger_over_grpc(tmp_path: Path) -> None:
     """Where messages are handed over one by one they may have a ledger that others share."""
     (tmp_path / "sidecar.yaml").write_text(

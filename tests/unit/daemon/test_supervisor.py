@@ -46,7 +46,7 @@ class Core:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
-        self.delivery = self.outbox = self.commits = self
+        self.delivery = self.outbox = self.commits = self.cutter = self
         self.groups = self.outstanding = self.idle = False
         self.orders, self.paused = Orders(), frozenset[TopicPartition]()
         self.gate = self
@@ -55,6 +55,9 @@ class Core:
     def step(self, now_ms: float) -> list[Effect]:
         effects, self.effects = self.effects, []
         return effects
+
+    def patience_ms(self, now_ms: float) -> float:
+        return 0
 
     def forget(self, tps: object) -> None:
         pass

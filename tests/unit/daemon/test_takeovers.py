@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -386,16 +387,16 @@ class Fed:
 
     def __init__(self) -> None:
         self.takeovers: Any = Mock(loading={}, **{"proved.return_value": [], "stale.return_value": {}})
-        self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True)
+        self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True, commits=Mock(outstanding=False))
         self.pipeline.origins.copies_of.return_value = frozenset()
         self.source: Any = Mock(idle_poll_s=0.0)
         ids: Any = Mock(loading={}, **{"take.return_value": True})
         snapshots: Any = Mock(assignments={}, **{"load.return_value": {}})
-        delays: Any = Mock(takeovers=self.takeovers, **{"wait_s.return_value": 0.0})
+        self.delays: Any = Mock(takeovers=self.takeovers, **{"wait_s.return_value": 0.0})
         self.read: list[object] = []
         self.pipeline.read.side_effect = lambda run, _: self.read.append(run)
         self.pipeline.read_past.side_effect = lambda tp, position, _: self.read.append(ReadPast(tp, position))
-        self.feed = Feed(self.pipeline, self.source, ids, snapshots, delays, has_ledger=False)
+        self.feed = Feed(self.pipeline, self.source, ids, snapshots, self.delays, has_ledger=False)
 
     def poll(self, *items: object) -> None:
         """The source returns these."""
@@ -495,3 +496,13 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     assert takeovers.stale() == {}
     assert list(scene.store.known(scene.store.number(name_of(TP)))) == []
     assert scene.held() == 0
+
+
+@pytest.mark.parametrize(("in_ms", "wait_s"), [(60_000, 0.001), (-60_000, 0.005)])
+def test_the_end_of_a_commit_is_awaited_in_short_waits(in_ms: float, wait_s: float) -> None:
+    """Batches wait for it; but one that takes long, as while the broker is gone, must not make the loop spin."""
+    fed = Fed()
+    fed.pipeline.commits = Mock(outstanding=True, begun_ms=time.monotonic() * 1_000 + in_ms)
+    fed.delays.wait_s.return_value = 60.0
+    fed.poll()
+    assert fed.source.poll.call_args.args == (wait_s,)

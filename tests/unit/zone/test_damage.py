@@ -10,6 +10,7 @@ from zlib import crc32
 import pytest
 
 from sidecar.errors import ZoneError
+from sidecar.storage import storage_of
 from sidecar.zone import Tail, read
 from sidecar.zone.entry import DamagedLineError, line_of, parse
 from sidecar.zone.floor import Floor, write_floor
@@ -128,7 +129,7 @@ def test_a_damaged_line_without_its_data_is_an_error(zone: Path) -> None:
     again = writer(zone)
     assert again.land(batch(9)) is not None
     again.close()
-    write_floor(zone, "a", Floor(1, 0, 0))
+    write_floor(storage_of(zone), "a", Floor(1, 0, 0))
     told: list[str] = []
     assert [entry.seq for entry in entries(zone, told.append)] == [0, 2, 3]
     assert len(told) == 1

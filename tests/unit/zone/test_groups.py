@@ -12,10 +12,10 @@ pytest.importorskip("pyarrow")
 from sidecar.core.parts import Batch
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
-from sidecar.zone import Entry, Tail, layout, read
+from sidecar.zone import Entry, Tail, read
 from sidecar.zone.index import Wanted
 from sidecar.zone.writer import Format
-from tests.support.landing import TAGS, Sent, entries, joined, part, writer
+from tests.support.landing import TAGS, Sent, entries, joined, part, segment_path, writer
 
 
 def found(root: Path, entry: Entry, **how: object) -> list[tuple[str, str | None, int]]:
@@ -48,7 +48,7 @@ def test_only_joined_batches_are_of_version_2(tmp_path: Path) -> None:
     zone.land(joined(10))
     zone.land(joined(20, ("a", "a")))
     zone.close()
-    lines = [orjson.loads(line[9:]) for line in layout.segment_path(tmp_path, "a", 0).read_bytes().splitlines()]
+    lines = [orjson.loads(line[9:]) for line in segment_path(tmp_path, "a", 0).read_bytes().splitlines()]
     assert [(line["v"], line["group"]) for line in lines] == [(1, ""), (2, ""), (2, "")]
 
 
@@ -57,7 +57,7 @@ def test_a_damaged_line_of_a_joined_batch_is_made_again(tmp_path: Path) -> None:
     zone = writer(tmp_path)
     zone.land(joined())
     zone.close()
-    path = layout.segment_path(tmp_path, "a", 0)
+    path = segment_path(tmp_path, "a", 0)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"orders", b"brders"))
     told: list[str] = []

@@ -20,11 +20,11 @@ from sidecar.errors import ZoneError
 from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
-from sidecar.zone import Entry, Tail, data, layout, read
+from sidecar.zone import Entry, Tail, data, read
 from sidecar.zone.entry import line_of, parse
 from sidecar.zone.index import SPANS_MAX, Wanted, index_of, spans_of
 from sidecar.zone.writer import Format
-from tests.support.landing import Sent, joined, part, writer
+from tests.support.landing import Sent, joined, part, segment_path, writer
 
 CHOICES = [Wanted.of(None, {"a"}), Wanted.of(None, {None, "c"}), Wanted.of({"group-b"}, {"b", "a"})]
 
@@ -112,7 +112,7 @@ def test_a_line_is_not_made_again_with_a_damaged_index(tmp_path: Path) -> None:
     zone.close()
     assert entry is not None
     text = orjson.loads(line_of(entry)[9:])["index"].encode()
-    path = layout.segment_path(tmp_path, "a", 0)
+    path = segment_path(tmp_path, "a", 0)
     path.write_bytes(path.read_bytes().replace(b"orders", b"brders"))
     file = tmp_path / entry.file
     file.write_bytes(file.read_bytes().replace(text, text[:20] + text[20:].swapcase()))

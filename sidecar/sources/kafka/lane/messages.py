@@ -12,6 +12,7 @@ from sidecar.sources.kafka.columns import hash_of
 
 if TYPE_CHECKING:
     import sidecar_fastlane as fastlane
+    from sidecar_fastlane.columns import Table
 
 
 class LaneColumns:
@@ -96,6 +97,10 @@ class LaneMessages(Sequence["fastlane.Message"]):
         """See `RunSorter.sort`."""
         self._keep_newest()
         return self._run.sort(rules, fresh)
+
+    def columns(self, rules: fastlane.Rules) -> Table:
+        """See `Run.columns` of the package."""
+        return self._run.columns(rules)
 
     def _keep_newest(self) -> None:
         """Keep the newest message, for its fingerprint."""

@@ -42,11 +42,15 @@ class Fetcher:
         Raises:
             UnavailableError: The broker does not give it within 10 s.
         """
-        for message in self._read(tp, offset):
-            if message.offset == offset:
-                (key,) = RocketMqColumns().keys([message])
-                return Original(key, message.body, properties(message.properties), message.born_ms, details_of(message))
-        return None
+        message = self.message(tp, offset)
+        if message is None:
+            return None
+        (key,) = RocketMqColumns().keys([message])
+        return Original(key, message.body, properties(message.properties), message.born_ms, details_of(message))
+
+    def message(self, tp: TopicPartition, offset: int) -> StoredMessage | None:
+        """The message as the broker has it, None if it is gone; raises like `fetch`."""
+        return next((message for message in self._read(tp, offset) if message.offset == offset), None)
 
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
         """Have the broker copy a message to the group's retry topic or, with level -1, to its dead letters.

@@ -16,12 +16,15 @@ from sidecar.sources.rocketmq.remoting.joining import await_routes
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
 from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks
 
 START_MS = 10_000
 """Longest wait for name servers: a person waits."""
 PATIENCE_S = 10.0
+NO_MEMBERS = 1
+"""A broker's answer where a group has no member: its general error."""
 
 
 class Inquiry:
@@ -31,6 +34,7 @@ class Inquiry:
         settings: `source.rocketmq`.
         topics: Topics whose routes must be known; those of the source if it is empty.
         beside: Topics that need not exist.
+        start_ms: Longest wait for name servers, if that of the source is longer.
 
     Raises:
         ConfigError: The client reaches no name server, or a certificate cannot be used.
@@ -38,7 +42,14 @@ class Inquiry:
         CredentialsError: A name server refuses the credentials.
     """
 
-    def __init__(self, settings: Settings, topics: Sequence[str] = (), beside: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Sequence[str] = (),
+        beside: Sequence[str] = (),
+        *,
+        start_ms: int = START_MS,
+    ) -> None:
         if settings.name_servers is None:
             raise ConfigError(
                 "this command asks RocketMQ's name servers and brokers, and client: grpc has only proxies",
@@ -46,7 +57,7 @@ class Inquiry:
             )
         self._settings = settings.model_copy(
             update={
-                "start_timeout_ms": min(settings.start_timeout_ms, START_MS),
+                "start_timeout_ms": min(settings.start_timeout_ms, start_ms),
                 "topics": list(topics or settings.topics),
             }
         )
@@ -77,6 +88,12 @@ class Inquiry:
         """All queues of the topics, in order."""
         return sorted(tp for topic in [*self._settings.topics, *self._beside] for tp in self.routes.queues(topic))
 
+    def members(self) -> list[str]:
+        """The client id of each member of the group, whichever broker knows it; raises like `answers`."""
+        ask = MemberAsks(self.asks).members()
+        answers = self.answers([(broker, ask) for broker in self.routes.addresses], also=[NO_MEMBERS])
+        return sorted({member for frame in answers if frame.code == Code.SUCCESS for member in read_members(frame)})
+
     def link(self, broker: str) -> Link:
         """The connection to a broker's master.
 
@@ -104,9 +121,13 @@ class Inquiry:
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
-        sign, tls = sign_of(self._settings), tls_of(self._settings)
-        with closing(Fetcher(self.asks, sign, tls, lambda: self.routes.addresses)) as fetcher:
+        with closing(self.fetcher()) as fetcher:
             return fetcher.fetch(tp, offset)
+
+    def fetcher(self) -> Fetcher:
+        """What reads single messages or hands them back, to be closed before the end."""
+        sign, tls = sign_of(self._settings), tls_of(self._settings)
+        return Fetcher(self.asks, sign, tls, lambda: self.routes.addresses)
 
 
 def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> SidecarError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from sidecar.config.source.rocketmq import RocketMqSource as Settings
 from sidecar.errors import ConfigError, UnavailableError
@@ -12,7 +12,7 @@ from sidecar.sources.rocketmq.remoting.members import Members
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.membership import MemberAsks
-from sidecar.sources.rocketmq.wire.network import Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.network import Link, Network, NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 
 ASK_TIMEOUT_S = 2.0
@@ -82,14 +82,7 @@ class Joining:
             ConfigError: A broker cannot filter by this subscription.
         """
         links = [link for link in self._routes.brokers().values() if link.is_up]
-        check = MemberAsks(self._asks).check(subscription)
-        answers = self._network.ask_all([(link, check) for link in links], ASK_TIMEOUT_S)
-        for link, frame in zip(links, answers, strict=True):
-            if frame is not None and frame.code != Code.SUCCESS:
-                raise ConfigError(
-                    f"RocketMQ cannot filter by source.rocketmq.sql: {RefusedError(frame, link.address)}",
-                    hint="correct source.rocketmq.sql, or set enablePropertyFilter=true on the brokers",
-                )
+        check_filter(self._network, self._asks, links, subscription)
 
     def await_start(self, begin: Callable[[], Collection[str]]) -> None:
         """Wait until all brokers have reported where a new group begins: a commit at any of them decides for all.
@@ -116,6 +109,22 @@ class Joining:
     @property
     def _left_s(self) -> float:
         return self._until_s - time.monotonic()
+
+
+def check_filter(network: Network, asks: Asks, links: Sequence[Link], subscription: Subscription) -> None:
+    """Check a filter at these brokers; those that do not answer are passed over.
+
+    Raises:
+        ConfigError: A broker cannot filter by this subscription.
+    """
+    check = MemberAsks(asks).check(subscription)
+    answers = network.ask_all([(link, check) for link in links], ASK_TIMEOUT_S)
+    for link, frame in zip(links, answers, strict=True):
+        if frame is not None and frame.code != Code.SUCCESS:
+            raise ConfigError(
+                f"RocketMQ cannot filter by source.rocketmq.sql: {RefusedError(frame, link.address)}",
+                hint="correct source.rocketmq.sql, or set enablePropertyFilter=true on the brokers",
+            )
 
 
 def await_routes(settings: Settings, network: Network, routes: Routes, until_s: float) -> None:

@@ -11,11 +11,9 @@ import confluent_kafka as ck
 
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
-from sidecar.errors import UnavailableError
-from sidecar.sources.kafka.columns import Failed
 from sidecar.sources.kafka.lane.lane import Lane
-from sidecar.spark.ranges.broker import outsider
-from sidecar.spark.ranges.fetch import CLIENT, WAIT_S, refuse_error, refuse_silence
+from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
+from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
 from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS, Gathering
 
 if TYPE_CHECKING:
@@ -28,10 +26,7 @@ def fetch_by_lane(kafka: KafkaSource, lane: Lane, tp: TopicPartition, start: int
     Raises:
         UnavailableError: The broker does not return them.
     """
-    with outsider(kafka, lane, **CLIENT) as client:
-        lane.forward([tp])
-        client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
-        lane.forward([tp])
+    with reading(kafka, lane, tp, start) as client:
         yield from _runs(client, lane, tp, start, end)
 
 
@@ -41,13 +36,13 @@ def _runs(client: ck.Consumer, lane: Lane, tp: TopicPartition, offset: int, end:
     kept = 0
     """Messages in C that are less than a run."""
     while offset < end:
-        _refuse_strayed(client, tp)
+        refuse_strayed(client, tp)
         found, _ = lane.read(WAIT_S, min(gathering.room - kept, end - offset), more=bool(kept))
-        reached = _reached(found, tp) if found else offset
-        if reached == offset:
+        behind = reached(found, tp) if found else offset
+        if behind == offset:
             refuse_silence(heard_s, tp, offset)
             continue
-        offset, heard_s = reached, time.monotonic()
+        offset, heard_s = behind, time.monotonic()
         runs = [each for each in found if isinstance(each, Run)]
         kept = 0
         if len(runs) == 1 and gathering.room == RUN_ROWS and lane.read_bytes < RUN_BYTES and runs[0].last < end:
@@ -63,26 +58,6 @@ def _runs(client: ck.Consumer, lane: Lane, tp: TopicPartition, offset: int, end:
             yield from gathering.add([message for message in run.messages if message.offset < end])
         heard_s = time.monotonic()
     yield from gathering.rest()
-
-
-def _reached(found: list[Run | Failed], tp: TopicPartition) -> int:
-    """The offset behind all of these; an end of the partition is at it."""
-    for each in found:
-        if isinstance(each, Failed):
-            refuse_error(each.error, tp)
-    last = found[-1]
-    return last.offset if isinstance(last, Failed) else last.last + 1
-
-
-def _refuse_strayed(client: ck.Consumer, tp: TopicPartition) -> None:
-    """Serve the client; an error beside the messages ends the task, and so does a message that went past the lane."""
-    message = client.poll(0)
-    if message is None:
-        return
-    error = message.error()
-    if error is None:
-        raise UnavailableError(f"{tp}@{message.offset()} went past the fast lane")
-    refuse_error(error, tp)
 
 
 def _sizes(messages: list[fastlane.Message]) -> Iterator[int]:

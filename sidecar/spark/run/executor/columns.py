@@ -56,10 +56,11 @@ def place_of(batch: pa.RecordBatch) -> TopicPartition:
     Raises:
         ValueError: It has rows of several partitions, so there is an operation between source and sink.
     """
-    topics, partitions = batch.column("topic").unique(), batch.column("partition").unique()
-    if len(topics) != 1 or len(partitions) != 1:
+    names = [name for name in TopicPartition._fields if name in batch.schema.names]  # Kafka's connector has no broker
+    found = [batch.column(name).unique() for name in names]
+    if any(len(values) != 1 for values in found):
         raise ValueError("a task has rows of several partitions: no shuffle is allowed between source and sink")
-    return TopicPartition(topics[0].as_py(), partitions[0].as_py())
+    return TopicPartition(*(values[0].as_py() for values in found))
 
 
 def runs(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Run]:

@@ -39,16 +39,15 @@ from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartit
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import SidecarError
 from sidecar.runtime.build import build_reading, delivery_rules, plan_memory
-from sidecar.runtime.dead_letters import DeadLetterStore, open_dead_letters
+from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered, Senders
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.executor.claims import Claims, MarksAnswered
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.sources.build import run_source
 
 WAIT_S = 0.05
 NOTE_EVERY_S = 5.0
@@ -82,7 +81,7 @@ class Task:
     @property
     def stem(self) -> str:
         """The names of this attempt's files begin with it."""
-        return f"{self.tp.topic}-{self.tp.partition}-{self.attempt}"
+        return f"{self.tp.topic}-{self.tp.queue}-{self.attempt}"
 
 
 def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
@@ -171,17 +170,15 @@ class _Letters:
         self.refused += sum(bool(letter.attempts) for letter in letters)
         for letter in letters[:10]:
             log.warning(
-                "message.dead_lettered", topic=letter.tp.topic, partition=letter.tp.partition, offset=letter.offset,
-                group=group_label(letter.group), reason=letter.reason,
+                "message.dead_lettered", **letter.tp.fields(), offset=letter.offset, group=group_label(letter.group),
+                reason=letter.reason,
             )  # fmt: skip
         return True
 
     def _opened_store(self) -> DeadLetterStore:
         """The store, opened at first use: most tasks have no dead letter, and a producer connects at once."""
         if self._store is None:
-            fetcher = Fetcher(client_config(self._settings.source.kafka))
-            self._stack.callback(fetcher.close)
-            self._store = open_dead_letters(self._settings, self.files, fetcher.fetch)
+            self._store = run_source(self._settings).open_letters(self.files, self._stack)
             self._stack.callback(self._store.close)
         return self._store
 
@@ -263,7 +260,7 @@ class _Delivery:
         self._note = _Note(folder.notes, task.tp)
         self._windows: Windows | None = None
         if reading.ids is not None:
-            self._windows = Windows(folder.path / "ids" / f"{task.ids_scope}-{task.tp.partition}")
+            self._windows = Windows(folder.path / "ids" / f"{task.ids_scope}-{task.tp.queue}")
             self._windows.load(self._window, task.batch - 1)
         self._last = -1
 

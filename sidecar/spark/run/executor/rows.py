@@ -107,7 +107,7 @@ def _sorted(job: Job, place: Place) -> Iterator[pa.RecordBatch]:
     framer, tp = reading.framer, place.tp
     assert isinstance(framer, TableFramer)
     sorter = RangeSorter(replace(reading, bitmap_ids=False), tp, place.scope)
-    windows = Windows(place.folder.path / "ids" / f"{place.ids_scope}-{tp.partition}")
+    windows = Windows(place.folder.path / "ids" / f"{place.ids_scope}-{tp.queue}")
     window = None if reading.ids is None else sorter.intake.ids.window(tp)
     assert window is None or isinstance(window, RotatingSet), "as told to the sorter"
     if window is not None:

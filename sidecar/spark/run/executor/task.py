@@ -14,18 +14,12 @@ from pyspark import TaskContext
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.ops.log import configure
-from sidecar.runtime.lane import refusal
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.lane import Lane, lane_for
-from sidecar.sources.kafka.lane.messages import LaneColumns
-from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
-from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
-from sidecar.spark.run.topics import claim
+from sidecar.spark.run.sources.build import run_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +75,7 @@ class Place:
 
 
 def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
-    """Deliver one Kafka offset range; None if none of its rows reached this task."""
+    """Deliver one offset range; None if none of its rows reached this task."""
     place = opened(job, batches)
     if place is None:
         return None
@@ -113,26 +107,17 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return None
-    tp, kafka, start, end = place_of(first), job.settings.source.kafka, 0, 0
+    tp, source, start, end = place_of(first), run_source(job.settings), 0, 0
     columns: Columns = ArrowColumns()
     if "end" not in first.schema.names:  # rows of Spark's connector
         read, told = runs(chain([first], batches), tp), None
     else:
         (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
         start, end = row["start"], row["end"]
-        columns, read, told = _read(job.settings, tp, start, end)
-    topic_id = claim(kafka, job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
+        columns, read, told = source.read(RunFolder(job.folder), tp, start, end)
+    topic_id = source.claim(job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
     scope, ids_scope = job.checkpoint.scope(topic_id), job.checkpoint.ids_scope(topic_id)
     return Place(tp, columns, read, told, start, end, scope, ids_scope, batch, folder)
-
-
-def _read(settings: Settings, tp: TopicPartition, start: int, end: int) -> tuple[Columns, Iterator[Run], str | None]:
-    """The messages of an offset range, and `Outcome.lane`."""
-    kafka = settings.source.kafka
-    lane = lane_for(kafka.lane, refusal(settings), QUEUE_KBYTES << 10)
-    if isinstance(lane, Lane):
-        return LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), ""
-    return KafkaColumns(), fetch(kafka, tp, start, end), None if kafka.lane == "off" else lane
 
 
 def _configure_log(settings: Settings) -> None:

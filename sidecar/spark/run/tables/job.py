@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,13 +11,15 @@ from sidecar.config.model import Settings
 from sidecar.config.spark import Table
 from sidecar.core.records import TopicPartition
 from sidecar.ops.metrics import Metrics
-from sidecar.spark.ranges.broker import Places, asking, known_bounds
+from sidecar.spark.ranges.logs import Bounds, Places
+from sidecar.spark.ranges.sources import await_bounds, logs_of
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.job import TRIGGER_MS, SparkRun
 from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.progress import OBSERVED_RANGES, RunProgress
 from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.keys import table_layout
 from sidecar.spark.table.targets import TABLE, Target
 from sidecar.zone.table import DATE, TABLE_DDL
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from sidecar.sources.kafka.start.offsets import Bounds
     from sidecar.spark.run.executor.task import Job
 
 DRIVER_OFFSETS_MAX: Final = 100_000
@@ -46,7 +47,8 @@ class TableRun(SparkRun):
         target, table = settings.sink.chosen.table, settings.spark.table or Table()
         assert target is not None, "see `job_of`"
         every_ms = max(TRIGGER_MS, table.every_ms)
-        rules = TableRules(target.path, target.format, table.schema_, every_ms, partitioned_by=(DATE,))
+        layout, default = table_layout(settings), () if table.merge else (DATE,)
+        rules = TableRules(target.path, target.format, table.schema_, every_ms, default, layout, table.merge)
         self._filling = Filling(rules, f"file://{self._root}", once=once)
         self._query_path = self._root / TABLE
 
@@ -59,7 +61,7 @@ class TableRun(SparkRun):
         return [self._root / target.name for target in self._filling.targets]
 
     def _metrics(self, progress: RunProgress) -> Metrics:
-        return TableMetrics(progress)
+        return TableMetrics(progress, self._filling.maintained)
 
     def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
         self._filling.check(session)
@@ -71,13 +73,17 @@ class TableRun(SparkRun):
         """The start offsets of a new checkpoint, the same for both queries."""
         from sidecar.spark.run.range_source import RangePlanner, Reading
 
-        kafka, limit = self._settings.source.kafka, self._settings.batch.span_max
-        return RangePlanner(Reading(kafka, self._folder.path, limit, self._stood)).initialOffset()
+        reading = Reading(self._settings.source, self._folder.path, self._settings.batch.span_max, self._stood)
+        planner = RangePlanner(reading)
+        try:
+            return planner.initialOffset()
+        finally:
+            planner.stop()
 
     def _until(self) -> Mapping[TopicPartition, Bounds]:
         """The ends of both queries, so that they read equally far."""
-        with asking(self._settings.source.kafka) as offsets:
-            return known_bounds(offsets, self._settings.source.kafka)
+        with closing(logs_of(self._settings.source, retried=True)) as logs:
+            return await_bounds(logs)
 
     def _rows(
         self,
@@ -95,7 +101,7 @@ class TableRun(SparkRun):
         limit = self._settings.batch.span_max
         if self._filling.through_driver:
             limit = min(limit, DRIVER_OFFSETS_MAX)
-        reading = Reading(self._settings.source.kafka, self._folder.path / target.name, limit, first, until)
+        reading = Reading(self._settings.source, self._folder.path / target.name, limit, first, until)
         name = f"{NAME}_{target.name}"
         session.dataSource.register(range_source(reading, name))
         ranges = session.readStream.format(name).load().observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))

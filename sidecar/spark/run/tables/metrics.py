@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from sidecar.ops.metrics import Metrics
+from sidecar.ops.metrics import Metrics, maintenance
+from sidecar.spark.micro_batches import MicroBatches
 from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.table.metrics import table_counters
 
@@ -17,17 +18,19 @@ class TableMetrics(Metrics):
 
     Args:
         progress: Read once per scrape.
+        maintained: Maintenance by operation and result; the keys do not change.
     """
 
-    def __init__(self, progress: RunProgress) -> None:
-        super().__init__(progress.latest)
-        self._registry.register(_TableCollector(progress))
+    def __init__(self, progress: RunProgress, maintained: Mapping[tuple[str, str], int]) -> None:
+        super().__init__(progress.latest, _TableCollector(progress, maintained), MicroBatches(progress.micro_batches))
 
 
 class _TableCollector(Collector):
-    def __init__(self, progress: RunProgress) -> None:
+    def __init__(self, progress: RunProgress, maintained: Mapping[tuple[str, str], int]) -> None:
         self._progress = progress
+        self._maintained = maintained
 
     def collect(self) -> Iterator[Metric]:
         """Every metric."""
         yield from table_counters(self._progress.rows)
+        yield from maintenance(self._maintained)

@@ -103,6 +103,7 @@ def _fields(kept: Kept) -> dict[str, Any]:
     return {
         "topic": kept.tp.topic,
         "partition": kept.tp.partition,
+        "broker": kept.tp.broker,
         "scope": kept.scope,
         "carried": [
             [_shown(rows.group), rows.first, rows.last, list(rows.offsets), base64.b64encode(rows.keys).decode()]
@@ -116,7 +117,7 @@ def _kept(fields: dict[str, Any]) -> Kept:
     from sidecar.core.claims import Mark, State, place_of
     from sidecar.core.delivery.output import Carried
 
-    tp = TopicPartition(fields["topic"], fields["partition"])
+    tp = TopicPartition(fields["topic"], fields["partition"], fields.get("broker", ""))
     carried = [
         Carried(tp, _group(group), first, last, offsets, base64.b64decode(keys))
         for group, first, last, offsets, keys in fields["carried"]

@@ -13,7 +13,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,12 +32,11 @@ from sidecar.errors import SidecarError
 from sidecar.ledger.interface import Ledger, LedgerError
 from sidecar.ops.health import Problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.fetch import Fetcher
 from sidecar.spark.run.executor.deliver import StoppedError, Task, deliver_carried
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.sources.build import run_source
+from sidecar.spark.run.sources.interface import Single
 from sidecar.spark.run.twins.files import Kept, TwinFiles
 
 ROUND_S = 0.5
@@ -133,11 +132,13 @@ class Resolver:
     # The thread
 
     def _work(self) -> None:
-        with closing(self._ledger), closing(Fetcher(client_config(self._settings.source.kafka))) as fetcher:
+        with ExitStack() as stack:
+            stack.callback(self._ledger.close)
+            single = run_source(self._settings).single(stack)
             while not self._stop.wait(ROUND_S):
                 self._working = True
                 try:
-                    self._round(fetcher)
+                    self._round(single)
                 except StoppedError:
                     return
                 except Exception as error:  # noqa: BLE001  # a mistake must not end the thread: it is tried again
@@ -155,12 +156,12 @@ class Resolver:
         else:
             self.problem = Problem("group", f"messages wait for their twins: {reason}")
 
-    def _round(self, fetcher: Fetcher) -> None:
+    def _round(self, single: Single) -> None:
         waiting = 0
         for batch in self._files.batches():
             if batch > self._committed:  # its tasks may run again
                 break
-            waiting += self._settle(batch, fetcher)
+            waiting += self._settle(batch, single)
         self.waiting = waiting
         if time.monotonic() >= self._prune_at_s:
             self._prune_at_s = time.monotonic() + PRUNE_EVERY_S
@@ -168,7 +169,7 @@ class Resolver:
             while self._ledger.prune(limits.keep_ms, keys_max, PRUNE_STEP) == PRUNE_STEP and not self._stop.is_set():
                 pass
 
-    def _settle(self, batch: int, fetcher: Fetcher) -> int:
+    def _settle(self, batch: int, single: Single) -> int:
         """Settle what can be settled of a micro-batch; return the number of rows that wait."""
         kept = self._files.of(batch)
         if self._restored < batch <= self._restored_to:
@@ -183,7 +184,7 @@ class Resolver:
         for one in kept:
             portions = list(_portions(one.carried))
             for number, portion in enumerate(portions):
-                rest = self._settle_some(batch, one, portion, fetcher)
+                rest = self._settle_some(batch, one, portion, single)
                 if not rest.books.in_flight:
                     continue
                 portions[number] = rest.carried
@@ -197,11 +198,11 @@ class Resolver:
         books = rest.books
         self._results.put(Resolved(tp, books, rest.outcome))
         log.info(
-            "twins.settled", batch=batch, topic=tp.topic, partition=tp.partition, delivered=books.delivered,
-            duplicate=books.duplicate, dead_lettered=books.dead_lettered,
+            "twins.settled", batch=batch, **tp.fields(), delivered=books.delivered, duplicate=books.duplicate,
+            dead_lettered=books.dead_lettered,
         )  # fmt: skip
 
-    def _settle_some(self, batch: int, one: Kept, portion: Sequence[Carried], fetcher: Fetcher) -> _Rest:
+    def _settle_some(self, batch: int, one: Kept, portion: Sequence[Carried], single: Single) -> _Rest:
         place = place_of(one.tp)
         wants = [Want(place, rows.offsets, rows.keys, 1 + secrets.randbits(53)) for rows in portion]
         ours, rest = list[Carried](), _Rest([], [], 0)
@@ -214,17 +215,17 @@ class Resolver:
                 if chosen:
                     into.append(_picked(rows, chosen))
         if ours:
-            rest.outcome, gone = self._deliver(batch, one, ours, fetcher)
+            rest.outcome, gone = self._deliver(batch, one, ours, single)
             rest.carried += rest.outcome.carried
             rest.errors = [*rest.outcome.errors, *gone]
         return rest
 
-    def _deliver(self, batch: int, one: Kept, ours: Sequence[Carried], fetcher: Fetcher) -> tuple[Outcome, list[Mark]]:
+    def _deliver(self, batch: int, one: Kept, ours: Sequence[Carried], single: Single) -> tuple[Outcome, list[Mark]]:
         gone: list[Mark] = []
 
         def parts(reading: Reading) -> Iterator[tuple[str, int, int, Fragment]]:
             for rows in ours:
-                found = [fetcher.message(one.tp, offset) for offset in rows.offsets]
+                found = [single.message(one.tp, offset) for offset in rows.offsets]
                 if messages := [message for message in found if message is not None]:
                     yield rows.group, rows.first, rows.last, _framed(reading, rows, messages)
                 missing = [i for i, message in enumerate(found) if message is None]
@@ -236,7 +237,7 @@ class Resolver:
 
         attempt = f"{batch}-{secrets.token_hex(4)}"
         task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self._files.letters)
-        outcome = deliver_carried(self._settings, self._folder, task, KafkaColumns(), parts, self._stop.is_set)
+        outcome = deliver_carried(self._settings, self._folder, task, single.columns, parts, self._stop.is_set)
         return outcome, gone
 
 

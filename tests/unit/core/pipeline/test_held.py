@@ -20,7 +20,10 @@ LARGE = 1 << 30
 @pytest.mark.parametrize("rows", [1, 2, 20])
 @pytest.mark.parametrize("ids", [False, True], ids=["without ids", "with ids"])
 def test_open_messages_of_many_groups_are_counted_at_what_they_take(rows: int, *, ids: bool) -> None:
-    """With one, two or twenty open rows in each of 3,000 groups memory is 0.85 to 1.1 of what is counted."""
+    """With one, two or twenty open rows in each of 3,000 groups memory is 0.75 to 1.1 of what is counted.
+
+    What the allocator adds to each block is counted, and not traced.
+    """
     shell = Shell(ids=ids, held=LARGE, linger_ms=LARGE, max_bytes=LARGE, max_messages=LARGE, span_max=LARGE)
     messages = [(i, i % GROUPS, i, b"1") for i in range(rows * GROUPS)]
     shell.read((0, -1, None, b"1"))
@@ -33,7 +36,7 @@ def test_open_messages_of_many_groups_are_counted_at_what_they_take(rows: int, *
     finally:
         tracemalloc.stop()
     counted_bytes = shell.pipeline.gate.held_bytes + _ids_bytes(shell.pipeline)
-    assert 0.85 * counted_bytes < taken_bytes < 1.1 * counted_bytes
+    assert 0.75 * counted_bytes < taken_bytes < 1.1 * counted_bytes
 
 
 def _ids_bytes(pipeline: Pipeline) -> int:

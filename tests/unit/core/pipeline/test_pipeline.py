@@ -308,6 +308,32 @@ def test_failed_dead_letters_are_tried_again() -> None:
     assert shell.pipeline.idle
 
 
+# Waiting
+
+
+@pytest.mark.parametrize(("linger_ms", "quarter_ms"), [(0, 5), (20, 5), (1_000, 250)])
+def test_messages_wait_a_short_time_to_be_read(linger_ms: int, quarter_ms: int) -> None:
+    """The loop waits for a quarter of the linger, and for no longer than until a batch is cut."""
+    shell = Shell(linger_ms=linger_ms)
+    assert shell.pipeline.cutter.patience_ms(shell.now_ms) == quarter_ms
+    shell.read(*rows(0, 1))
+    assert shell.pipeline.cutter.patience_ms(shell.now_ms + linger_ms - 1) == 1
+
+
+@pytest.mark.parametrize(("later_ms", "together"), [(10, True), (30, False)])
+def test_what_falls_due_before_the_next_commit_is_cut_with_this_one(later_ms: int, *, together: bool) -> None:
+    """Otherwise its messages would wait for longer than the linger."""
+    shell = Shell(linger_ms=200)
+    shell.run(1, by_ms=0)  # the commit of what was assigned
+    shell.read(*rows(0, 4, tag=0))
+    shell.now_ms = later_ms
+    shell.read(*rows(5, 9, tag=1))
+    shell.run(1, by_ms=199 - later_ms)
+    assert not shell.pipeline.cutter.cuts, "nothing is due, so nothing is cut ahead"
+    shell.run(1, by_ms=1)
+    assert shell.pipeline.cutter.cuts["linger"] == 1 + together
+
+
 # Memory, span, flow
 
 

@@ -16,8 +16,9 @@ from sidecar.spark.source.consumer import Consumer
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import TASK_BYTES_MAX, Share, pack
-from sidecar.zone import acknowledge, acknowledged, layout, retention, tail
-from tests.support.landing import batch, writer
+from sidecar.zone import acknowledge, acknowledged, tail
+from tests.support import zone_writing
+from tests.support.landing import batch, segment_path, writer
 from tests.support.manifest import Lines, Query, place
 
 ONE = Limit(files=1)
@@ -32,8 +33,7 @@ def lines(tmp_path: Path) -> Lines:
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of 4 lines."""
-    for module in (layout, tail, retention):
-        monkeypatch.setattr(module, "SEGMENT_LINES", 4)
+    zone_writing.short_segments(monkeypatch)
 
 
 def land(lines: Lines, writer: str, count: int, *, first: int = 0, group: str = "paid", size: int = 100) -> None:
@@ -232,7 +232,7 @@ def test_what_no_line_tells_is_forgotten(lines: Lines) -> None:
 def test_a_damaged_line_ends_the_query_by_file_and_line(lines: Lines) -> None:
     """A line that cannot be made again ends the query with an error that names it, and says what to do."""
     land(lines, "a", 3)
-    path = layout.segment_path(lines.root, "a", 0)
+    path = segment_path(lines.root, "a", 0)
     whole = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(whole[0] + whole[1].replace(b"paid", b"pbid") + whole[2])
     with pytest.raises(ZoneError, match=r"line 2 of manifest/a/000000000000.log .*Restore") as failure:
@@ -246,7 +246,7 @@ def test_a_mended_line_is_told_once(tmp_path: Path) -> None:
     for first in range(0, 9, 3):
         zone.land(batch(first))
     zone.close()
-    path = layout.segment_path(tmp_path, "a", 0)
+    path = segment_path(tmp_path, "a", 0)
     path.write_bytes(path.read_bytes().replace(b"paid", b"pbid", 1))
     told: list[str] = []
     planned = Planner(tmp_path, report=told.append)

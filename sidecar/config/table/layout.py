@@ -1,0 +1,149 @@
+"""Keys of a table that the daemon and the jobs on Spark share: their types, checks and meaning. Opens no table."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from sidecar.config.base import Model, Text
+from sidecar.config.marks import Kind
+from sidecar.config.table.properties import Properties
+from sidecar.config.units import Duration
+
+ROW: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "tag", "group", "headers", "batch_id")
+DERIVED: Final = ("group_label", "date", "hour", "tag_label", "topic_label")
+COLUMNS: Final = (*ROW, *DERIVED)
+"""All that Sidecar knows of a message."""
+DATA: Final = "data"
+ALL_DATA: Final = "data.*"
+CLUSTERED_MAX: Final = 4
+"""Limit of Delta."""
+
+PARTITION_BY: Final = (
+    "What the table is partitioned by: any of `date`, `hour`, `group`, `tag` and `topic`, in this order of folders, or "
+    "`none`. "
+)
+COLUMNS_KEPT: Final = "Columns of the table. By default all, except those for other partitions. "
+PROPERTIES: Final = "Delta's table properties, `{delta.NAME: VALUE}`, for a table that is created."
+MAINTENANCE: Final = "Regular maintenance of the Delta table; none by default."
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"has {', '.join(twice)} twice")
+    return list(names)
+
+
+def _known(*, data: bool) -> AfterValidator:
+    known = (*COLUMNS, DATA, ALL_DATA) if data else COLUMNS
+
+    def check(names: list[str]) -> list[str]:
+        for name in names:
+            if not data and name.partition(".")[0] == DATA:
+                raise ValueError(f"cannot have {name}: only Spark reads JSON values; see spark.table.columns")
+            if name not in known:
+                raise ValueError(f"has {name}, which is not one of {', '.join(known)}")
+        return names
+
+    return AfterValidator(check)
+
+
+def _few(names: list[str]) -> list[str]:
+    if len(names) > CLUSTERED_MAX:
+        raise ValueError(f"has {len(names)} columns, and Delta clusters by {CLUSTERED_MAX} at most")
+    return names
+
+
+def _none(value: Any) -> Any:
+    return [] if value == "none" else value
+
+
+_Names: TypeAlias = Annotated[list[Text], Field(min_length=1), AfterValidator(_distinct)]
+PartitionBy: TypeAlias = Annotated[
+    list[Literal["date", "hour", "group", "tag", "topic"]],
+    Kind("list of words, or none"),
+    BeforeValidator(_none),
+    AfterValidator(_distinct),
+    WithJsonSchema(
+        {"anyOf": [{"const": "none"}, {"type": "array", "items": {"enum": ["date", "hour", "group", "tag", "topic"]}}]}
+    ),
+]
+RowColumns: TypeAlias = Annotated[_Names, _known(data=False)]
+"""Columns of messages."""
+TableColumns: TypeAlias = Annotated[_Names, _known(data=True)]
+"""The same, and JSON values."""
+ClusterBy: TypeAlias = Annotated[_Names, AfterValidator(_few)]
+
+
+class Maintenance(Model):
+    """When a Delta table is compacted, and when files that no reader needs are deleted."""
+
+    optimize_ms: Annotated[int, Duration("1m", "365d")] | None = Field(
+        default=None,
+        alias="optimize",
+        description="Interval of `OPTIMIZE`, which makes few large files of many small ones. Off by default.",
+    )
+    vacuum_ms: Annotated[int, Duration("1m", "365d")] | None = Field(
+        default=None,
+        alias="vacuum",
+        description="Interval of `VACUUM`, which deletes files that left the table 7 days ago, or as long as the "
+        "property `delta.deletedFileRetentionDuration` says. Off by default.",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any of it is done."""
+        return self != Maintenance()
+
+
+class TableLayout(NamedTuple):
+    """How a table is kept. A value is None, or empty, where it is not set."""
+
+    partition_by: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    cluster_by: Sequence[str] | None = None
+    properties: Properties = {}
+    maintenance: Maintenance = Maintenance()
+    section: str = "spark.table"
+    """The section of the file."""
+    sections: Mapping[str, str] = {}
+    """That of a key which is in another one."""
+
+    def place(self, key: str) -> str:
+        """A key's name in the file, for errors."""
+        return f"{self.sections.get(key, self.section)}.{key}"
+
+
+UNSET: Final = TableLayout()
+KEYS: Final = frozenset(("partition_by", "columns", "cluster_by", "properties", "maintenance"))
+
+
+def layout_of(chosen: Any, section: str, base: TableLayout | None = None) -> TableLayout:
+    """The layout that a section of the file has.
+
+    Args:
+        chosen: The section.
+        section: Its name.
+        base: Has what the section does not set.
+    """
+    given = KEYS & chosen.model_fields_set
+    base = base or TableLayout(section=section)
+    elsewhere = dict.fromkeys(KEYS - given, base.section)
+    values: dict[str, Any] = {key: getattr(chosen, key) for key in given}
+    return base._replace(**values, section=section, sections=elsewhere)
+
+
+def lies_in(path: str, folder: str) -> bool:
+    """Whether a path or URL is that of a folder, or below it."""
+    inner, outer = (_whole(text) for text in (path, folder))
+    return inner == outer or inner.startswith(f"{outer.rstrip('/')}/")
+
+
+def _whole(path: str) -> str:
+    path = re.sub(r"^file:(//(?=/)|(?=/[^/]))", "", path)
+    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) else os.path.abspath(path)  # noqa: PTH100  # no links

@@ -1,0 +1,1 @@
+"""What all that writes Delta tables shares: durable commits, and maintenance."""

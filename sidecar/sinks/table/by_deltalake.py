@@ -1,0 +1,51 @@
+"""OPTIMIZE and VACUUM of a Delta table by deltalake. It decides on no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from deltalake import DeltaTable
+
+from sidecar.config.table.properties import check_retention
+from sidecar.sinks.table.commits import sync_commits
+
+CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
+"""Configuration of a table created here. Five commits a second for Delta's own 30 days would be 13 million files."""
+
+TARGET_BYTES: Final = 32 << 20
+"""Size of a compacted file. It takes about five times that in memory: 165 MiB (measured), and 510 MiB with deltalake's
+own 100 MiB."""
+
+
+def steps(path: str) -> Mapping[str, Callable[[], object]]:
+    """The operations on a table, for `Upkeep`."""
+    return {"optimize": lambda: optimize(DeltaTable(path), path), "vacuum": lambda: vacuum(DeltaTable(path))}
+
+
+def optimize(table: DeltaTable, path: str) -> None:
+    """Make large files of small ones; the new ones are durable at the end, before the old ones can be deleted.
+
+    Args:
+        table: The table at present; at its new version afterwards.
+        path: Its path.
+
+    Raises:
+        DeltaError: A conflict, or a store that does not answer.
+        OSError: It cannot be written.
+    """
+    before = table.version()
+    table.optimize.compact(max_concurrent_tasks=1, target_size=TARGET_BYTES)
+    sync_commits(path, before + 1, table.version())
+
+
+def vacuum(table: DeltaTable) -> None:
+    """Delete files that left the table long ago, and those of the same age that no commit names.
+
+    Raises:
+        DeltaError: A store that does not answer.
+        OSError: A file cannot be deleted.
+        ValueError: The table keeps them for less than a day.
+    """
+    check_retention(table.metadata().configuration)
+    table.vacuum(dry_run=False, full=True)

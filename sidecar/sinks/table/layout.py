@@ -1,0 +1,130 @@
+"""The columns and partitions of a table, from the settings and the table that exists. Opens no table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from sidecar.config.table.layout import ALL_DATA, COLUMNS, DATA, ROW, TableLayout
+from sidecar.errors import ConfigError
+from sidecar.zone.table import DATE, LABEL, PARTITIONS
+
+ALL: Final = (*ROW, LABEL, DATE)
+"""The columns of a table whose settings name none."""
+PARTITIONS_MAX: Final = 200
+"""Number of partitions in one addition from which small files are reported."""
+FILE_ROWS_MIN: Final = 1_000
+_ANEW: Final = "or start anew with another path of the table and, on Spark, another spark.checkpoint"
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Args:
+        name: Its name.
+        source: One of Sidecar's columns, `data`, or `data.FIELD`.
+    """
+
+    name: str
+    source: str
+
+
+def partitions_of(
+    layout: TableLayout, default: Sequence[str], there: Sequence[str] | None, path: str
+) -> tuple[str, ...]:
+    """The columns by which a table is partitioned.
+
+    Args:
+        layout: The settings.
+        default: For a new table whose settings do not say.
+        there: Those of the table; None if there is none.
+        path: Of the table, for errors.
+
+    Raises:
+        ConfigError: The table exists with others, or with one that Sidecar does not write.
+    """
+    wanted = None if layout.partition_by is None else tuple(PARTITIONS[word] for word in layout.partition_by)
+    if wanted is None and layout.cluster_by:
+        wanted = ()
+    if there is None:
+        return tuple(default) if wanted is None else wanted
+    if wanted is not None and set(wanted) != set(there):
+        key = "partition_by" if layout.partition_by is not None else "cluster_by"
+        raise ConfigError(
+            f"the table {path} is partitioned by {_listed(there)}, and {layout.place(key)} needs {_listed(wanted)}: "
+            "the partitions of a Delta table cannot be changed",
+            hint=f"Remove {layout.place(key)}; {_ANEW}",
+        )
+    if unknown := [name for name in there if name not in COLUMNS]:
+        raise ConfigError(
+            f"the table {path} is partitioned by {_listed(unknown)}, which Sidecar does not write",
+            hint="Use another path: the table is created there",
+        )
+    return tuple(there)
+
+
+def columns_of(layout: TableLayout, partitioned_by: Sequence[str], fields: Sequence[str] | None) -> tuple[Column, ...]:
+    """The columns of a table, those by which it is partitioned included.
+
+    Args:
+        layout: The settings.
+        partitioned_by: The columns by which it is partitioned.
+        fields: The fields of the JSON values; None if values are not parsed.
+
+    Raises:
+        ConfigError: Two columns would have the same name; upper and lower case are the same.
+    """
+    chosen = layout.columns or (*ALL, *(() if fields is None else (DATA,)))
+    found: dict[str, tuple[Column, str]] = {}
+    for column, place in _places(layout, chosen, partitioned_by, fields or ()):
+        other, first = found.setdefault(column.name.casefold(), (column, place))
+        if other != column or (column.source not in COLUMNS and first != place):
+            raise ConfigError(
+                f"two columns of the table would be called `{column.name}`: {first}, and {place}",
+                hint="Leave one of them out, rename the field, or keep `data` as one column in place of `data.*`",
+            )
+    return tuple(column for column, _ in found.values())
+
+
+def _places(
+    layout: TableLayout, chosen: Sequence[str], partitioned_by: Sequence[str], fields: Sequence[str]
+) -> Iterator[tuple[Column, str]]:
+    """Each column with its place in the file."""
+    for number, name in enumerate(chosen):
+        place = layout.place("columns") + (f"[{number}]" if layout.columns else ", by default")
+        if name != ALL_DATA:
+            yield Column(name, name), place
+            continue
+        for index, field in enumerate(fields):
+            text = f"field {index + 1} of spark.table.schema (`{field}`, by data.* in {place})"
+            yield Column(field, f"{DATA}.{field}"), text
+    for name in partitioned_by:
+        yield Column(name, name), layout.place("partition_by") + ("" if layout.partition_by else ", by default")
+
+
+def refuse_lost(before: Sequence[str], after: Sequence[str], key: str) -> None:
+    """Refuse columns that are not written any more: rows of old and new settings could not be told apart.
+
+    Args:
+        before: Names of columns that the table has.
+        after: Names of columns that would be written.
+        key: The key of the file that chooses them, for errors.
+
+    Raises:
+        ConfigError: Some are missing.
+    """
+    names = {name.casefold() for name in after}
+    if lost := [name for name in before if name.casefold() not in names]:
+        raise ConfigError(
+            f"{key} leaves out {_listed(lost)}, which the table has: its rows would be null there from now on",
+            hint=f"Columns may only be added. Keep these, and leave them out when you read; {_ANEW}",
+        )
+
+
+def makes_small_files(rows: int, partitions: int) -> bool:
+    """Whether an addition of so many rows to so many partitions is far dearer than one without partitions."""
+    return partitions >= PARTITIONS_MAX and rows < partitions * FILE_ROWS_MIN
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,183 @@
+"""Rows of a range that the fast lane reads: columns are made in C. The same rows as those of `Sieve` and `Rows`."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sidecar.core.books import Books
+from sidecar.core.messages.fields import Raw
+from sidecar.core.records import NO_ID, Run, TopicPartition
+from sidecar.core.windows.dedup import EVER, RotatingSet
+from sidecar.runtime.lane import fields_of
+from sidecar.sources.kafka.lane.lane import CHUNK_OF_FEW_GROUPS, Lane
+from sidecar.sources.kafka.lane.messages import LaneMessages
+from sidecar.spark.query.offsets import Span
+from sidecar.spark.query.options import Query
+from sidecar.spark.query.rows import MS_MAX, field_of
+from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
+from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
+from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
+
+if TYPE_CHECKING:
+    from sidecar_fastlane import Rules
+    from sidecar_fastlane.columns import Cells, Headers, Table
+
+_Make = Callable[[TopicPartition, "Table"], pa.Array]
+
+
+class LaneRows:
+    """Reads ranges.
+
+    Args:
+        query: The options; its tags and ids are where the lane finds them.
+        window: The ids so far; None if positions are the ids.
+        books: Takes what became of messages; those that are kept are in flight.
+    """
+
+    def __init__(self, query: Query, window: RotatingSet | None, books: Books) -> None:
+        self._window = window
+        self._books = books
+        self._filter = query.settings.tags.filter()
+        self._rules = self._rules_of(query)
+        self._texts = _Texts()
+        makes: Mapping[str, _Make] = {
+            "topic": lambda tp, table: pa.repeat(tp.topic, table.rows),
+            "partition": lambda tp, table: pa.repeat(pa.scalar(tp.partition, pa.int32()), table.rows),
+            "offset": lambda tp, table: _numbers(pa.int64(), table.rows, table.offsets),
+            "timestamp": lambda tp, table: _times(table),
+            "key": lambda tp, table: _binary(table.key),
+            "value": lambda tp, table: _binary(table.value),
+            "tag": lambda tp, table: self._texts.of(table)[0],
+            "group": lambda tp, table: self._texts.of(table)[1],
+            "headers": lambda tp, table: _headers(table.headers),
+        }
+        self._makes = [makes[name] for name in query.columns]
+        self._schema = pa.schema([field_of(name) for name in query.columns])
+
+    def _rules_of(self, query: Query) -> Rules:
+        from sidecar_fastlane import Rules
+        from sidecar_fastlane.columns import WANTS
+
+        return Rules(
+            group_of=self._texts_of,
+            row_head=lambda topic, partition: b"",
+            tag_json=lambda raw: b"",
+            **fields_of(query.settings),
+            format="columns",
+            wants=frozenset(want for want in WANTS if want in query.columns),
+        )
+
+    def _texts_of(self, raw: Raw) -> str | None:
+        """The texts of `tag` and `group` as JSON; None if the message is not wanted."""
+        group = self._filter.groups[raw]
+        if group is None:
+            return None
+        tags = self._filter.tags(raw)
+        return orjson.dumps([text_of(tags[0]) if tags else None, text_of_name(group)]).decode()
+
+    def batches(self, query: Query, lane: Lane, span: Span) -> Iterator[pa.RecordBatch]:
+        """All rows of a range, a record batch for each run.
+
+        Raises:
+            UnavailableError: The broker does not return the messages.
+        """
+        tp, offset, heard_s = span.tp, span.start, time.monotonic()
+        if offset >= span.end:
+            return
+        with reading(query.settings.source.kafka, lane, tp, offset) as client:
+            while offset < span.end:
+                refuse_strayed(client, tp)
+                found, _ = lane.read(WAIT_S, min(CHUNK_OF_FEW_GROUPS, span.end - offset))
+                behind = reached(found, tp) if found else offset
+                if behind == offset:
+                    refuse_silence(heard_s, tp, offset)
+                    continue
+                for run in found:
+                    if isinstance(run, Run) and run.first < span.end:
+                        batch = self._batch(tp, run, span.end)
+                        if batch.num_rows:
+                            yield batch
+                offset, heard_s = behind, time.monotonic()  # the receiver may have kept this task waiting
+
+    def _batch(self, tp: TopicPartition, run: Run, end: int) -> pa.RecordBatch:
+        messages = cast(LaneMessages, run.messages)
+        table = messages.columns(self._rules)
+        count = len(messages) if run.last < end else bisect_left(messages.offsets(), end)
+        rows = int(np.searchsorted(np.frombuffer(table.offsets, np.int64), end))
+        batch = self._rows(tp, table, rows)
+        self._books.read(count, rows - batch.num_rows, count - rows)
+        return batch
+
+    def _rows(self, tp: TopicPartition, table: Table, rows: int) -> pa.RecordBatch:
+        if not rows:
+            return pa.RecordBatch.from_pylist([], schema=self._schema)
+        batch = pa.RecordBatch.from_arrays([make(tp, table) for make in self._makes], schema=self._schema)
+        batch = batch.slice(0, rows)
+        if self._window is None or table.ids is None:
+            return batch
+        ids = np.array(table.ids[:rows], np.int64)
+        new, has_id = np.ones(rows, np.bool_), ids != NO_ID
+        new[has_id] = self._window.take_all(ids[has_id], EVER)
+        return batch if new.all() else batch.filter(pa.array(new))
+
+
+class _Texts:
+    """The columns `tag` and `group`; the texts of what was seen are kept as arrays."""
+
+    def __init__(self) -> None:
+        self._groups: list[str] = []
+        self._pairs: list[list[str | None]] = []
+        self._arrays: tuple[pa.Array, pa.Array] = (pa.array([], pa.string()), pa.array([], pa.string()))
+
+    def of(self, table: Table) -> tuple[pa.Array, pa.Array]:
+        """The columns."""
+        if table.groups is not self._groups:
+            self._groups, self._pairs = table.groups, []
+        if len(table.groups) > len(self._pairs):
+            self._pairs += map(orjson.loads, table.groups[len(self._pairs) :])
+            tags, groups = zip(*self._pairs, strict=True)
+            self._arrays = pa.array(tags, pa.string()), pa.array(groups, pa.string())
+        codes = _numbers(pa.int32(), table.rows, table.codes)
+        return self._arrays[0].take(codes), self._arrays[1].take(codes)
+
+
+def _numbers(type_: pa.DataType, count: int, data: bytes) -> pa.Array:
+    return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(data)])
+
+
+def _bits(is_there: NDArray[Any]) -> pa.Buffer | None:
+    return None if is_there.all() else pa.py_buffer(np.packbits(is_there, bitorder="little").tobytes())
+
+
+def _binary(cells: Cells | None) -> pa.Array:
+    assert cells is not None
+    is_there = np.frombuffer(cells.is_there, np.uint8)
+    buffers = [_bits(is_there), pa.py_buffer(cells.ends or bytes(4)), pa.py_buffer(cells.data)]
+    return pa.Array.from_buffers(pa.binary(), len(is_there), buffers)
+
+
+def _times(table: Table) -> pa.Array:
+    """Timestamps in microseconds; null without one, and where it does not fit."""
+    ms = np.frombuffer(table.times_ms, np.int64)
+    fits = (np.frombuffer(table.has_time, np.bool_)) & (ms > -MS_MAX) & (ms < MS_MAX)
+    us = pa.py_buffer((np.where(fits, ms, 0) * 1_000).tobytes())
+    return pa.Array.from_buffers(SCHEMA.field("timestamp").type, table.rows, [_bits(fits), us])
+
+
+def _headers(headers: Headers | None) -> pa.Array:
+    from sidecar_fastlane import header_name
+
+    assert headers is not None
+    encoded = _binary(headers.names).dictionary_encode()
+    names = pa.array([text_of_name(header_name(name)) for name in encoded.dictionary.to_pylist()], pa.string())
+    pairs = pa.StructArray.from_arrays([names.take(encoded.indices), _binary(headers.contents)], fields=list(HEADER))
+    ends = pa.Array.from_buffers(pa.int32(), len(headers.ends) // 4, [None, pa.py_buffer(headers.ends)])
+    return pa.ListArray.from_arrays(ends, pairs, type=SCHEMA.field("headers").type)

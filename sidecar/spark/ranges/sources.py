@@ -1,0 +1,51 @@
+"""The logs of a configured source, and patience with its cluster. The client is imported for the source alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.spark.ranges.logs import Bounds, Logs
+
+if TYPE_CHECKING:
+    from sidecar.config.source.section import Source
+
+RETRY_S = 0.5
+PATIENCE_S = 30.0
+"""How long planning waits for a cluster that does not answer."""
+
+
+def logs_of(source: Source, *, retried: bool = False) -> Logs:
+    """The logs of a source.
+
+    Args:
+        source: The source.
+        retried: Whether messages that the consumer group handed back are read too; RocketMQ only.
+    """
+    if source.rocketmq is not None:
+        from sidecar.spark.ranges.rocketmq import RocketMqLogs
+
+        return RocketMqLogs(source.rocketmq, retried=retried)
+    from sidecar.spark.ranges.kafka import KafkaLogs
+
+    return KafkaLogs(source.kafka)
+
+
+def await_bounds(logs: Logs) -> Mapping[TopicPartition, Bounds]:
+    """The bounds of all logs.
+
+    Raises:
+        UnavailableError: The cluster does not answer for 30 s.
+        SidecarError: It refuses, or lacks a topic.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return logs.bounds()
+        except UnavailableError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(RETRY_S)

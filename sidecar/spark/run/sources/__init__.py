@@ -1,0 +1,1 @@
+"""The brokers that the pipeline on Spark reads: what driver and tasks ask of them."""

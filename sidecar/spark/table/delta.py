@@ -1,0 +1,134 @@
+"""Delta tables by Spark's own Delta: creation, appends known by number, OPTIMIZE, VACUUM. Needs Delta's jars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from sidecar.config.table.properties import check_retention
+from sidecar.errors import ConfigError
+from sidecar.spark.driver import cause_of
+from sidecar.spark.table.plan import Existing, Plan, comments_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WAIT_S: Final = 60.0
+DELTA_CONF: Final = {
+    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is created.
+    "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
+    "spark.databricks.delta.autoCompact.enabled": "true",
+    "spark.databricks.delta.autoCompact.minNumFiles": "50",
+}
+"""Settings for Delta, unless the session has others."""
+EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+RULES: Final = "spark.sidecar.deltaRules"
+"""Set in a session whose copies have Delta's rules; each addition of them would make another layer."""
+CATALOG: Final = "spark.sql.catalog.spark_catalog"
+CATALOG_CLASS: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+LISTING_TASKS: Final = 4
+"""Tasks for each core with which `VACUUM` lists folders; by default it makes 10,000, which takes a minute."""
+
+
+class OwnDelta:
+    """Delta in a session of Sidecar's own, which has what the user's session may lack: Delta's rules and catalogue.
+
+    Without them Delta cannot optimize or vacuum, and creates tables without clusters. They can only be set before a
+    session is created; this one is a copy of the user's, with its settings.
+
+    Args:
+        session: The user's session.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        gateway: Any = session.sparkContext._gateway
+        self._gateway = gateway
+        self._jvm = gateway.jvm
+        java = session._jsparkSession
+        known = session.conf.get("spark.sql.extensions", None) or ""
+        if EXTENSION not in known and session.conf.get(RULES, None) is None:
+            session.conf.set(RULES, "true")
+            self._jvm.io.delta.sql.DeltaSparkSessionExtension().apply(java.extensions())
+        self._java = java.cloneSession()
+        tasks = LISTING_TASKS * session.sparkContext.defaultParallelism
+        for name, value in ((CATALOG, CATALOG_CLASS), (LISTING, str(tasks))):
+            self._java.conf().set(name, value)
+
+    def existing(self, path: str) -> Existing | None:
+        """The table at a path; None if there is none."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql.classic.dataframe import DataFrame
+
+        try:
+            columns = self._session.read.format("delta").load(path).schema
+        except AnalysisException:
+            return None
+        found: Any = DataFrame(self._table(path).detail(), self._session).first()
+        return Existing(found.partitionColumns, found.clusteringColumns, found.properties, comments_of(columns.fields))
+
+    def create(self, frame: DataFrame, path: str, plan: Plan) -> None:
+        """Create an empty table with the columns of a frame, unless there is one.
+
+        Raises:
+            ConfigError: Delta refuses columns or properties.
+        """
+        from pyspark.errors import PySparkException
+
+        builder = self._jvm.io.delta.tables.DeltaTable.createIfNotExists(self._java).location(path)
+        builder = builder.addColumns(frame._jdf.schema().asNullable())
+        if plan.layout.cluster_by:
+            builder = builder.clusterBy(self._texts(plan.layout.cluster_by))
+        elif plan.partitioned_by:
+            builder = builder.partitionedBy(self._texts(plan.partitioned_by))
+        for name, value in plan.layout.properties.items():
+            builder = builder.property(name, value)
+        try:
+            builder.execute()
+        except PySparkException as error:
+            raise ConfigError(
+                f"Delta does not create the table {path}: {cause_of(str(error))}",
+                hint="See partition_by, cluster_by, columns and properties of spark.table and sink.delta",
+            ) from error
+
+    def steps(self, path: str) -> Mapping[str, Callable[[], object]]:
+        """The operations on a table, for `Upkeep`."""
+        return {
+            "optimize": lambda: self._table(path).optimize().executeCompaction(),
+            "vacuum": lambda: self._vacuum(path),
+        }
+
+    def _vacuum(self, path: str) -> None:
+        """Delete what left the table long ago; Delta takes the table's property, whatever it is told here."""
+        found = self.existing(path)
+        check_retention(found.properties if found else {})
+        self._table(path).vacuum()
+
+    def _table(self, path: str) -> Any:
+        return self._jvm.io.delta.tables.DeltaTable.forPath(self._java, path)
+
+    def _texts(self, texts: Sequence[str]) -> Any:
+        """An array of Java."""
+        array = self._gateway.new_array(self._jvm.java.lang.String, len(texts))
+        for place, text in enumerate(texts):
+            array[place] = text
+        return array
+
+
+def appending(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch`: append a micro-batch, unless the table has it.
+
+    A micro-batch is identified as in Delta's own sink, so that each may replace the other.
+
+    Args:
+        path: The table, which exists.
+        query_id: Set once the query has started.
+    """
+
+    def append(frame: DataFrame, batch: int) -> None:
+        writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
+        writer.option("txnAppId", query_id.result(WAIT_S)).option("txnVersion", batch).save(path)
+
+    return append

@@ -1,0 +1,95 @@
+"""How the table of a query is made: its columns, partitions and clusters. Imports no Spark, and opens no table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sidecar.config.table.layout import TableLayout
+from sidecar.errors import ConfigError
+from sidecar.sinks.table.layout import Column, columns_of, partitions_of
+
+COMMENT: Final = "comment"
+"""A column's comment in its metadata."""
+
+
+class Existing(NamedTuple):
+    """A Delta table that exists.
+
+    Args:
+        partitioned_by: Its partition columns.
+        clustered_by: Its clustering columns.
+        properties: Its properties.
+        comments: The comment of each column, empty if it has none.
+    """
+
+    partitioned_by: Sequence[str]
+    clustered_by: Sequence[str]
+    properties: Mapping[str, str | None]
+    comments: Mapping[str, str]
+
+
+def comments_of(fields: Iterable[Any]) -> Mapping[str, str]:
+    """The comments of fields, be they Spark's or deltalake's."""
+    return {field.name: str(field.metadata.get(COMMENT, "")) for field in fields}
+
+
+class Plan(NamedTuple):
+    """How a table is made.
+
+    Args:
+        partitioned_by: Its partition columns.
+        columns: All of its columns.
+        layout: The settings.
+    """
+
+    partitioned_by: tuple[str, ...]
+    columns: tuple[Column, ...]
+    layout: TableLayout
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.columns]
+
+
+def plan_of(
+    layout: TableLayout, default: Sequence[str], path: str, fields: Sequence[str] | None, existing: Existing | None
+) -> Plan:
+    """The plan of a table.
+
+    Args:
+        layout: The settings.
+        default: Columns by which a new table is partitioned if the settings do not say.
+        path: Of the table, for errors.
+        fields: The fields of the JSON values; None if the table has none of them.
+        existing: The table, if it is one of Delta that exists.
+
+    Raises:
+        ConfigError: The settings contradict themselves or the table.
+    """
+    partitioned_by = partitions_of(layout, default, existing and existing.partitioned_by, path)
+    columns = columns_of(layout, partitioned_by, fields)
+    if layout.cluster_by:
+        _check_clusters(layout, {column.name.casefold() for column in columns}, path, existing)
+    return Plan(partitioned_by, columns, layout)
+
+
+def plan_of_rejects(layout: TableLayout, default: Sequence[str], path: str, existing: Existing | None) -> Plan:
+    """The plan of a table of rejects, which has all columns of messages. For the arguments, see `plan_of`."""
+    return plan_of(layout._replace(columns=None, cluster_by=None), default, path, None, existing)
+
+
+def _check_clusters(layout: TableLayout, names: set[str], path: str, existing: Existing | None) -> None:
+    wanted = layout.cluster_by or ()
+    if missing := [name for name in wanted if name.partition(".")[0].casefold() not in names]:
+        raise ConfigError(
+            f"{layout.place('cluster_by')} has {', '.join(missing)}, which is not a column of the table",
+            hint=f"Add it to {layout.place('columns')}, or cluster by one of {', '.join(sorted(names))}",
+        )
+    if existing is not None and list(existing.clustered_by) != list(wanted):
+        raise ConfigError(
+            f"the table {path} is clustered by {', '.join(existing.clustered_by) or 'nothing'}, and "
+            f"{layout.place('cluster_by')} has {', '.join(wanted)}",
+            hint=f"Run ALTER TABLE delta.`{path}` CLUSTER BY ({', '.join(wanted)}), or write the columns that it has",
+        )

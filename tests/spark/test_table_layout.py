@@ -1,0 +1,163 @@
+"""Partitions, columns, properties, clusters and maintenance of tables that Spark fills, and how they may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+from structlog.testing import capture_logs
+
+from sidecar.config import Settings
+from sidecar.core.parts import Batch
+from sidecar.errors import ConfigError
+from sidecar.spark.ingest.job import SparkIngest
+from sidecar.spark.ingest.supported import load_for_ingest
+from sidecar.zone.table import label_of
+from tests.support.landing import Sent, part, writer
+from tests.support.process import write_config
+from tests.support.spark.ingesting import config
+from tests.support.spark.tables import make_due
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TAGS = (None, "", "a/b=c%d", "ä" * 300, "007", "plain")
+HOURS_MS = (None, 1_774_746_000_000, 1_774_749_600_000, 1_792_890_000_000, 86_399_999, -1)
+"""The second to the fourth are on both sides of the hours that daylight saving leaves out and repeats in Berlin."""
+HOURS = (None, 1, 2, 1, 23, None)
+
+FAILING: dict[str, Any] = {"optimize": lambda: 1 / 0, "vacuum": lambda: 1 / 0}
+
+
+def ingest(folder: Path, **table: Any) -> None:
+    """Take what is there."""
+    SparkIngest(Settings.model_validate(config(folder, **table)), lambda: False, once=True).run()
+
+
+def land(folder: Path, first: int, tags: Sequence[str | None] = TAGS) -> None:
+    """Land a message of each tag, whose value is JSON with a field that is called as a column of Sidecar's."""
+    zone = writer(folder / "zone", f"w{first}")
+    rows = [
+        Sent(first + i, b"k", json.dumps({"id": first + i, "tag": f"data {i}"}).encode(), tag, (), HOURS_MS[i % 6])
+        for i, tag in enumerate(tags)
+    ]
+    zone.land(Batch(1, "", [part(rows, "")]))
+    zone.close()
+
+
+def without_jars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the session for one that does not know Delta."""
+    monkeypatch.setattr("sidecar.spark.table.writers.has_delta", lambda session: False)
+
+
+@pytest.mark.parametrize("form", ["parquet", "deltalake"])
+def test_partitions_and_columns(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Odd tags and hours have folders, fields of the value are columns; some may be added, and none left out."""
+    kind = "parquet" if form == "parquet" else "delta"
+    without_jars(monkeypatch)
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        table: dict[str, Any] = {"format": kind, "schema": "id bigint, tag string"}
+        table |= {"partition_by": ["date", "hour", "tag"], "columns": ["offset", "data.*"]}
+        land(tmp_path, 0)
+        ingest(tmp_path, **table)
+        land(tmp_path, 10)
+        ingest(tmp_path, **table | {"columns": ["offset", "data.*", "key"]})
+        for change, told in (
+            ({"columns": ["offset", "data"]}, r"spark\.table\.columns leaves out id, tag"),
+            ({"columns": ["key", "data.*"]}, r"leaves out offset"),
+            ({"partition_by": ["date"]}, r"partitioned by date, hour, tag_label"),
+            ({"columns": ["tag", "data.*"]}, r"`tag`: spark\.table\.columns\[0\], and field 2 of spark\.table\.schema"),
+        ):
+            with pytest.raises(ConfigError, match=told) as caught:
+                ingest(tmp_path, **table | change)
+            assert caught.value.exit_code == 78
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    if kind == "delta":
+        found = DeltaTable(tmp_path / "table")
+        assert found.metadata().partition_columns == ["date", "hour", "tag_label"]
+        names, rows = [field.name for field in found.schema().fields], found.to_pyarrow_table().to_pylist()
+        assert names == ["offset", "id", "tag", "date", "hour", "tag_label", "key"]
+    else:
+        frame = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "table"))
+        rows = [row.asDict() for row in frame.collect()]
+    by_offset = {row["offset"]: row for row in rows}
+    assert sorted(row["offset"] for row in rows) == [*range(6), *range(10, 16)]
+    for first in (0, 10):
+        some = [by_offset[first + i] for i in range(6)]
+        assert [row["hour"] for row in some] == list(HOURS)
+        assert [row["tag_label"] for row in some] == [None if tag is None else label_of(tag) for tag in TAGS]
+        assert [(row["id"], row["tag"]) for row in some] == [(first + i, f"data {i}") for i in range(6)]
+        assert {row["key"] and bytes(row["key"]) for row in some} == {b"k" if first else None}
+
+
+@pytest.mark.parametrize("form", ["delta", "deltalake"])
+def test_maintenance_between_micro_batches(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """What is due runs behind a micro-batch, also one that comes again; failures are told, each row is there once."""
+    table: dict[str, Any] = {"format": "delta", "maintenance": {"optimize": "1h", "vacuum": "1h"}}
+    table["properties"] = {"delta.deletedFileRetentionDuration": "interval 30 hours"}
+    if form == "deltalake":
+        without_jars(monkeypatch)
+        table["partition_by"] = "none"
+    else:
+        table["cluster_by"] = ["tag", "timestamp"]
+    notes = tmp_path / "checkpoint" / "maintenance" / "table.json"
+    commits = tmp_path / "checkpoint" / "table" / "commits"
+    told: list[list[str]] = []
+    for run in range(3):
+        if run < 2:
+            land(tmp_path, 10 * run)
+        if run != 1:
+            make_due(notes)
+        if run == 2:  # Spark thinks that the last one was cut short, though the table has it
+            for name in ("1", ".1.crc"):
+                (commits / name).unlink()
+        with capture_logs() as events, monkeypatch.context() as patched:
+            if run == 0:
+                patched.setattr("sidecar.spark.table.delta.OwnDelta.steps", lambda self, path: FAILING)
+                patched.setattr("sidecar.sinks.table.by_deltalake.steps", lambda path: FAILING)
+            ingest(tmp_path, **table)
+        told.append([event["event"] for event in events if event["event"].startswith("table.")])
+        if run == 1:
+            assert operations(tmp_path).isdisjoint({"OPTIMIZE", "VACUUM START", "VACUUM END"})
+    assert told == [["table.maintenance_failed"] * 2, [], ["table.maintained"] * 2]
+    assert "OPTIMIZE" in operations(tmp_path)
+    found = DeltaTable(tmp_path / "table")
+    assert found.metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 30 hours"
+    offsets = found.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist()
+    assert sorted(offsets) == [10 * run + i for run in (0, 1) for i in range(6)]
+
+
+def operations(folder: Path) -> set[str]:
+    """The operations in the table's log, without what Delta does by itself."""
+    history = DeltaTable(folder / "table").history()
+    return {str(one["operation"]) for one in history if one["operationParameters"].get("auto") not in (True, "true")}
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"cluster_by": ["tag"]}, "spark.table.cluster_by: needs a Delta table: Parquet has no clusters"),
+        ({"properties": {"delta.appendOnly": True}}, "spark.table.properties: needs a Delta table"),
+        ({"maintenance": {"optimize": "1h"}}, "spark.table.maintenance: needs a Delta table: the log of Spark's file"),
+        ({"format": "delta", "path": "{}", "maintenance": {"vacuum": "1d"}}, "would delete files of spark.checkpoint"),
+        ({"format": "delta", "cluster_by": ["tag"], "partition_by": ["date"]}, "Delta clusters tables without part"),
+        ({"columns": ["offset", "data.*"]}, "spark.table.columns: has data.*, which needs spark.table.schema"),
+    ],
+)
+def test_keys_that_a_table_has_not_are_refused(tmp_path: Path, table: dict[str, Any], told: str) -> None:
+    """Each is named with its line and the reason, before Spark is started."""
+    chosen = {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in table.items()}
+    with pytest.raises(ConfigError) as caught:
+        load_for_ingest(write_config(tmp_path / "c.yaml", config(tmp_path, **chosen)))
+    assert told in str(caught.value)
+    assert "c.yaml:" in str(caught.value)
