@@ -36,14 +36,23 @@ class Stage:
         self._sent = 0
 
     def put(self, due_ms: int) -> list[object]:
-        """Produce messages, wait until they are held, and return the hashes of their values."""
+        """Produce messages, wait until they are held, and return the hashes of their values.
+
+        They are committed too: time that passes meanwhile would be the commit's.
+        """
         numbers = range(self._sent, self._sent + COUNT)
         self._sent += COUNT
         headers = [("tag", b"a"), (HEADER, b"%d" % due_ms)]
         produce(self._broker.bootstrap, self._topic, [Outgoing(n % 2, b"%d" % n, None, headers) for n in numbers])
         held = self.held + COUNT
         wait_until(lambda: self.held == held, 30, "they are held", detail=self.daemon.log_tail)
+        wait_until(self._is_committed, 30, "they are committed", detail=self.daemon.log_tail)
         return [value_hash(b"%d" % number) for number in numbers]
+
+    def _is_committed(self) -> bool:
+        committed = self._broker.committed(self.daemon.status()["group_id"])
+        ends = self._broker.end_offsets(self._topic)
+        return all(committed.get((self._topic, partition), (0,))[0] == end for partition, end in ends.items())
 
     @property
     def held(self) -> int:
