@@ -63,7 +63,10 @@ def test_delayed_messages_are_shown(tmp_path: Path) -> None:
     assert "none early; half at most" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.proof) for number in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_nothing_outlives_it(running: Demo, number: signal.Signals) -> None:
     """However a demo is ended, its three processes end and its folder goes."""
     running.signal(number)

@@ -42,6 +42,7 @@ def test_kills_with_more_groups_than_a_partition_can_tell_apart(kafka: Broker, t
     assert kills(kafka, tmp_path, 12_000, 2, tags=300, slack=BUSY).exact
 
 
+@pytest.mark.proof
 def test_a_broken_broker_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """The broker killed, then frozen for 15 s, in mid-flow: all arrives once, fresh messages too."""
     with KafkaBroker(tmp_path / "broker") as broker:

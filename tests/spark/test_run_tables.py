@@ -31,7 +31,7 @@ def fill(document: dict[str, Any]) -> list[Any]:
     return events
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "deltalake"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.proof), "delta", "deltalake"])
 def test_each_wanted_message_is_a_row_once(
     spark: SparkSession, kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
@@ -62,8 +62,7 @@ def test_each_wanted_message_is_a_row_once(
     assert not [event for event in events if event["event"] == "micro_batch.unbalanced"]
 
 
-@pytest.mark.parametrize("partitions", [["date"], ["group_label", "date"]])
-@pytest.mark.parametrize("kind", ["delta", "deltalake"])
+@pytest.mark.parametrize(("kind", "partitions"), [("delta", ["date"]), ("deltalake", ["group_label", "date"])])
 def test_a_table_that_is_there_is_continued(
     spark: SparkSession,
     kafka: Broker,

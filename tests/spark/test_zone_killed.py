@@ -15,6 +15,7 @@ def test_writers_and_query_killed(tmp_path: Path) -> None:
     assert killed(tmp_path, 10_000, 1, 1_000).exact
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)  # two JVMs
 def test_a_damaged_zone_gives_no_wrong_row(tmp_path: Path) -> None:
     """Half files, orphans, torn and flipped lines: the table has all that is whole, and each damage is said once."""
