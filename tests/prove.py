@@ -251,6 +251,11 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
 
         return [killed_on_s3(folder, n(20_000, 5_000), n(5, 1), max_rows=n(3_000, 1_000))]
 
+    def ingested_on_s3(_: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_s3 import killed
+
+        return [killed(folder, n(20_000, 5_000), n(5, 1))]
+
     def query(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.scenarios.spark_query import drivers
 
@@ -259,6 +264,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
     return {
         "spark-zone": zone,
         "zone-s3": zone_on_s3,
+        "ingest-s3": ingested_on_s3,
         "spark-query": query,
         "spark-engines": engines,
         "spark-drivers": drivers,

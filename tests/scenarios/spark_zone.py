@@ -6,9 +6,10 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.spark_zone import polls
 from sidecar.zone import acknowledged
@@ -89,7 +90,7 @@ def killed(folder: Path, messages: int, kills: int, max_rows: int, on_s3: str = 
         "points of a landing",
         3 * kills,
         2 * messages,
-        compare(query.table, {(partition, offset) for partition in range(2) for offset in offsets}),
+        compare(sink_rows(query.table), {(partition, offset) for partition in range(2) for offset in offsets}),
         time.monotonic() - begun,
         f"{2 * kills} kills of writers, {kills} of the query, which then had 1, 2 or 3 cores; "
         f"{landed - 2 * messages:,} rows landed by both writers, {mended} files and lines set right; all bytes equal",
@@ -103,11 +104,11 @@ def run(writers: Sequence[WriterProcess], upto: int) -> None:
     assert [process.wait() for process in writers] == [0] * len(writers)
 
 
-def compare(table: Path, wanted: set[Place]) -> Tally:
-    """What a table lacks, has twice, or has otherwise than it was produced."""
+def compare(rows: Iterable[dict[str, Any]], wanted: set[Place]) -> Tally:
+    """What the rows of a table lack, have twice, or have otherwise than it was produced."""
     got: Counter[Place] = Counter()
     wrong: list[Place] = []
-    for row in sink_rows(table):
+    for row in rows:
         place = row["partition"], row["offset"]
         got[place] += 1
         if as_sent(row) != produced(*place):
@@ -136,7 +137,7 @@ def damaged(folder: Path, batches: int, flips: int) -> Finding:
     query.start("local[2,4]", once=True)
     try:
         assert query.wait(300) == 0, query.log()
-        assert compare(query.table, places(batches - 1)).exact
+        assert compare(sink_rows(query.table), places(batches - 1)).exact
         said = query.said("manifest/a/")
         assert [sum(f"line {number + 1} of" in text for text in said) for number in struck] == [1] * flips
         told: list[str] = []
@@ -156,7 +157,7 @@ def damaged(folder: Path, batches: int, flips: int) -> Finding:
         "half files, orphans, torn and flipped manifest lines",
         flips + 4,
         rows,
-        compare(query.table, places(batches + 10)),
+        compare(sink_rows(query.table), places(batches + 10)),
         time.monotonic() - begun,
         f"{flips} of {batches} lines flipped; each said once by the query and once by the writer, which set them right",
     )

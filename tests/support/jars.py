@@ -18,6 +18,8 @@ POM = ROOT / "tests" / "support" / "broker" / "pom.xml"
 CACHE = ROOT / ".cache" / "kafka"
 SPARK_POM = ROOT / "tests" / "support" / "spark" / "pom.xml"
 SPARK_CACHE = ROOT / ".cache" / "spark"
+S3_POM = ROOT / "tests" / "support" / "spark" / "s3" / "pom.xml"
+S3_CACHE = ROOT / ".cache" / "spark-s3"
 ROCKETMQ_POM = ROOT / "tests" / "support" / "rocketmq_node" / "pom.xml"
 ROCKETMQ_CACHE = ROOT / ".cache" / "rocketmq"
 POSTGRESQL_POM = ROOT / "tests" / "support" / "postgresql_server" / "pom.xml"
@@ -64,6 +66,15 @@ def spark_jars() -> list[Path]:
         RuntimeError: Java or Maven is missing, or the download failed.
     """
     return sorted(_jars(SPARK_POM, SPARK_CACHE).glob("*.jar"))
+
+
+def s3_jars() -> list[Path]:
+    """What lets Spark read and write `s3a://`: 690 MB, fetched for the proof that needs them.
+
+    Raises:
+        RuntimeError: Java or Maven is missing, or the download failed.
+    """
+    return sorted(_jars(S3_POM, S3_CACHE).glob("*.jar"))
 
 
 def rocketmq_jars(version: int = 5) -> Path:

@@ -182,10 +182,15 @@ class Node:
 
     def brokers(self) -> dict[str, str]:
         """By name, the address of each broker that the name server knows, or knew; 106 is GET_BROKER_CLUSTER_INFO."""
-        with contextlib.suppress(OSError):
-            _, body = self.link(self.name_server).ask(106)
-            found = {name: data["brokerAddrs"] for name, data in _json(body)["brokerAddrTable"].items()}
-            self._brokers |= {name: addresses["0"] for name, addresses in found.items() if "0" in addresses}
+        for _ in range(2):
+            try:
+                _, body = self.link(self.name_server).ask(106)
+            except OSError:
+                self.forget_links()  # a name server closes what was at rest for two minutes
+            else:
+                found = {name: data["brokerAddrs"] for name, data in _json(body)["brokerAddrTable"].items()}
+                self._brokers |= {name: addresses["0"] for name, addresses in found.items() if "0" in addresses}
+                break
         return self._brokers
 
     def create_topic(

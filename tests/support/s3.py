@@ -41,7 +41,7 @@ class S3Server:
     Args:
         folder: Has its log.
         lost: Share of the answers to requests that change something which are lost.
-        port: Where it listens; None for a free one.
+        port: Where it listens; None for a free one. It is an attribute too.
     """
 
     def __init__(self, folder: Path, lost: float = 0.0, port: int | None = None) -> None:
@@ -49,14 +49,14 @@ class S3Server:
         self._lost = lost
         self._process: subprocess.Popen[bytes] | None = None
         self._patch = pytest.MonkeyPatch()
-        self._port = port or free_ports(1)[0]
+        self.port = port or free_ports(1)[0]
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
-            words = [str(self._port), str(self._lost)]
+            words = [str(self.port), str(self._lost)]
             self._process = spawn([sys.executable, "-m", "tests.support.s3", *words], log)
         wait_until(self._listens, 60, "the S3 server listens", detail=lambda: tail(self._log))
-        for name, value in variables(self._port).items():
+        for name, value in variables(self.port).items():
             self._patch.setenv(name, value)
         s3_storage.cache_clear()
         return self
@@ -70,7 +70,7 @@ class S3Server:
 
     def _listens(self) -> bool:
         with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", self._port)) == 0
+            return one.connect_ex(("127.0.0.1", self.port)) == 0
 
     def count_lost(self) -> int:
         """How many answers were lost so far."""

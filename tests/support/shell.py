@@ -67,9 +67,10 @@ class Shell:
         give_up_ms: int | None = None,
         numbered: bool = False,
         sorting: object | None = None,
+        by_group: bool = False,
     ) -> None:
         batch_rules = BatchRules(
-            by_group=False,
+            by_group=by_group,
             limits=Limits(max_messages, max_bytes),
             linger_ms=linger_ms,
             span_max=span_max,

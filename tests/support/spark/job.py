@@ -32,6 +32,7 @@ class SparkJob:
         reader: Who reads Kafka.
         submit: By `spark-submit`, which is told the master, instead of `sidecar spark`.
         env: Added to the environment.
+        properties: Added to Spark's.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class SparkJob:
         reader: str = "connector",
         submit: bool = False,
         env: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         self.state = folder / "spark-state"
         filled = {
@@ -56,7 +58,7 @@ class SparkJob:
             "log": {"format": "json"},
         }
         self.log_path = folder / "spark.log"
-        self._env = {**write_defaults(folder / "conf", jars=jars), **(env or {})}
+        self._env = {**write_defaults(folder / "conf", jars=jars, more=properties), **(env or {})}
         self._file = write_config(folder / "spark.yaml", {**filled, **config})
         if submit:
             application = ROOT / "sidecar" / "spark" / command / "__main__.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,10 +56,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def write_defaults(folder: Path, *, jars: bool = True) -> dict[str, str]:
-    """The environment of a job in a process of its own, with `properties` as its spark-defaults.conf."""
+def write_defaults(folder: Path, *, jars: bool = True, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a job in a process of its own, with `properties`, and more, as its spark-defaults.conf."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"{name} {value}\n" for name, value in properties(folder).items() if jars or name != "spark.jars"]
+    settings = {**properties(folder), **(more or {})}
+    lines = [f"{name} {value}\n" for name, value in settings.items() if jars or name != "spark.jars"]
     (folder / "spark-defaults.conf").write_text("".join(lines))
     (folder / "log4j2.properties").write_text(_LOG4J)
     return {**environment(), "SPARK_CONF_DIR": str(folder)}

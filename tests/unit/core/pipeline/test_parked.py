@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from tests.simulation.delayed import TP, Circumstances
 E = TypeVar("E")
 BUSY = Answer(Verdict.RETRY, "busy", 503)
 ACK = Answer(Verdict.ACK, status=200)
+REJECT = Answer(Verdict.REJECT, "bad", 400)
 RULES = DeliveryRules(Backoff(10, 20), concurrency=2, ordered=False, separator=b"\n", park_after_ms=100)
 FRESH = PartitionState(0, 0)
 
@@ -30,10 +32,13 @@ FRESH = PartitionState(0, 0)
 class Shell:
     """Does what a core asks for; commits succeed at once, and the store keeps in memory."""
 
-    def __init__(self, rules: DeliveryRules = RULES, tp: TopicPartition = TP, state: PartitionState = FRESH) -> None:
+    def __init__(
+        self, rules: DeliveryRules = RULES, tp: TopicPartition = TP, state: PartitionState = FRESH, *, ids: bool = False
+    ) -> None:
         plan = Circumstances.of(1)
         batching = replace(plan.batching, by_group=False, limits=Limits(3, 1_000), linger_ms=0, span_max=1_000)
-        reading = replace(plan.reading, ids=None, due=None, cancels=None)
+        reading = replace(plan.reading, ids=(lambda tp, rows: [row[2] for row in rows]) if ids else None)
+        reading = replace(reading, due=None, cancels=None)
         self.core = Pipeline(reading, batching, rules, lambda: 0.5)
         self.core.assign(tp, "s", state)
         self.now_ms = 0.0
@@ -65,6 +70,11 @@ class Shell:
         self.core.read(
             Run(tp, [(offset, 0, None, None, None, ()) for offset in offsets], offsets[0], offsets[-1]), self.now_ms
         )
+
+    def fetch(self) -> None:
+        """Hand over the rows that are asked for."""
+        for each in self.all(Fetch):
+            self.core.fetched(each.tp, each.number, self.rows[each.number], self.now_ms)
 
     def answer(self, answer: Answer) -> list[Part]:
         """Answer the one send that is under way; return its parts."""
@@ -110,6 +120,44 @@ def test_it_goes_out_under_its_name_and_is_removed_then() -> None:
     assert shell.all(Unpark) == [Unpark(TP, [record.number])]
     assert shell.core.books[TP].delivered == 3
     assert [report.event for report in shell.all(Report)][-1] == "group.unparked"
+
+
+def test_a_parked_part_that_is_refused_is_replaced_by_its_halves() -> None:
+    """They count together, once both are stored; the whole is removed then, and each half goes out by itself."""
+    shell = Shell(replace(RULES, concurrency=1))
+    record = parked(shell)
+    shell.step(1_000)
+    shell.fetch()
+    shell.step()
+    shell.answer(REJECT)
+    shell.step()
+    first, second = (park.record for park in shell.all(Park))
+    assert [(list(half.offsets), half.half_of) for half in (first, second)] == [([0], 1), ([1, 2], 1)]
+    shell.core.parked(TP, first.number, shell.now_ms)
+    assert shell.core.partitions[TP].state().parked == record.number
+    shell.core.parked(TP, second.number, shell.now_ms)
+    assert shell.core.partitions[TP].state().parked == second.number
+    shell.core.read_past(TP, 3, shell.now_ms)
+    shell.step(100)
+    shell.step()
+    assert shell.all(Unpark) == [Unpark(TP, [record.number])]
+    for name in ("t@s:0:0-0", "t@s:0:1-2"):
+        shell.step(1_000)
+        shell.fetch()
+        shell.step()
+        assert [part.name for part in shell.answer(ACK)] == [name]
+    assert (shell.core.books[TP].delivered, shell.core.memory.held_bytes) == (3, 0)
+
+
+def test_ids_of_what_was_parked_before_are_known() -> None:
+    """A message that comes with the id of one in the store is its duplicate; an id that does not count is new."""
+    shell = Shell(ids=True)
+    record = Parked(1, "s0", "s0", "g0", 5, 9, BitMap64([5, 9]), 8, 3, 60, ids=array("q", [70, 71]).tobytes())
+    void = record._replace(number=2, ids=array("q", [72]).tobytes())
+    shell.core.restore_parked(TP, [record, void], 1, shell.now_ms)
+    rows = [(offset, 0, number, None, None, ()) for offset, number in ((10, 70), (11, 72), (12, 71))]
+    shell.core.read(Run(TP, rows, 10, 12), shell.now_ms)
+    assert (shell.core.books[TP].duplicate, shell.core.books[TP].in_flight) == (2, 1)
 
 
 def test_a_stop_does_not_wait_for_what_is_parked() -> None:

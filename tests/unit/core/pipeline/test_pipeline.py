@@ -8,6 +8,7 @@ import pytest
 from pyroaring import BitMap64
 
 from sidecar.core import batching
+from sidecar.core.cutting.cutting import READ_MS
 from sidecar.core.delivery.stages import Stage
 from sidecar.core.effects import Commit
 from sidecar.core.lineage import Stamp
@@ -181,6 +182,38 @@ def test_no_room_for_halves_and_then_not_ours() -> None:
     assert shell.pipeline.idle
     assert shell.pipeline.memory.held_bytes == 0
     assert shell.pipeline.books[TP].released == 4
+
+
+def test_rows_of_a_lost_partition_are_counted_in_an_answer() -> None:
+    """An answer's rows go over the whole batch; those of a part that is not owned any more are passed over."""
+    shell, other, batches = Shell(by_group=True), TopicPartition("t", 1), list[Batch]()
+
+    def late(batch: Batch, offsets: list[int]) -> Answer | None:
+        batches.append(batch)
+        return ACK if len(batches) > 1 else None
+
+    shell.answer = late  # type: ignore[method-assign]
+    shell.pipeline.assign(other, "5c0pe001", PartitionState(0, 0))
+    for tp in (TP, other):
+        shell.pipeline.read(Run(tp, rows(0, 1), 0, 1), shell.now_ms)
+    shell.run(3)
+    assert [(part.tp, part.count) for part in batches[0].parts] == [(TP, 2), (other, 2)]
+    shell.pipeline.forget([TP])
+    failed = (FailedRow(1, retry=False, reason="theirs"), FailedRow(2, retry=False, reason="bad"))
+    shell.pipeline.answered(batches[0].id, Answer(Verdict.PARTIAL, failed=failed), shell.now_ms, 0)
+    shell.run(2)
+    assert [(letter.tp, letter.offset) for letter in shell.letters] == [(other, 0)]
+    books = shell.pipeline.books
+    assert (books[TP].released, books[other].delivered, books[other].dead_lettered) == (2, 1, 1)
+
+
+def test_what_is_open_is_looked_at_before_it_is_due() -> None:
+    """Until then, and for a quarter of the linger at most; without any linger, a few milliseconds."""
+    assert Shell(linger_ms=400).pipeline.cutter.patience_ms(0.0) == 100
+    assert Shell().pipeline.cutter.patience_ms(0.0) == READ_MS
+    shell = Shell(linger_ms=400)
+    shell.read(*rows(0, 1))
+    assert shell.pipeline.cutter.patience_ms(shell.now_ms + 370) == 30
 
 
 def test_rows_that_failed_for_the_moment_and_are_refused_then() -> None:
