@@ -229,7 +229,7 @@ class World:
         self.open()
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 15) for first in range(0, 150, 15)])
+@pytest.mark.parametrize("seeds", [range(first, first + 16) for first in range(0, 80, 16)])
 def test_a_start_finds_what_was_vouched_for(seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was then: nothing that was put, taken, cancelled or moved later, and never something older."""
     for (module, name), value in SMALL.items():

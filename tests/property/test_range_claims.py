@@ -152,7 +152,7 @@ def picked(rows: Carried, chosen: list[int]) -> Carried:
     return rows._replace(offsets=[rows.offsets[i] for i in chosen], keys=pick_keys(rows.keys, chosen))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32))
 def test_attempts_side_by_side_and_killed_anywhere(seed: int) -> None:
     """The driver settles what twins kept back, killed too: each key arrives once if any message with it can."""

@@ -31,7 +31,7 @@ def log_of(chance: random.Random) -> list[Row]:
     ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=70)
 @given(st.integers(0, 2**32))
 def test_attempts_that_end_anywhere(seed: int) -> None:
     """Attempts are killed between any two effects, answers differ from one to the next; the last comes to its end."""

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from sidecar.spark.run.pinned import latest_batch
 from tests.scenarios.exactly_once import new_topics
-from tests.scenarios.spark_tables import CORES, LATE_S, PATIENCE_S
+from tests.scenarios.spark_tables import CORES, LATE_S, PATIENCE_S, kill_in_micro_batch
 from tests.support.audit import Finding
 from tests.support.kafka import Broker, produce
-from tests.support.process import wait_until
 from tests.support.spark.job import SparkJob
 from tests.support.spark.merging import RULE, SCHEMA, compare, last_of_each, made, outgoing
 from tests.support.spark.tables import Kind, config, rows
@@ -49,19 +47,8 @@ def killed(
         document["spark"]["master"] = f"local[{CORES[number % len(CORES)]},4]"
         return SparkJob(folder, document, once=once, jars=kind != "deltalake")
 
-    offsets, pending = folder / "checkpoint" / "table", 0
-    for number in range(times):
-        before = latest_batch(offsets, "offsets")
-        with job(number, once=False) as running:
-            wait_until(
-                lambda before=before: latest_batch(offsets, "offsets") > before,  # type: ignore[misc]
-                PATIENCE_S,
-                "a micro-batch begins",
-                detail=running.log_tail,
-            )
-            time.sleep(chance.uniform(0, 2 * LATE_S))  # the instant is random: there is nothing to wait for
-            running.kill()
-        pending += latest_batch(offsets, "offsets") > latest_batch(offsets, "commits")
+    offsets = folder / "checkpoint" / "table"
+    pending = sum(kill_in_micro_batch(job(number, once=False), offsets, chance, 2 * LATE_S) for number in range(times))
     last = job(times, once=True)
     assert last.run(PATIENCE_S + changes / 500) == 0, last.log_tail()
     wanted = last_of_each(all_changes)

@@ -21,10 +21,10 @@ from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.fifo import run_fifo
 from tests.simulation.leased import run_leased
 
-SCHEDULES = 120
-LEDGER_SCHEDULES = 20
-REMADE_SCHEDULES = 20
-FIFO_SCHEDULES = 40
+SCHEDULES = 60
+LEDGER_SCHEDULES = 12
+REMADE_SCHEDULES = 12
+FIFO_SCHEDULES = 20
 SEARCHED = 150
 """Schedules within which a mistake must show."""
 
