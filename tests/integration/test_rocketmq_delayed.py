@@ -90,16 +90,17 @@ def test_a_held_message_arrives_with_all_that_rocketmq_tells(
 ) -> None:
     """Place, ids, keys, tag, properties, time and body are those of a message that was not held."""
     binary = b"\x00binary \xff" + bytes(1 << 20)
-    sent = [
-        Message(binary, tag="paid", keys="k1 k2", properties={"colour": "rot", "DELAY": "0", **_due(7_000)}),
-        Message(b"plain", tag="paid", keys="k1 k2", properties={"colour": "rot"}),
-        Message(b"alone", tag="created", properties=_due(6_000)),
-        Message(b"unwanted", tag="draft", properties=_due(5_000)),
-        Message(b"packed" * 100, tag="created", compress="zlib", properties=_due(6_000)),
-    ]
     with Receiver() as receiver:
         with Daemon(tmp_path, delayed_configuration(rocketmq, topic, group, receiver.url)) as daemon:
             daemon.wait_ready()
+            # On a busy machine some seconds pass until the queue is read.
+            sent = [
+                Message(binary, tag="paid", keys="k1 k2", properties={"colour": "rot", "DELAY": "0", **_due(15_000)}),
+                Message(b"plain", tag="paid", keys="k1 k2", properties={"colour": "rot"}),
+                Message(b"alone", tag="created", properties=_due(15_000)),
+                Message(b"unwanted", tag="draft", properties=_due(5_000)),
+                Message(b"packed" * 100, tag="created", compress="zlib", properties=_due(15_000)),
+            ]
             rocketmq.send(topic, sent, queues=1)
             wait_until(lambda: daemon.status()["delivered"] == 4, PATIENCE_S, "they arrive", detail=daemon.log_tail)
             status = await_rest(daemon, PATIENCE_S)
