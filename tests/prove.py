@@ -160,7 +160,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
-        "twins": partial(suite, "twins of tests of the suite", "integration", mark="proof"),
+        "twins": partial(suite, "twins of tests of the suite", "integration conformance", mark="proof"),
         "simulator": partial(simulated, n(1_000_000, 1_000)),
         "simulator-ledger": partial(simulated, n(200_000, 1_000), ledger=True),
         "simulator-lane": partial(
@@ -376,7 +376,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
 def suite(point: str, tests: str, broker: KafkaBroker, _: Path, *, mark: str = "") -> list[Finding]:
     """Tests that have no larger numbers; each one asserts that nothing is lost or comes twice."""
     begun = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-m", mark, f"tests/{tests}"]
+    command = [sys.executable, "-m", "pytest", "-m", mark, *(f"tests/{one}" for one in tests.split())]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "SIDECAR_TEST_KAFKA": broker.bootstrap}, capture_output=True, text=True
     )

@@ -33,6 +33,7 @@ def test_messages_of_all_kinds_arrive_once(node: RocketMqNode, source: dict[str,
     assert flows.flow(node, source, tmp_path, 3_000, share=100).exact
 
 
+@pytest.mark.proof
 def test_a_kill_loses_nothing_and_repeats_nothing(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Killed in mid-flow, its state kept: what was in flight comes again under its old names, and once."""
     assert flows.kills(node, source, tmp_path, 3_000, 1).exact

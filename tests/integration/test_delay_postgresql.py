@@ -27,7 +27,9 @@ def _sent(value: bytes, after_ms: int) -> Outgoing:
     return Outgoing(0, value, None, [("tag", b"a"), (HEADER, due)])
 
 
-@pytest.mark.parametrize("forgets", [False, True], ids=["folder kept", "folder deleted"])
+@pytest.mark.parametrize(
+    "forgets", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["folder kept", "folder deleted"]
+)
 def test_kills_lose_and_repeat_nothing(kafka: Broker, postgresql: Database, tmp_path: Path, forgets: bool) -> None:
     """Killed 4 times while messages fall due, each arrives once, and none early, whatever becomes of the folder."""
     delay = postgresql.delay_section()
@@ -120,12 +122,14 @@ def test_what_is_held_is_shown_without_a_daemon(kafka: Broker, postgresql: Datab
             assert orjson.loads(run("count", "--json").stdout)["held"] == 2
 
 
+@pytest.mark.proof
 def test_kills_of_a_member_of_rocketmq(rocketmq: Node, postgresql: Database, tmp_path: Path) -> None:
     """Killed 3 times while messages of RocketMQ fall due, each arrives once, and none early."""
     assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10, delay=postgresql.delay_section()).exact
 
 
-@pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.proof), True], ids=["in order", "killed"])
+@pytest.mark.proof
+@pytest.mark.parametrize("is_killed", [False, True], ids=["in order", "killed"])
 def test_held_messages_move_with_their_queue(
     rocketmq: Node, postgresql: Database, tmp_path: Path, is_killed: bool
 ) -> None:
@@ -133,9 +137,8 @@ def test_held_messages_move_with_their_queue(
     assert moves(rocketmq, tmp_path, 800, is_killed=is_killed, delay=postgresql.delay_section()).exact
 
 
-@pytest.mark.parametrize(
-    "stands_still", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["killed", "stands still"]
-)
+@pytest.mark.proof
+@pytest.mark.parametrize("stands_still", [False, True], ids=["killed", "stands still"])
 def test_another_member_of_rocketmq_goes_on(
     rocketmq: Node, postgresql: Database, tmp_path: Path, stands_still: bool
 ) -> None:

@@ -18,10 +18,12 @@ from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.process import Daemon, ended_after, last_words, missing, wait_until
 from tests.support.receiver import Receiver
 
-BOTH = pytest.mark.parametrize("store", ["changelog", "local"])
+BOTH = pytest.mark.parametrize("store", ["changelog", pytest.param("local", marks=pytest.mark.proof)])
 
 
-@pytest.mark.parametrize(("store", "forgets"), [("local", False), ("changelog", True)])
+@pytest.mark.parametrize(
+    ("store", "forgets"), [pytest.param("local", False, marks=pytest.mark.proof), ("changelog", True)]
+)
 def test_kills_while_messages_fall_due_lose_and_repeat_nothing(
     kafka: Broker, tmp_path: Path, store: str, forgets: bool
 ) -> None:

@@ -48,7 +48,11 @@ def _sent(value: bytes, after_ms: int) -> Outgoing:
 
 @pytest.mark.parametrize(
     ("store", "forgets"),
-    [("local", False), pytest.param("changelog", False, marks=pytest.mark.proof), ("changelog", True)],
+    [
+        pytest.param("local", False, marks=pytest.mark.proof),
+        pytest.param("changelog", False, marks=pytest.mark.proof),
+        ("changelog", True),
+    ],
 )
 def test_what_an_operator_was_told_stands(kafka: Broker, tmp_path: Path, store: str, forgets: bool) -> None:
     """Killed 2 times during requests: cancelled ones never come, others once, and none early that stayed."""

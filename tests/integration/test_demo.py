@@ -42,6 +42,7 @@ def test_the_books_balance(tmp_path: Path) -> None:
     assert (demo.processes(), list(demo.temp.iterdir())) == ({}, [])
 
 
+@pytest.mark.proof
 def test_the_books_balance_on_rocketmq(tmp_path: Path) -> None:
     """With `--source rocketmq` it starts a real node and ends it, and leaves nothing behind."""
     with Demo(tmp_path, "--messages", "10000", "--sink", "http", "--source", "rocketmq") as demo:
@@ -53,6 +54,7 @@ def test_the_books_balance_on_rocketmq(tmp_path: Path) -> None:
     assert (demo.processes(), list(demo.temp.iterdir())) == ({}, [])
 
 
+@pytest.mark.proof
 def test_delayed_messages_are_shown(tmp_path: Path) -> None:
     """With `--delay` messages are due within seconds; none is early, and the books balance after the kill."""
     with Demo(tmp_path, "--messages", "10000", "--delay") as demo:

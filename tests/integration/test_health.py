@@ -29,6 +29,7 @@ def scene(broker: KafkaBroker, tmp_path: Path) -> Iterator[Scene]:
         yield scene
 
 
+@pytest.mark.proof
 def test_outages_are_told_in_their_seconds(broker: KafkaBroker, tmp_path: Path) -> None:
     """A receiver that fails makes the daemon *degraded*, a frozen broker *stopped*; both heal, and nothing is lost."""
     assert outages(broker, tmp_path, 1).exact

@@ -14,12 +14,13 @@ BUSY = 6
 """So many times as long may take what depends on the machine, where other tests run beside."""
 
 
-@pytest.mark.parametrize("by", ["partition", "group"])
+@pytest.mark.parametrize("by", ["partition", pytest.param("group", marks=pytest.mark.proof)])
 def test_kills_lose_nothing_and_repeat_no_name(kafka: Broker, tmp_path: Path, by: By) -> None:
     """Killed 3 times at random instants: each message is stored once."""
     assert kills(kafka, tmp_path, 30_000, 3, by=by, slack=BUSY).exact
 
 
+@pytest.mark.proof
 def test_a_receiver_without_memory_gets_little_again(kafka: Broker, tmp_path: Path) -> None:
     """Without names remembered, a kill repeats only what was in flight or settled in the last 200 ms."""
     assert kills(kafka, tmp_path, 30_000, 3, remember=False, slack=BUSY).exact
@@ -37,6 +38,7 @@ def test_sigterm_in_mid_flow_repeats_nothing_at_all(kafka: Broker, tmp_path: Pat
     assert kills(kafka, tmp_path, 30_000, 3, how="SIGTERM", remember=False, slack=BUSY).exact
 
 
+@pytest.mark.proof
 def test_kills_with_more_groups_than_a_partition_can_tell_apart(kafka: Broker, tmp_path: Path) -> None:
     """300 groups share intents; killed twice, nothing is lost or stored twice."""
     assert kills(kafka, tmp_path, 12_000, 2, tags=300, slack=BUSY).exact

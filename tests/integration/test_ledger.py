@@ -28,7 +28,7 @@ def test_of_what_is_sent_twice_one_is_delivered(kafka: Broker, postgresql: Datab
     assert found.times == 2
 
 
-@pytest.mark.parametrize("end", ["delivered", "refused"])
+@pytest.mark.parametrize("end", [pytest.param("delivered", marks=pytest.mark.proof), "refused"])
 def test_two_sidecars_race_for_one_key(
     kafka: Broker, postgresql: Database, make_topic: MakeTopic, tmp_path: Path, end: str
 ) -> None:

@@ -6,11 +6,14 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from tests.scenarios.library import PARTITIONS, RATE, WAIT_S, Member, kills, scene
 from tests.support.kafka import Broker, MakeTopic
 from tests.support.process import wait_until
 
 
+@pytest.mark.proof
 def test_kills_and_members_lose_nothing(kafka: Broker, tmp_path: Path) -> None:
     """After kill -9, joins and leaves each wanted message arrived, no twin, and again only what was not committed."""
     assert kills(kafka, tmp_path, 3).exact

@@ -43,6 +43,7 @@ def test_a_member_killed_while_it_joins_does_not_hold_the_group_up(kafka: Broker
             assert [event["member"] for event in daemon.events("member.evicted")] != []
 
 
+@pytest.mark.proof
 def test_a_member_stopped_while_it_joins_does_not_hold_the_group_up(kafka: Broker, tmp_path: Path) -> None:
     """A member that is stopped while its join is pending leaves the group: the other has all long before a session."""
     topics = new_topics(kafka, 1)
@@ -62,7 +63,9 @@ def test_a_member_stopped_while_it_joins_does_not_hold_the_group_up(kafka: Broke
     other.close()
 
 
-@pytest.mark.parametrize("client_id", ["shared", ""], ids=["set by the user", "ours"])
+@pytest.mark.parametrize(
+    "client_id", ["shared", pytest.param("", marks=pytest.mark.proof)], ids=["set by the user", "ours"]
+)
 def test_no_living_member_is_taken_for_a_predecessor(kafka: Broker, tmp_path: Path, client_id: str) -> None:
     """At a start without a state folder siblings stay: those of another place, and those with a client id in common."""
     topics = new_topics(kafka, 1)

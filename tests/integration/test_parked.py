@@ -10,7 +10,9 @@ from tests.scenarios.parked import parked_outage
 from tests.support.kafka import Broker
 
 
-@pytest.mark.parametrize(("store", "forgets"), [("local", False), ("changelog", True)])
+@pytest.mark.parametrize(
+    ("store", "forgets"), [pytest.param("local", False, marks=pytest.mark.proof), ("changelog", True)]
+)
 def test_an_outage_of_one_group_holds_nothing_up(kafka: Broker, tmp_path: Path, store: str, forgets: bool) -> None:
     """All else is settled meanwhile, though it is many times `batch.span_max`; kills lose and repeat nothing."""
     assert parked_outage(kafka, tmp_path, 24_000, 2, store=store, forgets=forgets).exact

@@ -204,6 +204,7 @@ def test_reloads_under_load_lose_and_repeat_nothing(kafka: Broker, tmp_path: Pat
     assert reloads(kafka, tmp_path, 40, 5).exact
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_kills_in_the_midst_of_a_reload_lose_nothing(kafka: Broker, tmp_path: Path) -> None:
     """5 times, with two members on different files."""

@@ -6,12 +6,15 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.scenarios.rewinds import MESSAGES, commit_gone, commit_rewound, put_back, rewound, small
 from tests.support.kafka import KafkaBroker, Outgoing, produce, unique
 from tests.support.receiver import Receiver, value_hash
 from tests.support.scene import Scene, await_rest, values
 
 
+@pytest.mark.proof
 def test_a_rewound_commit_repeats_nothing(scene: Scene) -> None:
     """The broker has an older commit of ours: what the state folder knows to be settled is not delivered again."""
     assert commit_rewound(scene).exact
@@ -30,6 +33,7 @@ def test_without_its_folder_a_rewound_commit_loses_nothing(scene: Scene) -> None
         daemon.stop()
 
 
+@pytest.mark.proof
 def test_a_commit_that_is_gone_is_replaced_by_the_folder(scene: Scene) -> None:
     """The group's offsets are deleted after a kill in mid-flow: what was in flight goes out under the names it had."""
     assert commit_gone(scene).exact

@@ -83,6 +83,7 @@ def test_a_stop_in_mid_flow_repeats_nothing_at_all(rocketmq: Node, topic: str, g
         assert flow.tally(receiver).exact
 
 
+@pytest.mark.proof
 def test_members_come_and_go(rocketmq: Node, topic: str, group: str, tmp_path: Path) -> None:
     """Three members join, leave in order and join again: nothing is lost or twice, and no queue is had by two."""
     flow = Flow(rocketmq, topic)

@@ -77,6 +77,7 @@ def test_a_broker_that_lost_what_was_committed(node: RocketMqNode, group: str) -
         assert again.told("commit.expired")
 
 
+@pytest.mark.proof
 def test_name_servers_that_are_away(node: RocketMqNode, group: str) -> None:
     """Without any name server what is known goes on; it is told, until one is back."""
     topic = node.create_topic(unique("topic"), 1)
@@ -91,6 +92,7 @@ def test_name_servers_that_are_away(node: RocketMqNode, group: str) -> None:
         reader.until(lambda: not reader.source.problems(), "it is well again")
 
 
+@pytest.mark.proof
 def test_a_broker_that_lost_all_messages(node: RocketMqNode, group: str) -> None:
     """Its queues begin at 0 again: what is sent from then on is read, whether it runs on or is started later."""
     running, later = node.create_topic(unique("topic"), 1), node.create_topic(unique("topic"), 1)
@@ -115,7 +117,7 @@ def test_a_broker_that_lost_all_messages(node: RocketMqNode, group: str) -> None
         assert after.told("topic.recreated")
 
 
-@pytest.mark.parametrize("ahead_s", [600, -600], ids=["ahead", "behind"])
+@pytest.mark.parametrize("ahead_s", [600, pytest.param(-600, marks=pytest.mark.proof)], ids=["ahead", "behind"])
 def test_no_clock_tells_what_is_new(node: RocketMqNode, group: str, ahead_s: int) -> None:
     """After its store was lost all messages are read, though the broker's clock was wrong when it stored the others."""
     topic = node.create_topic(unique("topic"), 1)

@@ -92,7 +92,7 @@ def test_one_of_two_brokers_dies(master: RocketMqNode, other: RocketMqNode, grou
     assert master.committed(group, topic, 2, broker=OTHER) == {0: 15, 1: 15}
 
 
-@pytest.mark.parametrize("readable", ["true", "false"])
+@pytest.mark.parametrize("readable", ["true", pytest.param("false", marks=pytest.mark.proof)])
 def test_a_master_with_too_much_to_do_sends_readers_to_its_slave(
     master: RocketMqNode, slave: RocketMqNode, copied: str, group: str, readable: str
 ) -> None:
@@ -110,6 +110,7 @@ def test_a_master_with_too_much_to_do_sends_readers_to_its_slave(
         slave.link(slave.broker_address).ask(25, {}, b"slaveReadEnable=true\n")
 
 
+@pytest.mark.proof
 def test_a_slave_is_read_while_its_master_is_dead(
     master: RocketMqNode, slave: RocketMqNode, copied: str, group: str
 ) -> None:

@@ -34,7 +34,7 @@ def topic(rocketmq: Node) -> str:
     return rocketmq.create_topic(unique("topic"), 1)
 
 
-@pytest.fixture(params=["local", "postgresql"])
+@pytest.fixture(params=["local", pytest.param("postgresql", marks=pytest.mark.proof)])
 def delay(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The section `delay` of each store."""
     if request.param == "local":
@@ -114,7 +114,7 @@ def test_a_held_message_arrives_with_all_that_rocketmq_tells(
     assert sum("+delayed:broker-a:0:" in part for part in parts) == len(parts) - 1
 
 
-@pytest.mark.parametrize("by", ["position", "offset_msg_id"])
+@pytest.mark.parametrize("by", [pytest.param("position", marks=pytest.mark.proof), "offset_msg_id"])
 def test_a_message_that_was_handed_back_is_held_too(
     rocketmq: Node, topic: str, group: str, tmp_path: Path, by: str
 ) -> None:
@@ -147,7 +147,9 @@ def test_a_message_that_was_handed_back_is_held_too(
 POISON = b"\x00poison \xff"
 
 
-@pytest.mark.parametrize("place", ["state", "dlq", "delay_level", "gone"])
+@pytest.mark.parametrize(
+    "place", ["dlq", "delay_level", *(pytest.param(one, marks=pytest.mark.proof) for one in ("state", "gone"))]
+)
 def test_a_held_message_that_is_refused_is_a_dead_letter(
     rocketmq: Node, topic: str, group: str, tmp_path: Path, place: str
 ) -> None:
@@ -234,12 +236,14 @@ def test_a_reset_delivers_again_and_holds_nothing_twice(
         assert sorted(row[2] or 0 for row in receiver.rows()) == [0, 1, 2, 3]
 
 
+@pytest.mark.proof
 def test_kills_while_messages_fall_due_lose_and_repeat_nothing(rocketmq: Node, tmp_path: Path) -> None:
     """Killed 3 times while messages fall due, each arrives once, and none early."""
     assert kills(rocketmq, tmp_path, 8_000, 3, spread_s=10).exact
 
 
-@pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.proof), True], ids=["in order", "killed"])
+@pytest.mark.proof
+@pytest.mark.parametrize("is_killed", [False, True], ids=["in order", "killed"])
 def test_queues_that_move_to_another_member_and_back(rocketmq: Node, tmp_path: Path, is_killed: bool) -> None:
     """What each member held comes once, from its own disk, when it has the queue again."""
     assert moves(rocketmq, tmp_path, 800, is_killed=is_killed).exact

@@ -61,6 +61,7 @@ def child_of(daemon: Daemon) -> int:
     return children[0]
 
 
+@pytest.mark.proof
 def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(
     node: RocketMqNode, source: dict[str, Any], postgresql: Database, tmp_path: Path
 ) -> None:
@@ -68,7 +69,7 @@ def test_of_what_is_sent_twice_one_is_delivered_whoever_gets_it(
     assert handed_twins(node, source, tmp_path, postgresql, 2_000, 2).exact
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.proof), signal.SIGSTOP])
 def test_a_child_that_ends_or_hangs_is_replaced(
     node: RocketMqNode, source: dict[str, Any], tmp_path: Path, how: signal.Signals
 ) -> None:

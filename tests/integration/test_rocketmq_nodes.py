@@ -29,6 +29,7 @@ def are_exact(found: list[Finding]) -> bool:
     return True
 
 
+@pytest.mark.proof
 def test_transactions(node: RocketMqNode, tmp_path: Path) -> None:
     """Committed messages arrive once, through a kill; those rolled back or left alone never do."""
     assert are_exact(transactions(node, tmp_path, 200, 1))

@@ -100,7 +100,7 @@ def test_what_was_delivered_is_a_duplicate_when_it_comes_again(world: World, cli
         assert arrived(receiver) == ONCE + Counter([value_hash(b"new")])
 
 
-@pytest.mark.parametrize("client", ["remoting", "native"])
+@pytest.mark.parametrize("client", ["remoting", pytest.param("native", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
 def test_what_was_in_flight_at_a_kill_goes_out_once(world: World, client: str, stored: bool, tmp_path: Path) -> None:
     """The origin goes out under the name it had, and what was handed back meanwhile is its duplicate."""

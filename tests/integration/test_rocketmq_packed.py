@@ -35,7 +35,7 @@ def topic(node: RocketMqNode, case: Case) -> Iterator[str]:
         yield topic
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", ["remoting", *(pytest.param(one, marks=pytest.mark.proof) for one in CLIENTS[1:])])
 def test_memory_is_within_the_rule(node: RocketMqNode, topic: str, case: Case, tmp_path: Path, client: str) -> None:
     """At most 1.3 of the budget and 60 MiB, with the child process: while nobody takes anything, and while it flows."""
     found = measure(node, client, topic, case, tmp_path)

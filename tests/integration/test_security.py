@@ -92,7 +92,11 @@ def _source(
 
 @pytest.mark.parametrize(
     "method",
-    ["certificate", "SASL_SSL PLAIN", "SASL_SSL SCRAM-SHA-512", "SASL_PLAINTEXT SCRAM-SHA-256"],
+    [
+        "certificate",
+        "SASL_SSL SCRAM-SHA-512",
+        *(pytest.param(one, marks=pytest.mark.proof) for one in ("SASL_SSL PLAIN", "SASL_PLAINTEXT SCRAM-SHA-256")),
+    ],
 )
 def test_a_demanding_broker_is_read_and_a_kill_survived(scene: Scene, secure: KafkaBroker, method: str) -> None:
     """One delivery each, and after kill -9 the successor removes the dead member and goes on within seconds."""

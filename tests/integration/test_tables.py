@@ -14,7 +14,10 @@ from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 from tests.support.process import Daemon, wait_until
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TARGETS if kind != "delta, maintained"])
+@pytest.mark.parametrize(
+    "kind",
+    ["zone", "delta", *(pytest.param(kind, marks=pytest.mark.proof) for kind in [*TARGETS][1:] if kind != "delta")],
+)
 def test_killed_in_mid_flow(kafka: Broker, tmp_path: Path, kind: Kind) -> None:
     """Killed twice at random instants: rows exact, distinct and byte-equal, with a new writer after each kill too."""
     assert killed(kafka, tmp_path, 10_000, 2, kind).exact

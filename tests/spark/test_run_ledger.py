@@ -15,6 +15,7 @@ from tests.support.spark.deliveries import dead_letters
 from tests.support.spark.job import SparkJob
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_keys_come_once_on_one_core_and_through_an_outage_of_the_ledger(kafka: Broker, tmp_path: Path) -> None:
     """8 partitions on one core, winners that are dead-lettered, PostgreSQL down in mid-delivery: each key once."""

@@ -168,7 +168,7 @@ def test_a_member_of_the_group_is_refused(rocketmq: Node, orders: str, tmp_path:
             run_source(settings).refuse_members()
 
 
-@pytest.mark.parametrize("when", ["between ranges", "in a range"])
+@pytest.mark.parametrize("when", [pytest.param("between ranges", marks=pytest.mark.proof), "in a range"])
 def test_a_topic_that_was_created_again_and_filled_further_is_noticed(
     rocketmq: Node, orders: str, tmp_path: Path, when: str
 ) -> None:

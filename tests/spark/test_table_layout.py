@@ -98,7 +98,7 @@ def test_partitions_and_columns(
         assert {row["key"] and bytes(row["key"]) for row in some} == {b"k" if first else None}
 
 
-@pytest.mark.parametrize("form", ["delta", "deltalake"])
+@pytest.mark.parametrize("form", ["delta", pytest.param("deltalake", marks=pytest.mark.proof)])
 def test_maintenance_between_micro_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:

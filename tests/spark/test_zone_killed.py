@@ -9,6 +9,7 @@ import pytest
 from tests.scenarios.spark_zone import damaged, killed
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)  # two JVMs, one after the other
 def test_writers_and_query_killed(tmp_path: Path) -> None:
     """Two writers and the query end at any point, batches come again and from another writer: each row once, whole."""
