@@ -65,9 +65,10 @@ class Strikes:
             kill()
             struck.set()
 
-        wait_until(lambda: rows["rows"] > number * self._share, PATIENCE_S, "more arrives", detail=job.log_tail)
+        enough = number * self._share
+        wait_until(lambda: job.supervise() and rows["rows"] > enough, PATIENCE_S, "more arrives", detail=job.log_tail)
         self._receiver.strike = struck.set if number % 2 else kill_at_once
-        assert struck.wait(PATIENCE_S), f"no request comes\n{job.log_tail()}"
+        wait_until(lambda: job.supervise() and struck.is_set(), PATIENCE_S, "a request comes", detail=job.log_tail)
         if number % 2:
             time.sleep(self._chance.uniform(0, LATE_S))  # the instant is random: there is nothing to wait for
             kill()

@@ -57,7 +57,7 @@ def kill_in_micro_batch(job: SparkJob, checkpoint: Path, chance: random.Random, 
     before = latest_batch(checkpoint, "offsets")
     with job:
         wait_until(
-            lambda: latest_batch(checkpoint, "offsets") > before,
+            lambda: job.supervise() and latest_batch(checkpoint, "offsets") > before,
             PATIENCE_S,
             "a micro-batch begins",
             detail=job.log_tail,

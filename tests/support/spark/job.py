@@ -14,6 +14,7 @@ from typing import Any
 
 import pyspark
 
+from sidecar.errors import EXIT_UNAVAILABLE
 from tests.support.jars import ROOT
 from tests.support.process import spawn, tail, wait_until, write_config
 from tests.support.spark.session import MASTER, write_defaults
@@ -74,9 +75,21 @@ class SparkJob:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SparkJob:
+        self._start()
+        return self
+
+    def _start(self) -> None:
         with self.log_path.open("ab") as log:
             self.process = spawn(self._command, log, env=self._env)
-        return self
+
+    def supervise(self) -> bool:
+        """As a supervisor does, start it again when it ended with 69: Spark gives a Python worker 10 s to start."""
+        assert self.process is not None
+        code = self.process.poll()
+        assert code in (None, EXIT_UNAVAILABLE, -signal.SIGKILL), self.log_tail()
+        if code == EXIT_UNAVAILABLE:
+            self._start()
+        return True
 
     def __exit__(self, *_: object) -> None:
         self.kill()
