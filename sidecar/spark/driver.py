@@ -79,7 +79,7 @@ def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator
     try:
         yield
         progress.ended()
-    except (Py4JError, OSError) as error:
+    except (Py4JError, ConnectionError) as error:
         progress.ended("the JVM of the driver is gone")
         if not stop_asked():
             raise QueryError(

@@ -1,0 +1,88 @@
+"""The end of a job on Spark: what counts as the end of its JVM, and a stop while its storage fails. No Spark."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from sidecar.errors import StateError
+from sidecar.spark.driver import QueryError, serving
+from sidecar.spark.ranges.shared import names
+from sidecar.spark.run.job import SparkRun
+from tests.support.spark.tasks import make_settings
+
+GONE = [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")]
+
+
+class Ends:
+    """Takes how the job ended."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def ended(self, problem: str = "") -> None:
+        """One end."""
+        self.problems.append(problem)
+
+
+class Query:
+    """A query that runs until it is stopped."""
+
+    isActive = True  # noqa: N815  # Spark's name
+
+    def stop(self) -> None:
+        """Its end."""
+        self.isActive = False
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of a share whose server was replaced."""
+
+    def listdir(path: object) -> list[str]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+
+
+@pytest.mark.parametrize("error", GONE, ids=repr)
+def test_the_jvm_is_gone(error: Exception) -> None:
+    """An error of the connection to the JVM is its end."""
+    ends = Ends()
+    with pytest.raises(QueryError, match="the JVM of the driver ended"), serving(ends, lambda: False):
+        raise error
+    assert ends.problems == ["the JVM of the driver is gone"]
+
+
+@pytest.mark.parametrize("error", GONE, ids=repr)
+def test_the_jvm_may_end_with_a_stop(error: Exception) -> None:
+    """After a stop was asked for, the end of the JVM is no error."""
+    with serving(Ends(), lambda: True):
+        raise error
+
+
+def test_an_error_of_a_file_is_not_the_end_of_the_jvm() -> None:
+    """An error of storage passes as it is, also after a stop was asked for."""
+    with pytest.raises(OSError, match="Input/output error"), serving(Ends(), lambda: True):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.usefixtures("stale")
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """The error has the folder and the reason."""
+    with pytest.raises(StateError, match=rf"cannot read {tmp_path}: Stale file handle"):
+        names(tmp_path)
+
+
+@pytest.mark.usefixtures("stale")
+def test_a_stop_reaches_the_query_while_storage_fails(tmp_path: Path) -> None:
+    """If the checkpoint cannot be read, the query is stopped all the same."""
+    settings = make_settings("http://localhost:1/", spark={"checkpoint": str(tmp_path)})
+    query: Any = Query()
+    SparkRun(settings, lambda: True)._stop(query)
+    assert not query.isActive
