@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+import structlog
+
 from sidecar.errors import EXIT_UNAVAILABLE, SidecarError, extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = structlog.get_logger()
 
 
 class QueryError(SidecarError):
@@ -96,6 +100,11 @@ def fail(progress: QueryProgress, error: Exception) -> NoReturn:
     text = cause_of(str(error))
     progress.ended(text)
     raise QueryError(f"the query ended: {text}", hint="start it again: it resumes where it stopped")
+
+
+def failed_in_stop(error: Exception) -> None:
+    """Log the error of a query that fails while a stop waits for it; the next start repeats its micro-batch."""
+    log.warning("query.failed", reason=cause_of(str(error)))
 
 
 def cause_of(text: str) -> str:

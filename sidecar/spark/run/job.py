@@ -214,7 +214,10 @@ class SparkRun:
             progress.settle()
             time.sleep(TURN_S)
         progress.heard(query.recentProgress)
-        error = None if self._stop_asked() else query.exception()
+        error = query.exception()
+        if error is not None and self._stop_asked():
+            driver.failed_in_stop(error)
+            error = None
         progress.settle(last=error is None)
         while error is None and not (progress.at_rest or self._stop_asked()):
             time.sleep(TURN_S)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError
+from structlog.testing import capture_logs
 
 from sidecar.errors import StateError
 from sidecar.spark.driver import QueryError, serving
 from sidecar.spark.ranges.shared import names
 from sidecar.spark.run.job import SparkRun
+from sidecar.spark.table.filling import Filling, TableRules
 from tests.support.spark.tasks import make_settings
 
 GONE = [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")]
 
 
 class Ends:
-    """Takes how the job ended."""
+    """Takes how the job ended; nothing is left to settle."""
+
+    at_rest = True
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+
+    def heard(self, reports: object) -> None:
+        """No matter."""
+
+    def settle(self, *, last: bool = False) -> None:
+        """No matter."""
 
     def ended(self, problem: str = "") -> None:
         """One end."""
@@ -31,13 +42,37 @@ class Ends:
 
 
 class Query:
-    """A query that runs until it is stopped."""
+    """A query that runs until it is stopped, or has failed."""
 
-    isActive = True  # noqa: N815  # Spark's name
+    recentProgress = ()  # noqa: N815  # Spark's name
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.isActive = error is None
+        self._error = error
+
+    def exception(self) -> Exception | None:
+        """Why it failed."""
+        return self._error
 
     def stop(self) -> None:
         """Its end."""
         self.isActive = False
+
+
+def run(folder: Path, query: Any, progress: Any, *, stopped: bool) -> None:
+    """Wait for the end of the query of the pipeline."""
+    settings = make_settings("http://localhost:1/", spark={"checkpoint": str(folder)})
+    SparkRun(settings, lambda: stopped)._await_end(query, progress)
+
+
+def fill(folder: Path, query: Any, progress: Any, *, stopped: bool) -> None:
+    """Wait for the end of the query of a table."""
+    filling = Filling(TableRules(f"{folder}/table", "delta", None, 100, ()), str(folder), once=False)
+    filling._queries.append(query)
+    filling.await_end(progress, lambda: stopped, lambda: None, lambda: 0.0)
+
+
+JOBS = pytest.mark.parametrize("job", [run, fill])
 
 
 @pytest.fixture
@@ -86,3 +121,18 @@ def test_a_stop_reaches_the_query_while_storage_fails(tmp_path: Path) -> None:
     query: Any = Query()
     SparkRun(settings, lambda: True)._stop(query)
     assert not query.isActive
+
+
+@JOBS
+def test_a_query_that_fails_ends_the_job(tmp_path: Path, job: Callable[..., None]) -> None:
+    """The error has the reason."""
+    with pytest.raises(QueryError, match="the query ended: no such table"):
+        job(tmp_path, Query(RuntimeError("no such table")), Ends(), stopped=False)
+
+
+@JOBS
+def test_a_query_that_fails_during_a_stop_is_logged(tmp_path: Path, job: Callable[..., None]) -> None:
+    """The job ends in order, and its log has the reason."""
+    with capture_logs() as events:
+        job(tmp_path, Query(RuntimeError("no such table")), Ends(), stopped=True)
+    assert events == [{"event": "query.failed", "log_level": "warning", "reason": "no such table"}]
