@@ -204,8 +204,7 @@ class Filling:
             self._delta.create(frame, path, plan)
         upkeep = self._upkeep(frame.sparkSession, target)
         if self.through_driver:
-            properties = plan.layout.properties
-            write = by_deltalake(path, query_id, plan.partitioned_by, properties, merged=merged)
+            write = by_deltalake(path, query_id, plan, merged=merged)
         elif merged:
             write = replacing(path, query_id)
         else:
