@@ -82,10 +82,12 @@ class Queries:
     def started(self, query_id: str, name: str | None) -> None:
         """Take a query that starts, also one that starts again."""
         with self._lock:
-            query = self._queries.pop(query_id, None) or _Query(name or query_id)
+            name = name or query_id
             for old, one in list(self._queries.items()):
-                if one.name == query.name:  # with another checkpoint; two series with the same labels would be an error
+                # Under another name it is another series; of another checkpoint, one with the same labels is an error.
+                if (old == query_id) != (one.name == name):
                     self._close(old)
+            query = self._queries.pop(query_id, None) or _Query(name)
             query.is_active, query.problem = True, ""
             self._queries[query_id] = query
             self._snapshot = self._build()

@@ -97,6 +97,19 @@ def test_a_failed_query_is_a_problem_until_it_starts_again() -> None:
     assert queries.latest().totals.delivered == 10
 
 
+def test_a_query_that_starts_again_has_its_new_name() -> None:
+    """The same checkpoint under another name has another series; the sums of the status lose nothing."""
+    queries = Queries("app")
+    for batch, name in enumerate(("orders", "paid", "paid")):
+        queries.started("q", name)
+        queries.progressed(report(batch=batch, name=name), {TP: BOOKS})
+        queries.ended("q", "")
+    found = samples(queries)
+    assert {query for _, query in found} == {"paid"}
+    assert found["sidecar_messages_consumed_total", "paid"] == 18
+    assert queries.latest().totals.consumed == 27
+
+
 def test_queries_that_ended_are_bounded_and_names_unique() -> None:
     """A name that comes again with another checkpoint has one series; the sums of the status lose nothing."""
     queries = Queries("app")
