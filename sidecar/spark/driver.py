@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import structlog
 
@@ -15,6 +15,9 @@ from sidecar.errors import EXIT_UNAVAILABLE, SidecarError, extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+HEAR_EVERY_S: Final = 1.0
+"""Interval of reading Spark's reports: it returns the last 100 each time, as JSON; there are at most 10 a second."""
 
 log = structlog.get_logger()
 

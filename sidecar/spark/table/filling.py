@@ -258,11 +258,14 @@ class Filling:
             QueryError: A query ended with an error.
         """
         stop_asked()
+        hear_at_s = time.monotonic()
         while any(query.isActive for query in self._queries) and not self._errors():
             if stop_asked():
                 self._stop(stop())
                 break
-            self._hear(progress)
+            if time.monotonic() >= hear_at_s:
+                self._hear(progress)
+                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
             turn()
             time.sleep(TURN_S)
         self._hear(progress)

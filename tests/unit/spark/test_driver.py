@@ -44,11 +44,17 @@ class Ends:
 class Query:
     """A query that runs until it is stopped, or has failed."""
 
-    recentProgress = ()  # noqa: N815  # Spark's name
-
     def __init__(self, error: Exception | None = None) -> None:
         self.isActive = error is None
+        self.reads = 0
+        """How often its reports were read."""
         self._error = error
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802  # Spark's name
+        """Its reports."""
+        self.reads += 1
+        return []
 
     def exception(self) -> Exception | None:
         """Why it failed."""
@@ -136,3 +142,31 @@ def test_a_query_that_fails_during_a_stop_is_logged(tmp_path: Path, job: Callabl
     with capture_logs() as events:
         job(tmp_path, Query(RuntimeError("no such table")), Ends(), stopped=True)
     assert events == [{"event": "query.failed", "log_level": "warning", "reason": "no such table"}]
+
+
+@JOBS
+def test_reports_are_read_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Callable[..., None]
+) -> None:
+    """Each read fetches up to 100 reports from the JVM; the last one is after the end of the query."""
+    query = Query()
+
+    class Clock:
+        """A clock that only sleep moves; the query ends after 3 s."""
+
+        now_s = 100.0
+
+        def monotonic(self) -> float:
+            """The time."""
+            return self.now_s
+
+        def sleep(self, seconds: float) -> None:
+            """Some time later."""
+            self.now_s += seconds
+            query.isActive = self.now_s < 103
+
+    clock = Clock()
+    for name in ("run.job", "table.filling"):
+        monkeypatch.setattr(f"sidecar.spark.{name}.time", clock)
+    job(tmp_path, query, Ends(), stopped=False)
+    assert query.reads in {4, 5}
