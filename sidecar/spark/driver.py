@@ -7,12 +7,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+
+import structlog
 
 from sidecar.errors import EXIT_UNAVAILABLE, SidecarError, extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+HEAR_EVERY_S: Final = 1.0
+"""Interval of reading Spark's reports: it returns the last 100 each time, as JSON; there are at most 10 a second."""
+
+log = structlog.get_logger()
 
 
 class QueryError(SidecarError):
@@ -79,7 +86,7 @@ def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator
     try:
         yield
         progress.ended()
-    except (Py4JError, OSError) as error:
+    except (Py4JError, ConnectionError) as error:
         progress.ended("the JVM of the driver is gone")
         if not stop_asked():
             raise QueryError(
@@ -96,6 +103,11 @@ def fail(progress: QueryProgress, error: Exception) -> NoReturn:
     text = cause_of(str(error))
     progress.ended(text)
     raise QueryError(f"the query ended: {text}", hint="start it again: it resumes where it stopped")
+
+
+def failed_in_stop(error: Exception) -> None:
+    """Log the error of a query that fails while a stop waits for it; the next start repeats its micro-batch."""
+    log.warning("query.failed", reason=cause_of(str(error)))
 
 
 def cause_of(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -62,7 +63,7 @@ class _Query:
 
 
 class Queries:
-    """Takes Spark's events, one at a time.
+    """Takes Spark's events, from any threads: a start comes in the thread that starts the query, the others do not.
 
     Args:
         application: Name of the application.
@@ -73,19 +74,23 @@ class Queries:
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._queries: dict[str, _Query] = {}
         self._closed = Books()
+        self._lock = Lock()
         self._snapshot = self._build()
 
     # Events
 
     def started(self, query_id: str, name: str | None) -> None:
         """Take a query that starts, also one that starts again."""
-        query = self._queries.pop(query_id, None) or _Query(name or query_id)
-        for old, one in list(self._queries.items()):
-            if one.name == query.name:  # with another checkpoint; two series with the same labels would be an error
-                self._close(old)
-        query.is_active, query.problem = True, ""
-        self._queries[query_id] = query
-        self._snapshot = self._build()
+        with self._lock:
+            name = name or query_id
+            for old, one in list(self._queries.items()):
+                # Under another name it is another series; of another checkpoint, one with the same labels is an error.
+                if (old == query_id) != (one.name == name):
+                    self._close(old)
+            query = self._queries.pop(query_id, None) or _Query(name)
+            query.is_active, query.problem = True, ""
+            self._queries[query_id] = query
+            self._snapshot = self._build()
 
     def progressed(self, report: Mapping[str, Any], books: Mapping[TopicPartition, Books]) -> MicroBatch | None:
         """Take Spark's report of a micro-batch.
@@ -97,21 +102,22 @@ class Queries:
         Returns:
             The micro-batch; None if it was told before, or the report is of none.
         """
-        query_id, batch = str(report["id"]), int(report["batchId"])
-        query = self._queries.setdefault(query_id, _Query(report.get("name") or query_id))
-        for source in report["sources"]:
-            query.place(source)
-        done = None
-        if batch > query.last and "addBatch" in (report.get("durationMs") or {}):
-            query.last = batch
-            query.rows += int(report.get("numInputRows") or 0)
-            query.seconds.observe(seconds(report))
-            for tp, counted in books.items():
-                status = query.status_of(tp)
-                status += counted
-            done = MicroBatch(query.name, seconds(report), books)
-        self._snapshot = self._build()
-        return done
+        with self._lock:
+            query_id, batch = str(report["id"]), int(report["batchId"])
+            query = self._queries.setdefault(query_id, _Query(report.get("name") or query_id))
+            for source in report["sources"]:
+                query.place(source)
+            done = None
+            if batch > query.last and "addBatch" in (report.get("durationMs") or {}):
+                query.last = batch
+                query.rows += int(report.get("numInputRows") or 0)
+                query.seconds.observe(seconds(report))
+                for tp, counted in books.items():
+                    status = query.status_of(tp)
+                    status += counted
+                done = MicroBatch(query.name, seconds(report), books)
+            self._snapshot = self._build()
+            return done
 
     def ended(self, query_id: str, problem: str) -> None:
         """Take the end of a query.
@@ -120,14 +126,15 @@ class Queries:
             query_id: Its id.
             problem: Why it failed; empty if it was stopped or is done.
         """
-        query = self._queries.setdefault(query_id, _Query(query_id))
-        query.is_active, query.problem = False, problem
-        for status in query.partitions.values():
-            status.lag = None
-        ended = [found for found, one in self._queries.items() if not one.is_active]
-        for old in ended[:-ENDED_MAX]:
-            self._close(old)
-        self._snapshot = self._build()
+        with self._lock:
+            query = self._queries.setdefault(query_id, _Query(query_id))
+            query.is_active, query.problem = False, problem
+            for status in query.partitions.values():
+                status.lag = None
+            ended = [found for found, one in self._queries.items() if not one.is_active]
+            for old in ended[:-ENDED_MAX]:
+                self._close(old)
+            self._snapshot = self._build()
 
     def _close(self, query_id: str) -> None:
         for status in self._queries.pop(query_id).partitions.values():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sidecar.config import Settings
 from sidecar.config.spark import Merge
+from sidecar.config.table.layout import UNSET
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
@@ -22,6 +23,7 @@ from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.run.pinned import latest_batch
 from sidecar.spark.run.tables.job import job_of
 from sidecar.spark.table.merging import refuse_other_rule
+from sidecar.spark.table.plan import Plan
 from sidecar.spark.table.writers import by_deltalake
 from tests.scenarios.exactly_once import new_topics
 from tests.support.delta import rows_of
@@ -60,7 +62,7 @@ def test_a_table_has_the_last_change_of_each_key(spark: SparkSession, batches: l
     query.set_result("query")
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/table"
-        write = by_deltalake(path, query, (), {}, merged=True)
+        write = by_deltalake(path, query, Plan((), (), UNSET), merged=True)
         for number, some in enumerate(batches):
             frame = spark.createDataFrame([(*change, "b") for change in some], COLUMNS)
             write(frame, number)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import functions as F  # noqa: N812
 from structlog.testing import capture_logs
 
 from sidecar.config import Settings
 from sidecar.core.parts import Batch
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.layout import Column
 from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.ingest.supported import load_for_ingest
+from sidecar.spark.table.columns import fitting, kept, parsed, schema_of
 from sidecar.zone.table import label_of
 from tests.support.landing import Sent, part, writer
 from tests.support.process import write_config
@@ -96,6 +99,15 @@ def test_partitions_and_columns(
         assert [row["tag_label"] for row in some] == [None if tag is None else label_of(tag) for tag in TAGS]
         assert [(row["id"], row["tag"]) for row in some] == [(first + i, f"data {i}") for i in range(6)]
         assert {row["key"] and bytes(row["key"]) for row in some} == {b"k" if first else None}
+
+
+def test_fields_of_any_name_are_columns(spark: SparkSession) -> None:
+    """A field whose name has a dot or a backtick is a field of `data`, and may be a column."""
+    schema = schema_of("`a.b` string, `c``d` string")
+    frame = spark.createDataFrame([(b'{"a.b": "1", "c`d": "2"}',)], "value binary")
+    columns = [Column("data", "data"), Column("a.b", "data.a.b"), Column("c`d", "data.c`d")]
+    (row,) = kept(fitting(parsed(frame, schema), schema, F.lit(None)), columns).collect()
+    assert row.asDict(recursive=True) == {"data": {"a.b": "1", "c`d": "2"}, "a.b": "1", "c`d": "2"}
 
 
 @pytest.mark.parametrize("form", ["delta", pytest.param("deltalake", marks=pytest.mark.proof)])

@@ -36,6 +36,12 @@ def no_counts(maintenance: Maintenance) -> Counter[tuple[str, str]]:
     return Counter({(name, result): 0 for name in _intervals_s(maintenance) for result in RESULTS})
 
 
+def failed(operation: str, table: str, error: Exception) -> None:
+    """Log that an operation on a table failed."""
+    reason = " ".join(str(error).split())[:REASON_CHARS_MAX]
+    log.warning("table.maintenance_failed", operation=operation, table=table, reason=reason)
+
+
 class Upkeep:
     """Runs operations at their intervals, the first time one interval after the job first began.
 
@@ -71,8 +77,7 @@ class Upkeep:
                 self._steps[name]()
             except Exception as error:  # noqa: BLE001  # deltalake and Spark raise dozens of kinds
                 self._counts[name, "failed"] += 1
-                reason = " ".join(str(error).split())[:REASON_CHARS_MAX]
-                log.warning("table.maintenance_failed", operation=name, table=self._table, reason=reason)
+                failed(name, self._table, error)
             else:
                 self._counts[name, "ok"] += 1
                 seconds = round(time.monotonic() - begun_s, 3)

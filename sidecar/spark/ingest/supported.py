@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +24,15 @@ def consumer_of(checkpoint: str, target: Target) -> str:
             of an earlier one.
         target: The table.
     """
-    digest = hashlib.blake2b(f"{checkpoint}\n{target.path}".encode(), digest_size=4).hexdigest()
-    label = safe(target.path.rstrip("/").rpartition("/")[2], 64)
-    return f"ingest-{label}-{digest}"
+    path = _place(target.path)
+    digest = hashlib.blake2b(f"{_place(checkpoint)}\n{path}".encode(), digest_size=4).hexdigest()
+    return f"ingest-{safe(path.rpartition('/')[2], 64)}-{digest}"
+
+
+def _place(written: str) -> str:
+    """The same text for each spelling of a path, or of a URL with and without a slash at its end."""
+    is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", written)
+    return written.rstrip("/") if is_url else os.path.abspath(written)  # noqa: PTH100  # without links
 
 
 def load_for_ingest(path: str | Path) -> Settings:

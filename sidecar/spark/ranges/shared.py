@@ -13,11 +13,17 @@ from sidecar.errors import StateError
 
 
 def names(folder: Path) -> list[str]:
-    """The names in a folder without hidden ones; empty if it does not exist."""
+    """The names in a folder without hidden ones; empty if it does not exist.
+
+    Raises:
+        StateError: It cannot be read.
+    """
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise error_of("read", folder, error) from error
 
 
 def read(path: Path) -> bytes:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 TURN_S = 0.1
-HEAR_EVERY_S = 1.0
-"""Interval of reading Spark's reports: it returns the last 100 each time, as JSON; there are at most 10 a second."""
 TRIGGER_MS = 100
 """Interval of checks for new messages; without it the broker is asked 100 times a second."""
 ARROW_SHARE = 16
@@ -210,11 +208,14 @@ class SparkRun:
                 break
             if time.monotonic() >= hear_at_s:
                 progress.heard(query.recentProgress)
-                hear_at_s = time.monotonic() + HEAR_EVERY_S
+                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
             progress.settle()
             time.sleep(TURN_S)
         progress.heard(query.recentProgress)
-        error = None if self._stop_asked() else query.exception()
+        error = query.exception()
+        if error is not None and self._stop_asked():
+            driver.failed_in_stop(error)
+            error = None
         progress.settle(last=error is None)
         while error is None and not (progress.at_rest or self._stop_asked()):
             time.sleep(TURN_S)

@@ -56,7 +56,7 @@ def kept(frame: DataFrame, columns: Iterable[ColumnOf]) -> DataFrame:
 
 def _source(source: str) -> Column:
     outer, dot, field = source.partition(".")
-    return F.col(f"`{outer}`.`{field.replace('`', '``')}`" if dot else f"`{outer}`")
+    return F.col(outer).getField(field) if dot else F.col(outer)
 
 
 def schema_of(text: str) -> StructType:
@@ -96,7 +96,7 @@ def fitting(frame: DataFrame, schema: StructType | None, fault: Column) -> DataF
         fault: The reason for which a row whose value fits is a reject nevertheless; null for the others.
     """
     if schema is not None:
-        fields = [F.col(f"{PARSED}.`{field.name}`").alias(field.name) for field in schema.fields]
+        fields = [F.col(PARSED).getField(field.name).alias(field.name) for field in schema.fields]
         data = F.when(F.col("value").isNotNull(), F.struct(*fields))
         frame = frame.where(_fits()).withColumn(DATA, data).drop(PARSED)
     return frame.where(fault.isNull())

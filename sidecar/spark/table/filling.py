@@ -204,8 +204,7 @@ class Filling:
             self._delta.create(frame, path, plan)
         upkeep = self._upkeep(frame.sparkSession, target)
         if self.through_driver:
-            properties = plan.layout.properties
-            write = by_deltalake(path, query_id, plan.partitioned_by, properties, merged=merged)
+            write = by_deltalake(path, query_id, plan, merged=merged)
         elif merged:
             write = replacing(path, query_id)
         else:
@@ -259,24 +258,29 @@ class Filling:
             QueryError: A query ended with an error.
         """
         stop_asked()
-        while any(query.isActive for query in self._queries) and not self._failed():
+        hear_at_s = time.monotonic()
+        while any(query.isActive for query in self._queries) and not self._errors():
             if stop_asked():
                 self._stop(stop())
                 break
-            self._hear(progress)
+            if time.monotonic() >= hear_at_s:
+                self._hear(progress)
+                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
             turn()
             time.sleep(TURN_S)
         self._hear(progress)
-        if self._failed() and not stop_asked():
-            driver.fail(progress, next(error for query in self._queries if (error := query.exception())))
+        for error in self._errors():
+            if not stop_asked():
+                driver.fail(progress, error)
+            driver.failed_in_stop(error)
 
     def _hear(self, progress: TableProgress) -> None:
         reports = _reports(self._queries[0])
         progress.heard(reports)
         self._small_files.heard(reports)
 
-    def _failed(self) -> bool:
-        return any(not query.isActive and query.exception() is not None for query in self._queries)
+    def _errors(self) -> list[Exception]:
+        return [error for query in self._queries if not query.isActive and (error := query.exception()) is not None]
 
     def _stop(self, patience_s: float) -> None:
         """Let running micro-batches end; one that is cut short is undone, and repeated."""

@@ -9,6 +9,7 @@ from sidecar.config.file.document import KeyPath
 from sidecar.config.model import Settings
 from sidecar.config.spark import ONLY_DELTA, Table
 from sidecar.config.table.layout import KEYS, TableLayout, layout_of, lies_in
+from sidecar.spark.table.targets import targets
 
 _ONLY_DELTA: Final = {
     "cluster_by": "Parquet has no clusters; use partition_by",
@@ -52,6 +53,9 @@ def refused_keys(settings: Settings, form: Literal["delta", "parquet"], path: st
         folders = {"spark.checkpoint": settings.spark.checkpoint, "state.dir": str(settings.state.dir)}
         if settings.sink.spark is not None:
             folders["sink.spark.landing"] = str(settings.sink.spark.landing)
-        for key, folder in folders.items():
-            if lies_in(folder, path):
-                yield place, f"would delete files of {key}, which lies in the folder of the table: move one of them"
+        rejects = table.schema_ is not None or table.merge is not None
+        for target in targets(settings.spark.checkpoint, path, rejects=rejects):
+            for key, folder in folders.items():
+                if lies_in(folder, target.path):
+                    text = f"which lies in the folder of the {target.name}: move one of them"
+                    yield place, f"would delete files of {key}, {text}"

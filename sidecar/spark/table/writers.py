@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.table.delta import DELTA_CONF, WAIT_S, OwnDelta
-from sidecar.spark.table.plan import Existing, comments_of
+from sidecar.spark.table.plan import Existing, Plan, comments_of
 
 if TYPE_CHECKING:
     import deltalake
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 COMPACT_EVERY: Final = 100
-"""Number of micro-batches between compactions, if Delta does not compact by itself."""
+"""Number of micro-batches between compactions, if neither Delta nor a schedule compacts the table."""
 
 
 def has_delta(session: SparkSession) -> bool:
@@ -82,12 +82,7 @@ def opened(path: str) -> deltalake.DeltaTable | None:
 
 
 def by_deltalake(
-    path: str,
-    query_id: Future[str],
-    partitioned_by: Sequence[str],
-    properties: Mapping[str, str],
-    *,
-    merged: bool = False,
+    path: str, query_id: Future[str], plan: Plan, *, merged: bool = False
 ) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch`: write a micro-batch, through the driver's memory, unless the table has it.
 
@@ -97,15 +92,17 @@ def by_deltalake(
     Args:
         path: The table; created if it is missing.
         query_id: Set once the query has started.
-        partitioned_by: Columns by which the table is partitioned if it is created.
-        properties: Its properties then.
+        plan: How it is made, and maintained.
         merged: Whether rows replace those of their keys, or are appended.
     """
     import deltalake
 
     from sidecar.sinks.table.by_deltalake import CONFIGURATION, optimize
     from sidecar.sinks.table.commits import sync_commit
+    from sidecar.sinks.table.upkeep import failed
     from sidecar.spark.table import upserts_in_driver as upserts
+
+    compacts = plan.layout.maintenance.optimize_ms is None
 
     def write(frame: DataFrame, batch: int) -> None:
         app = query_id.result(WAIT_S)
@@ -117,8 +114,8 @@ def by_deltalake(
         if table is None:
             columns = upserts.columns_of(rows, frame) if merged else deltalake.Schema.from_arrow(rows.schema)
             deltalake.DeltaTable.create(
-                path, columns, mode="ignore", partition_by=list(partitioned_by),
-                configuration={**CONFIGURATION, **properties},
+                path, columns, mode="ignore", partition_by=list(plan.partitioned_by),
+                configuration={**CONFIGURATION, **plan.layout.properties},
             )  # fmt: skip
             table = deltalake.DeltaTable(path)
         # This fails if another driver commits the same transaction meanwhile.
@@ -128,7 +125,10 @@ def by_deltalake(
         else:
             deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=commit)
         sync_commit(path, table.version())
-        if batch % COMPACT_EVERY == COMPACT_EVERY - 1:
-            optimize(table, path)
+        if compacts and batch % COMPACT_EVERY == COMPACT_EVERY - 1:
+            try:
+                optimize(table, path)
+            except Exception as error:  # noqa: BLE001  # as in `Upkeep`; for example, a conflict with the user's own
+                failed("optimize", path, error)
 
     return write

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import ItemsView
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -94,6 +97,19 @@ def test_a_failed_query_is_a_problem_until_it_starts_again() -> None:
     assert queries.latest().totals.delivered == 10
 
 
+def test_a_query_that_starts_again_has_its_new_name() -> None:
+    """The same checkpoint under another name has another series; the sums of the status lose nothing."""
+    queries = Queries("app")
+    for batch, name in enumerate(("orders", "paid", "paid")):
+        queries.started("q", name)
+        queries.progressed(report(batch=batch, name=name), {TP: BOOKS})
+        queries.ended("q", "")
+    found = samples(queries)
+    assert {query for _, query in found} == {"paid"}
+    assert found["sidecar_messages_consumed_total", "paid"] == 18
+    assert queries.latest().totals.consumed == 27
+
+
 def test_queries_that_ended_are_bounded_and_names_unique() -> None:
     """A name that comes again with another checkpoint has one series; the sums of the status lose nothing."""
     queries = Queries("app")
@@ -108,6 +124,27 @@ def test_queries_that_ended_are_bounded_and_names_unique() -> None:
     found = samples(queries)
     assert len({query for _, query in found}) == ENDED_MAX
     assert queries.latest().totals.consumed == 9 * (3 + ENDED_MAX + 5)
+
+
+def test_events_of_threads_are_taken_one_after_the_other() -> None:
+    """A start, which comes in the thread that starts the query, waits until a report of another query is taken."""
+    queries = Queries("app")
+
+    class Interrupted(UserDict[TopicPartition, Books]):
+        """Books that are being entered while another query starts."""
+
+        def items(self) -> ItemsView[TopicPartition, Books]:
+            """The books."""
+            starts.append(pool.submit(queries.started, "r", "refunds"))
+            with pytest.raises(TimeoutError):
+                starts[-1].result(timeout=0.2)
+            return super().items()
+
+    with ThreadPoolExecutor(1) as pool:
+        starts: list[Any] = []
+        queries.progressed(report(), Interrupted({TP: BOOKS}))
+        starts[-1].result(timeout=10)
+    assert set(queries.rows()) == {"orders", "refunds"}
 
 
 def test_tasks_that_run_twice_count_once() -> None:
