@@ -14,7 +14,8 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.errors import is_credentials, text_of
+from sidecar.sources.kafka.errors import is_credentials, is_forbidden, text_of
+from sidecar.sources.kafka.group import members_of
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 from sidecar.spark.ranges.logs import Places, by_topic
@@ -137,13 +138,16 @@ def refuse_members(kafka: KafkaSource) -> None:
     """Refuse to run beside members of the group: both engines would each deliver everything.
 
     Raises:
-        UnavailableError: The consumer group has members.
+        UnavailableError: The consumer group has members, or the broker does not say within 10 s whether it has.
     """
-    client = AdminClient(client_config(kafka))
     try:
-        asked = client.describe_consumer_groups([kafka.group_id], request_timeout=REQUEST_S)
-        members = [member for future in asked.values() for member in future.result(REQUEST_S).members]
-    except (ck.KafkaException, TimeoutError):  # describing a group needs a separate permission
+        members = members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S)
+    except TimeoutError as error:
+        raise unreachable(kafka, ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))) from error
+    except ck.KafkaException as error:
+        if not is_forbidden(error.args[0]):  # describing a group needs a separate permission
+            raise unreachable(kafka, error) from error
+        log.warning("members.not_checked", group_id=kafka.group_id, reason=text_of(error.args[0]))
         return
     if members:
         raise UnavailableError(
