@@ -3,7 +3,8 @@
     incarnation, rules.json        of the checkpoint (see `pinned`)
     topics/<topic>                 Kafka: the topic's id when it was first read
     marks/<topic>-<queue>          RocketMQ: the last message of the last range (see `sources.rocketmq`)
-    first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`)
+    first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`);
+                                   `first` counts from the first micro-batch that is planned (see `pinned`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
@@ -28,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sidecar import files
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import names, read, write
+from sidecar.spark.ranges.shared import names, read, remove, write
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
@@ -199,5 +199,5 @@ class RunFolder:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # another attempt removes it too; a leftover is removed next time
-        shutil.rmtree(path) if path.is_dir() else files.remove(path)
+    with contextlib.suppress(StateError):  # another attempt removes it too; a leftover is removed next time
+        remove(path)

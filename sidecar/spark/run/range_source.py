@@ -85,7 +85,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On the driver
 
     def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
-        """The start offsets of a new checkpoint, the same at every start."""
+        """The start offsets of the checkpoint, the same at every start once its first micro-batch is planned."""
         path = self._r.folder / "first"
         if not path.exists():
             write(path, orjson.dumps(by_topic(self._first())), exclusive=True)
