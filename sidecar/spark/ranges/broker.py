@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka as ck
 import structlog
@@ -22,6 +22,8 @@ from sidecar.spark.ranges.logs import Places, by_topic
 
 if TYPE_CHECKING:
     from sidecar.sources.kafka.lane.lane import Lane
+
+T = TypeVar("T")
 
 REQUEST_S = 10.0
 EARLIEST = -2
@@ -104,11 +106,11 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
     """The offsets of the daemon's consumer group (`EARLIEST`: none yet); None if the group never existed.
 
     Raises:
-        UnavailableError: The broker does not answer.
+        UnavailableError: The broker does not answer, or does not report all of them.
     """
     with asking(kafka) as offsets:
         answers = offsets.committed(offsets.partitions(kafka.topics))
-        committed = {tp: answer.offset for tp, answer in answers.items()}
+        committed = _known({tp: answer.error or answer.offset for tp, answer in answers.items()})
         there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
     if not there:
         return None
@@ -127,11 +129,13 @@ def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
     return min(max(offset, low), high)
 
 
-def _known(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
-    for answer in answers.values():
+def _known(answers: Mapping[TopicPartition, T | ck.KafkaError]) -> dict[TopicPartition, T]:
+    known: dict[TopicPartition, T] = {}
+    for tp, answer in answers.items():
         if isinstance(answer, ck.KafkaError):
             raise ck.KafkaException(answer)
-    return {tp: answer for tp, answer in answers.items() if isinstance(answer, Bounds)}
+        known[tp] = answer
+    return known
 
 
 def refuse_members(kafka: KafkaSource) -> None:

@@ -59,3 +59,15 @@ def test_a_job_starts_if_it_may_not_ask_for_members(monkeypatch: pytest.MonkeyPa
     with capture_logs() as events:
         broker.refuse_members(KAFKA)
     assert [event["event"] for event in events] == ["members.not_checked"]
+
+
+def test_an_offset_that_the_coordinator_does_not_report_is_no_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could be anywhere, and `source.kafka.start` could skip messages."""
+    unknown = SimpleNamespace(offset=-1_001, error=KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
+    topics = {"orders": SimpleNamespace(partitions={0: SimpleNamespace(leader=1)})}
+    consumer = SimpleNamespace(
+        list_topics=lambda **_: SimpleNamespace(topics=topics), committed=lambda *_, **__: [unknown], close=lambda: None
+    )
+    monkeypatch.setattr("confluent_kafka.Consumer", lambda _: consumer)
+    with pytest.raises(UnavailableError, match="unstable offsets"):
+        broker.group_offsets(KAFKA)
