@@ -11,7 +11,7 @@
     twins/<micro-batch>            what tasks leave to the driver, with a ledger (see `twins`)
     books/<micro-batch>            the books of its tasks; with a table a folder with those of each task
     answers                        how many of the last messages were accepted and refused
-    notes/<topic>-<partition>      why a task does not progress at present
+    notes/<topic>-<partition>      why a task does not progress at present; `-twins` for the driver's delivery of twins
     table, rejects                 with a table, a folder like this one for each of the queries
     hold                           the first micro-batch that must not begin, while the query is being stopped
 
@@ -118,9 +118,9 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def put(self, tp: TopicPartition, text: str) -> None:
-        """Tell the driver why a partition's task does not progress; an empty text if it does."""
-        path = self._path / f"{tp.topic}-{tp.queue}"
+    def put(self, name: str, text: str) -> None:
+        """Tell the driver why the task that a note is named after does not progress; an empty text if it does."""
+        path = self._path / name
         with contextlib.suppress(OSError, StateError):
             if text:
                 write(path, text.encode("utf-8", "replace"))
@@ -128,7 +128,7 @@ class Notes:
                 path.unlink(missing_ok=True)
 
     def all(self) -> dict[str, str]:
-        """The reason for which a task does not progress, by partition."""
+        """The reason for which a task does not progress, by the name of its note."""
         notes = {}
         for name in names(self._path):
             with contextlib.suppress(OSError, StateError):
