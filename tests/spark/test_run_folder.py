@@ -237,7 +237,7 @@ def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> N
 def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first id of a topic is bound to the checkpoint, whoever sees it first."""
     kafka, ids = make_settings(URL).source.kafka, iter(["a", "a", "b"])
-    monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_: next(ids))
+    monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_, **__: next(ids))
     folder = RunFolder(tmp_path)
     assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
     with pytest.raises(StateError, match="orders was deleted and created again"):

@@ -19,15 +19,21 @@ _found: dict[tuple[str, str], tuple[float, str]] = {}
 """Shared by the tasks of this worker process."""
 
 
-def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
-    """The topic's id, requested every 5 s; empty if the broker has none.
+def topic_id(kafka: KafkaSource, cluster_id: str, topic: str, *, anew: bool) -> str:
+    """The topic's id; empty if the broker has none.
+
+    Args:
+        kafka: The source.
+        cluster_id: Id of the cluster.
+        topic: The topic.
+        anew: Whether to request it now; else an answer may be 5 s old.
 
     Raises:
         UnavailableError: The broker does not answer.
     """
     key = kafka.bootstrap_servers, topic
     at_s, known = _found.get(key, (-KNOWN_FOR_S, ""))
-    if time.monotonic() - at_s < KNOWN_FOR_S:
+    if not anew and time.monotonic() - at_s < KNOWN_FOR_S:
         return known
     client = _clients.get(kafka.bootstrap_servers)
     if client is None:
@@ -42,14 +48,14 @@ def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
     return known
 
 
-def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str) -> str:
-    """The id under which this checkpoint reads the topic.
+def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str, *, anew: bool = False) -> str:
+    """The id under which this checkpoint reads the topic; `anew` as in `topic_id`.
 
     Raises:
         StateError: The topic was recreated since.
         UnavailableError: The broker does not answer.
     """
-    now = topic_id(kafka, cluster_id, topic)
+    now = topic_id(kafka, cluster_id, topic, anew=anew)
     known = folder.claim_topic(topic, now)
     if known != now:
         raise StateError(
