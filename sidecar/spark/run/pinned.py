@@ -130,13 +130,14 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
     return Checkpoint(incarnation, cluster_id, settings.source.group_id, digest, ids, pending)
 
 
-def pin_reader(folder: Path, reader: str, pending: int) -> None:
+def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> None:
     """Pin the reader of a pending micro-batch: the connector's rows are filtered before they are cut into runs.
 
     Args:
         folder: Sidecar's folder beside Spark's checkpoint.
         reader: The value of `spark.reader`, or its replacement if there is no connector.
         pending: The micro-batch that an earlier process did not finish; -1 for none.
+        missing: The connector's package, if Spark lacks it.
 
     Raises:
         ConfigError: Another reader has read the pending micro-batch.
@@ -144,10 +145,11 @@ def pin_reader(folder: Path, reader: str, pending: int) -> None:
     path = folder / "reader"
     before = read(path).decode() if path.exists() else "connector"
     if before != reader and pending >= 0:
+        needed = f"the package {missing}" if missing else f"spark.reader {before}"
         raise ConfigError(
             f"micro-batch {pending} is pending and was read by the {before}, not by the {reader}: parts of it may have "
             "been sent, cut differently",
-            hint=f"finish it once with spark.reader {before} (sidecar spark run --once)",
+            hint=f"finish it once with {needed} (sidecar spark run --once)",
         )
     write(path, reader.encode())
 

@@ -258,7 +258,7 @@ class Filling:
         Raises:
             QueryError: A query ended with an error.
         """
-        stop_asked()
+        stop_asked()  # until its first call, a signal ends the process at once
         while any(query.isActive for query in self._queries) and not self._failed():
             if stop_asked():
                 self._stop(stop())
