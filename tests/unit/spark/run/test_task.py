@@ -13,11 +13,11 @@ from pyspark import TaskContext
 
 from sidecar.core.records import Run
 from sidecar.errors import StateError
-from sidecar.spark.ranges import sources
+from sidecar.spark.ranges import sources, topic_ids
 from sidecar.spark.run.executor.columns import runs
 from sidecar.spark.run.executor.task import Job, Place, opened
 from sidecar.spark.run.pinned import Checkpoint
-from sidecar.spark.run.sources import kafka, topics
+from sidecar.spark.run.sources import kafka
 from tests.support.spark.tasks import TP, batches, make_settings
 
 
@@ -41,8 +41,8 @@ class Broker:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """The broker that tasks ask."""
     broker = Broker()
-    monkeypatch.setattr(topics, "_found", {})
-    monkeypatch.setattr(topics, "_clients", {"localhost:1": broker})
+    monkeypatch.setattr(topic_ids, "_found", {})
+    monkeypatch.setattr(topic_ids, "_clients", {"localhost:1": broker})
     monkeypatch.setattr(sources, "RETRY_S", 0.0)
     context = SimpleNamespace(getLocalProperty=lambda _: "0")
     monkeypatch.setattr(TaskContext, "get", lambda: context)
