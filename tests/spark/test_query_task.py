@@ -51,7 +51,7 @@ class Reader:
 
     def batches(self, start: int, end: int) -> Iterator[Any]:
         """A range as a task has it."""
-        span = Span(self.tp, "id", start, end, is_first=start == 0)
+        span = Span(self.tp, "", start, end, is_first=start == 0)
         return read_span(self.query, span, "query", self.told.append)
 
     def read(self, start: int, end: int) -> list[Row]:
@@ -139,7 +139,7 @@ def test_a_batch_read_keeps_nothing(kafka: Broker, filled: str, tmp_path: Path) 
     """Duplicates are left out within its ranges."""
     given = {"bootstrap_servers": kafka.bootstrap, "topics": filled, "dedup.by": "key"}
     query = parse_options("kafka", given, stream=False)
-    span = Span(TopicPartition(filled, 0), "id", 0, TOTAL, is_first=True)
+    span = Span(TopicPartition(filled, 0), "", 0, TOTAL, is_first=True)
     found = [offset for batch in read_span(query, span, None) for offset in batch.column("offset").to_pylist()]
     assert found == expected()
     assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from sidecar.spark.run.executor.columns import ArrowColumns, runs
+from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import letters_in
 from tests.support.receiver import Receiver
-from tests.support.spark.tasks import Message, make_settings, run_task
+from tests.support.spark.tasks import TP, Message, batches, make_settings, run_task
 
 
 @pytest.fixture
@@ -136,7 +138,7 @@ def test_a_stalled_task_tells_why_and_goes_on_by_itself(tmp_path: Path, receiver
         outcome = run_task(settings, tmp_path, [(i, "t", b"x") for i in range(10)])
     assert outcome.books.delivered == 10 and not outcome.letters
     assert outcome.sends["t", "halt"] == 5
-    assert "the sink refuses every request (HTTP 401" in told[0] and told[-1] == ""
+    assert "the sink refuses every request (HTTP 401" in next(filter(None, told)) and told[-1] == ""
 
 
 def test_a_group_that_fails_is_told_with_its_reason(tmp_path: Path, receiver: Receiver) -> None:
@@ -151,3 +153,16 @@ def test_a_group_that_fails_is_told_with_its_reason(tmp_path: Path, receiver: Re
         run_task(make_settings(receiver.url), tmp_path, [(1, "t", b"x")])
     assert any("group t fails for" in note["orders-3"] and "HTTP 503" in note["orders-3"] for note in seen if note)
     assert folder.notes.all() == {}
+
+
+@pytest.mark.parametrize("twins", [False, True])
+def test_the_end_of_a_task_removes_what_an_attempt_that_died_told(
+    tmp_path: Path, receiver: Receiver, twins: bool
+) -> None:
+    """The driver, which delivers twins beside a task of their partition, removes what it told itself alone."""
+    folder = RunFolder(tmp_path)
+    for name in ("orders-3", "orders-3-twins"):
+        folder.notes.put(name, "group t fails for 9 s")
+    task = Task(TP, "5c09e5c0", "1d5c09e0", 0, "1", again=True, letters=tmp_path / "letters" if twins else None)
+    deliver(make_settings(receiver.url), folder, task, ArrowColumns(), runs(batches([(1, "t", b"x")]), TP))
+    assert list(folder.notes.all()) == ["orders-3" if twins else "orders-3-twins"]

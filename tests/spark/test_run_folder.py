@@ -223,6 +223,18 @@ def test_who_reads_a_pending_micro_batch_reads_it_again(tmp_path: Path) -> None:
         pin_reader(tmp_path, "connector", 1)
 
 
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [("", "with spark.reader connector"), ("org:spark-sql-kafka:4.2.0", "with the package org:spark")],
+)
+def test_a_reader_that_is_wanted_again_is_named(tmp_path: Path, missing: str, told: str) -> None:
+    """Without the connector's jar, `spark.reader` may be right already."""
+    with pytest.raises(ConfigError) as error:
+        pin_reader(tmp_path, "client", 0, missing)
+    assert error.value.hint is not None
+    assert told in error.value.hint
+
+
 def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> None:
     """Another cluster, or a checkpoint whose folder is gone, is refused: names could repeat."""
     query, folder = tmp_path / "query", tmp_path / "sidecar"
@@ -237,7 +249,7 @@ def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> N
 def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first id of a topic is bound to the checkpoint, whoever sees it first."""
     kafka, ids = make_settings(URL).source.kafka, iter(["a", "a", "b"])
-    monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_: next(ids))
+    monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_, **__: next(ids))
     folder = RunFolder(tmp_path)
     assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
     with pytest.raises(StateError, match="orders was deleted and created again"):

@@ -133,7 +133,7 @@ def compare_rows(settings: Settings, chance: random.Random, ends: Mapping[TopicP
                 source = settings.source.model_copy(update={"kafka_": kafka})
                 query = Query("kafka", settings.model_copy(update={"source": source}), tuple(names), 1, None)
                 assert query.settings.source.kafka.lane == lane
-                batches = list(read_span(query, Span(tp, "id", start, stop, is_first=True), None))
+                batches = list(read_span(query, Span(tp, "", start, stop, is_first=True), None))
                 for batch in batches:
                     batch.validate(full=True)
                 found.append(pa.Table.from_batches(batches).to_pylist() if batches else [])

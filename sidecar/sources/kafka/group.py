@@ -95,7 +95,7 @@ def leave_behind_nothing(
     """
 
     def find() -> Sequence[str]:
-        left = _members(admin, settings.group_id, LEAVE_PATIENCE_S) if member_id else ()
+        left = members_of(admin, settings.group_id, LEAVE_PATIENCE_S) if member_id else ()
         return [member.member_id for member in left if member.member_id == member_id]
 
     evict_predecessors(settings, "", find, tell)
@@ -107,11 +107,17 @@ def members_called(admin: AdminClient, group_id: str, client_id: str) -> list[st
     Raises:
         KafkaException: The coordinator does not answer within 3 s.
     """
-    members = _members(admin, group_id, TIMEOUT_MS / 1000)
+    members = members_of(admin, group_id, TIMEOUT_MS / 1000)
     return [member.member_id for member in members if member.client_id == client_id]
 
 
-def _members(admin: AdminClient, group_id: str, patience_s: float) -> Sequence[Any]:
+def members_of(admin: AdminClient, group_id: str, patience_s: float) -> Sequence[Any]:
+    """The members of a group; a coordinator that is just being chosen, or loads, is asked again.
+
+    Raises:
+        KafkaException: The coordinator does not answer within these seconds, or refuses.
+        TimeoutError: The client does not report that.
+    """
     deadline_s = time.monotonic() + patience_s
     while True:
         left_s = max(0.1, deadline_s - time.monotonic())

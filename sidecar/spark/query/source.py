@@ -24,7 +24,7 @@ from sidecar.spark.query.offsets import Offsets, Span, advance, begin, latest, s
 from sidecar.spark.query.options import Broker, Query, parse_options
 from sidecar.spark.query.task import read_span
 from sidecar.spark.ranges.logs import Bounds, Logs
-from sidecar.spark.ranges.sources import await_bounds, logs_of
+from sidecar.spark.ranges.sources import logs_of, patiently
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,11 +100,15 @@ class QueryReader(DataSourceReader):
         """A partition for each log with messages.
 
         Raises:
-            SidecarError: The broker does not answer, refuses, or lacks a topic.
+            SidecarError: The broker does not answer for 30 s, refuses, or lacks a topic.
         """
         with closing(logs_of(self._query.settings.source)) as logs:
-            first = begin(logs, self._query.start)
-            return [InputPartition(span) for span in spans(first, advance(logs, first, None, logs.bounds()))]
+
+            def plan() -> list[Span]:
+                first = begin(logs, self._query.start)
+                return spans(first, advance(logs, first, None, logs.bounds()))
+
+            return [InputPartition(span) for span in patiently(plan)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -126,8 +130,12 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return logs_of(self._query.settings.source)
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """The start of a new query; it counts only until the first micro-batch is planned, whose offsets have it."""
-        return begin(self._logs, self._query.start)
+        """The start of a new query; it counts only until the first micro-batch is planned, whose offsets have it.
+
+        Raises:
+            SidecarError: Like `latestOffset`.
+        """
+        return patiently(lambda: begin(self._logs, self._query.start))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of the options."""
@@ -135,7 +143,7 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Leave messages that arrive from now on to the next run."""
-        self._target = self._bounds()
+        self._target = patiently(self._bounds)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """The latest offsets that are known, for the query's progress."""
@@ -148,9 +156,13 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             SidecarError: A topic was lost or created again, or the cluster does not answer for 30 s.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        bounds = self._bounds() if self._target is None else self._target
-        self._ends = latest(bounds)
-        return advance(self._logs, start, most, bounds)
+
+        def plan() -> Offsets:
+            bounds = self._bounds() if self._target is None else self._target
+            self._ends = latest(bounds)
+            return advance(self._logs, start, most, bounds)
+
+        return patiently(plan)
 
     def stop(self) -> None:
         """Disconnect."""
@@ -159,7 +171,7 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _bounds(self) -> Mapping[TopicPartition, Bounds]:
         time.sleep(max(0.0, self._asked_at_s + ASK_EVERY_S - time.monotonic()))
         self._asked_at_s = time.monotonic()
-        return await_bounds(self._logs)
+        return self._logs.bounds()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """A partition for each log with messages."""

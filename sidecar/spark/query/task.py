@@ -22,6 +22,7 @@ from sidecar.spark.query.options import Query
 from sidecar.spark.query.rows import Rows
 from sidecar.spark.query.sieve import Kept, Sieve
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES
+from sidecar.spark.ranges.sources import patiently
 from sidecar.spark.ranges.windows import Windows
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def read_span(
         tell: Called with the books of the range, once all rows are taken.
 
     Raises:
-        StateError: The ids of earlier micro-batches are missing or damaged, or cannot be stored.
+        StateError: The ids of earlier micro-batches are missing or damaged, or cannot be stored; or the topic was
+            created again.
         UnavailableError: The broker does not return the messages.
     """
     client = client_of(query)
@@ -89,11 +91,23 @@ def read_span(
         rows = Rows(query.settings, client.columns, query.columns)
         with _collecting_seldom():
             yield from rows.batches(span.tp, _kept(client, sieve, span.tp, span.start, span.end))
+    _refuse_replaced(query, span)
     if windows is not None and sieve.window is not None:
         windows.save(sieve.window, span.end)
     if tell is not None:
         sieve.books.settle("delivered", sieve.books.in_flight)
         tell(sieve.books)
+
+
+def _refuse_replaced(query: Query, span: Span) -> None:
+    """Raise an error if the topic was created again: Kafka's client reads on in the new one at the old offset."""
+    if query.broker != "kafka" or not span.topic_id:
+        return
+    from sidecar.spark.ranges.topic_ids import topic_id
+
+    ask = partial(topic_id, query.settings.source.kafka, "", span.tp.topic, anew=True)
+    if patiently(ask) != span.topic_id:
+        raise StateError(f"{span.tp.topic} was deleted and created again: {ANEW}")
 
 
 def _lane(query: Query) -> Lane | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka as ck
 import structlog
@@ -14,13 +14,16 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.errors import is_credentials, text_of
+from sidecar.sources.kafka.errors import is_credentials, is_forbidden, text_of
+from sidecar.sources.kafka.group import members_of
 from sidecar.sources.kafka.reach import await_topics
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 from sidecar.spark.ranges.logs import Places, by_topic
 
 if TYPE_CHECKING:
     from sidecar.sources.kafka.lane.lane import Lane
+
+T = TypeVar("T")
 
 REQUEST_S = 10.0
 EARLIEST = -2
@@ -103,11 +106,11 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
     """The offsets of the daemon's consumer group (`EARLIEST`: none yet); None if the group never existed.
 
     Raises:
-        UnavailableError: The broker does not answer.
+        UnavailableError: The broker does not answer, or does not report all of them.
     """
     with asking(kafka) as offsets:
         answers = offsets.committed(offsets.partitions(kafka.topics))
-        committed = {tp: answer.offset for tp, answer in answers.items()}
+        committed = _known({tp: answer.error or answer.offset for tp, answer in answers.items()})
         there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
     if not there:
         return None
@@ -126,24 +129,29 @@ def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
     return min(max(offset, low), high)
 
 
-def _known(answers: Mapping[TopicPartition, Bounds | ck.KafkaError]) -> dict[TopicPartition, Bounds]:
-    for answer in answers.values():
+def _known(answers: Mapping[TopicPartition, T | ck.KafkaError]) -> dict[TopicPartition, T]:
+    known: dict[TopicPartition, T] = {}
+    for tp, answer in answers.items():
         if isinstance(answer, ck.KafkaError):
             raise ck.KafkaException(answer)
-    return {tp: answer for tp, answer in answers.items() if isinstance(answer, Bounds)}
+        known[tp] = answer
+    return known
 
 
 def refuse_members(kafka: KafkaSource) -> None:
     """Refuse to run beside members of the group: both engines would each deliver everything.
 
     Raises:
-        UnavailableError: The consumer group has members.
+        UnavailableError: The consumer group has members, or the broker does not say within 10 s whether it has.
     """
-    client = AdminClient(client_config(kafka))
     try:
-        asked = client.describe_consumer_groups([kafka.group_id], request_timeout=REQUEST_S)
-        members = [member for future in asked.values() for member in future.result(REQUEST_S).members]
-    except (ck.KafkaException, TimeoutError):  # describing a group needs a separate permission
+        members = members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S)
+    except TimeoutError as error:
+        raise unreachable(kafka, ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))) from error
+    except ck.KafkaException as error:
+        if not is_forbidden(error.args[0]):  # describing a group needs a separate permission
+            raise unreachable(kafka, error) from error
+        log.warning("members.not_checked", group_id=kafka.group_id, reason=text_of(error.args[0]))
         return
     if members:
         raise UnavailableError(

@@ -117,12 +117,18 @@ def group_offsets(settings: RocketMqSource) -> logs.Places | None:
 
 
 def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
-    """The offset if it is in the log; else all that is there is read, with the daemon's log events."""
+    """The offset if it is in the log; else the log's start, with the daemon's log events.
+
+    An offset beyond the end may be that of a deleted topic: RocketMQ has no topic ids, so all messages are read.
+    """
     if low <= offset <= high:
         return offset
     fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
-    event = "offset.expired" if offset < low else "partition.truncated"
-    log.error(event, **fields, action="going on at the log's start")
+    fields["action"] = "going on at the log's start"
+    if offset < low:
+        log.error("offset.expired", **fields, expired=low - offset)
+    else:
+        log.error("partition.truncated", **fields)
     return low
 
 

@@ -6,6 +6,7 @@ Each file is complete or missing: written under a hidden name, synced, renamed, 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from sidecar import files
@@ -54,6 +55,18 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
         files.put_shared(path, data, exclusive=exclusive)
     except OSError as error:
         raise error_of("write", path, error) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with its content, if it exists.
+
+    Raises:
+        StateError: It could not be removed.
+    """
+    try:
+        shutil.rmtree(path) if path.is_dir() else files.remove(path)
+    except OSError as error:
+        raise error_of("remove", path, error) from error
 
 
 def error_of(action: str, path: Path, error: OSError) -> StateError:

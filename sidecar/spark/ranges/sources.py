@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
@@ -12,6 +12,8 @@ from sidecar.spark.ranges.logs import Bounds, Logs
 
 if TYPE_CHECKING:
     from sidecar.config.source.section import Source
+
+T = TypeVar("T")
 
 RETRY_S = 0.5
 PATIENCE_S = 30.0
@@ -35,7 +37,15 @@ def logs_of(source: Source, *, retried: bool = False) -> Logs:
 
 
 def await_bounds(logs: Logs) -> Mapping[TopicPartition, Bounds]:
-    """The bounds of all logs.
+    """The bounds of all logs; raises like `patiently`."""
+    return patiently(logs.bounds)
+
+
+def patiently(plan: Callable[[], T]) -> T:
+    """The result of a plan that asks a cluster, made anew while the cluster does not answer.
+
+    Args:
+        plan: Asks all that it needs, so that one time limit holds for all of it.
 
     Raises:
         UnavailableError: The cluster does not answer for 30 s.
@@ -44,7 +54,7 @@ def await_bounds(logs: Logs) -> Mapping[TopicPartition, Bounds]:
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return logs.bounds()
+            return plan()
         except UnavailableError:
             if time.monotonic() >= deadline_s:
                 raise

@@ -3,14 +3,15 @@
     incarnation, rules.json        of the checkpoint (see `pinned`)
     topics/<topic>                 Kafka: the topic's id when it was first read
     marks/<topic>-<queue>          RocketMQ: the last message of the last range (see `sources.rocketmq`)
-    first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`)
+    first, added                   start offsets of the checkpoint and of partitions new to it (see `range_source`);
+                                   `first` counts from the first micro-batch that is planned (see `pinned`)
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
     twins/<micro-batch>            what tasks leave to the driver, with a ledger (see `twins`)
     books/<micro-batch>            the books of its tasks; with a table a folder with those of each task
     answers                        how many of the last messages were accepted and refused
-    notes/<topic>-<partition>      why a task does not progress at present
+    notes/<topic>-<partition>      why a task does not progress at present; `-twins` for the driver's delivery of twins
     table, rejects                 with a table, a folder like this one for each of the queries
     hold                           the first micro-batch that must not begin, while the query is being stopped
 
@@ -28,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sidecar import files
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import names, read, write
+from sidecar.spark.ranges.shared import names, read, remove, write
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def put(self, tp: TopicPartition, text: str) -> None:
-        """Tell the driver why a partition's task does not progress; an empty text if it does."""
-        path = self._path / f"{tp.topic}-{tp.queue}"
+    def put(self, name: str, text: str) -> None:
+        """Tell the driver why the task that a note is named after does not progress; an empty text if it does."""
+        path = self._path / name
         with contextlib.suppress(OSError, StateError):
             if text:
                 write(path, text.encode("utf-8", "replace"))
@@ -128,7 +128,7 @@ class Notes:
                 path.unlink(missing_ok=True)
 
     def all(self) -> dict[str, str]:
-        """The reason for which a task does not progress, by partition."""
+        """The reason for which a task does not progress, by the name of its note."""
         notes = {}
         for name in names(self._path):
             with contextlib.suppress(OSError, StateError):
@@ -199,5 +199,5 @@ class RunFolder:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # another attempt removes it too; a leftover is removed next time
-        shutil.rmtree(path) if path.is_dir() else files.remove(path)
+    with contextlib.suppress(StateError):  # another attempt removes it too; a leftover is removed next time
+        remove(path)

@@ -146,7 +146,9 @@ class SparkRun:
         wants_connector = self._settings.source.rocketmq is None and self._settings.spark.reader == "connector"
         frame = self._connector(session, columns) if wants_connector else None
         self._by_connector = frame is not None
-        pin_reader(self._folder.path, "connector" if self._by_connector else "client", pending)
+        reader = "connector" if self._by_connector else "client"
+        missing = _package(session) if wants_connector and frame is None else ""
+        pin_reader(self._folder.path, reader, pending, missing)
         if frame is None:
             return self._ranges(session).observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
         frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))
@@ -167,7 +169,7 @@ class SparkRun:
             frame = session.readStream.format("kafka").options(**options).load()
         except AnalysisException as error:
             if "Failed to find data source: kafka" in str(error) or "DATA_SOURCE_NOT_FOUND" in str(error):
-                log.warning("connector.missing", wanted=f"{CONNECTOR}:{session.version}")
+                log.warning("connector.missing", wanted=_package(session))
                 return None
             raise
         at_ms = F.when(F.col("timestampType") >= 0, F.unix_millis(F.col("timestamp")))
@@ -200,7 +202,7 @@ class SparkRun:
     # Running
 
     def _await_end(self, query: StreamingQuery, progress: RunProgress) -> None:
-        self._stop_asked()
+        self._stop_asked()  # until its first call, a signal ends the process at once
         hear_at_s = time.monotonic()
         while query.isActive:
             if self._stop_asked():
@@ -239,6 +241,11 @@ class SparkRun:
         timeout_s = self._settings.drain_timeout_ms / 1000
         log.info("query.draining", timeout_seconds=timeout_s)
         return timeout_s
+
+
+def _package(session: SparkSession) -> str:
+    """The package that has Spark's connector."""
+    return f"{CONNECTOR}:{session.version}"
 
 
 def _await(condition: Callable[[], bool], deadline_s: float) -> None:

@@ -18,7 +18,7 @@ from sidecar.config.model import Settings
 from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
 from sidecar.errors import ConfigError, StateError
-from sidecar.spark.ranges.shared import names, read, write
+from sidecar.spark.ranges.shared import names, read, remove, write
 from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.state.offset_map import Identity
 
@@ -103,9 +103,11 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
     Raises:
         ConfigError: It is bound to other settings, and a micro-batch is pending, or the queries have not read equally
             far; or it is another cluster's; or a ledger was removed while messages wait for their twins.
-        StateError: Sidecar's folder is missing beside a used checkpoint.
+        StateError: Sidecar's folder is missing beside a used checkpoint, or cannot be written.
     """
     incarnation = _incarnation(queries, folder, cluster_id)
+    if all(latest_batch(query, "offsets") < 0 for query in queries):
+        _forget_start(queries, folder)
     pending = max(map(pending_batch, queries))
     rules = rules_of(settings)
     if settings.dedup.ledger is None and (waiting := TwinFiles(folder).batches()):
@@ -128,13 +130,14 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
     return Checkpoint(incarnation, cluster_id, settings.source.group_id, digest, ids, pending)
 
 
-def pin_reader(folder: Path, reader: str, pending: int) -> None:
+def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> None:
     """Pin the reader of a pending micro-batch: the connector's rows are filtered before they are cut into runs.
 
     Args:
         folder: Sidecar's folder beside Spark's checkpoint.
         reader: The value of `spark.reader`, or its replacement if there is no connector.
         pending: The micro-batch that an earlier process did not finish; -1 for none.
+        missing: The connector's package, if Spark lacks it.
 
     Raises:
         ConfigError: Another reader has read the pending micro-batch.
@@ -142,10 +145,11 @@ def pin_reader(folder: Path, reader: str, pending: int) -> None:
     path = folder / "reader"
     before = read(path).decode() if path.exists() else "connector"
     if before != reader and pending >= 0:
+        needed = f"the package {missing}" if missing else f"spark.reader {before}"
         raise ConfigError(
             f"micro-batch {pending} is pending and was read by the {before}, not by the {reader}: parts of it may have "
             "been sent, cut differently",
-            hint=f"finish it once with spark.reader {before} (sidecar spark run --once)",
+            hint=f"finish it once with {needed} (sidecar spark run --once)",
         )
     write(path, reader.encode())
 
@@ -166,6 +170,17 @@ def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:
             hint="give each cluster its own spark.checkpoint",
         )
     return int(incarnation)
+
+
+def _forget_start(queries: Sequence[Path], folder: Path) -> None:
+    """Remove the start offsets of a start that failed: a daemon may have read on since.
+
+    Nothing was delivered from them, because Spark logs the offsets of a micro-batch before its tasks run.
+    """
+    remove(folder / "first")
+    for query in queries:
+        remove(folder / query.name / "first")
+        remove(query / "sources")  # where Spark's connector keeps them
 
 
 def latest_batch(query: Path, log: str) -> int:

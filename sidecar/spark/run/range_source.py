@@ -85,16 +85,18 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On the driver
 
     def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
-        """The start offsets of a new checkpoint, the same at every start."""
+        """The start offsets of the checkpoint, the same at every start once its first micro-batch is planned."""
+        from sidecar.spark.ranges.sources import patiently
+
         path = self._r.folder / "first"
         if not path.exists():
-            write(path, orjson.dumps(by_topic(self._first())), exclusive=True)
+            write(path, orjson.dumps(by_topic(patiently(self._first))), exclusive=True)
         return orjson.loads(read(path))  # type: ignore[no-any-return]
 
     def _first(self) -> dict[TopicPartition, int]:
         from sidecar.sources.rocketmq.wire.requests import RETRY
 
-        bounds, stood = self._bounds(), self._r.stood
+        bounds, stood = self._logs.bounds(), self._r.stood
         lows = {tp: found.low for tp, found in bounds.items()}
         if stood is not None:
             return lows | {tp: at for tp, at in by_partition(stood).items() if tp in lows and at >= 0}

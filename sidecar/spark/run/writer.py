@@ -62,7 +62,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         folder.halves.forget(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Handle a failed micro-batch; parts that were sent are sent again under the same names."""
+        """Do nothing: parts that a failed micro-batch has sent are sent again under the same names."""
 
 
 def data_source(job: Job) -> type[DataSource]:

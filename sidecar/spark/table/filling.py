@@ -257,7 +257,7 @@ class Filling:
         Raises:
             QueryError: A query ended with an error.
         """
-        stop_asked()
+        stop_asked()  # until its first call, a signal ends the process at once
         hear_at_s = time.monotonic()
         while any(query.isActive for query in self._queries) and not self._errors():
             if stop_asked():

@@ -83,6 +83,11 @@ class Task:
         """The names of this attempt's files begin with it."""
         return f"{self.tp.topic}-{self.tp.queue}-{self.attempt}"
 
+    @property
+    def note(self) -> str:
+        """The name of the note about it; the driver's delivery of twins may run beside a task of the partition."""
+        return f"{self.tp.topic}-{self.tp.queue}" + ("" if self.letters is None else "-twins")
+
 
 def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
     """Deliver all wanted messages of a range; return when each is settled.
@@ -188,13 +193,14 @@ class _Note:
 
     Args:
         notes: The notes of all tasks.
-        tp: The partition.
+        name: Of the note.
     """
 
-    def __init__(self, notes: Notes, tp: TopicPartition) -> None:
+    def __init__(self, notes: Notes, name: str) -> None:
         self._notes = notes
-        self._tp = tp
-        self._noted = ""
+        self._name = name
+        self._noted: str | None = None
+        """What the file says; None if an attempt that died may have written it."""
         self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
     def tend(self, pipeline: RangePipeline, ledger_problem: str, now_s: float) -> None:
@@ -218,7 +224,7 @@ class _Note:
     def tell(self, text: str) -> None:
         """Set the reason for which the task does not progress; empty if it does."""
         if text != self._noted:
-            self._notes.put(self._tp, text)
+            self._notes.put(self._name, text)
             self._noted = text
 
 
@@ -257,7 +263,8 @@ class _Delivery:
             self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
         files = LetterFiles(task.letters or folder.path / "letters" / str(task.batch), task.stem)
         self._letters = _Letters(settings, files, stack)
-        self._note = _Note(folder.notes, task.tp)
+        self._note = _Note(folder.notes, task.note)
+        stack.callback(self._note.tell, "")
         self._windows: Windows | None = None
         if reading.ids is not None:
             self._windows = Windows(folder.path / "ids" / f"{task.ids_scope}-{task.tp.queue}")
@@ -283,7 +290,6 @@ class _Delivery:
         self._await(lambda: pipeline.idle and self._claims.at_rest)
         if self._windows is not None:
             self._windows.save(self._window, task.batch)
-        self._note.tell("")
         sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.outbox.ended.counts()
         letters = self._letters
         return Outcome(

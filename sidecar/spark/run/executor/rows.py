@@ -17,6 +17,7 @@ from sidecar.sinks.formats import TagsOf
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.executor.task import Job, Place, opened
 from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.table.targets import TABLE
 from sidecar.zone.columns import ROWS_MAX, Rows, batch_of
 from sidecar.zone.rows import SEPARATOR, bytes_of_name
 from sidecar.zone.table import table_batch
@@ -87,10 +88,11 @@ class TableFramer:
 def rows_of_range(job: Job, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of the range that Spark passes to this task.
 
-    When the last one is taken, ids and books of the range are durable. Another attempt, and a replay, return the same.
+    When the last one is taken, the ids of the range are durable, and so are its books in the query of the table; those
+    of the rejects would be the same. Another attempt, and a replay, return the same rows.
 
     Args:
-        job: The parameters; its folder is that of the query.
+        job: The parameters, with a query.
         ranges: One range in one row, or nothing.
 
     Raises:
@@ -120,4 +122,5 @@ def _sorted(job: Job, place: Place) -> Iterator[pa.RecordBatch]:
     yield from framer.take(tp, name)
     if window is not None:
         windows.save(window, place.batch)
-    place.folder.books.put_range(place.batch, Outcome(tp, books=sorter.books, lane=place.lane))
+    if job.query == TABLE:
+        place.folder.books.put_range(place.batch, Outcome(tp, books=sorter.books, lane=place.lane))

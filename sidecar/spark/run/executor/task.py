@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from pyspark import TaskContext
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.ops.log import configure
+from sidecar.spark.ranges.sources import patiently
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
@@ -52,7 +54,7 @@ class Place:
     Args:
         tp: The partition.
         columns: Reads its messages.
-        runs: Its messages.
+        runs: Its messages; taking the last raises like `opened` if the topic was created again meanwhile.
         lane: See `Outcome.lane`.
         start: Its first offset; 0 if Spark's connector reads.
         end: The offset behind it; 0 if Spark's connector reads.
@@ -115,9 +117,16 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
         (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
         start, end = row["start"], row["end"]
         columns, read, told = source.read(RunFolder(job.folder), tp, start, end)
-    topic_id = source.claim(job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
+    claim = partial(source.claim, job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
+    topic_id, read = claim(), _confirmed(read, partial(claim, anew=True))
     scope, ids_scope = job.checkpoint.scope(topic_id), job.checkpoint.ids_scope(topic_id)
     return Place(tp, columns, read, told, start, end, scope, ids_scope, batch, folder)
+
+
+def _confirmed(read: Iterator[Run], claim: Callable[[], str]) -> Iterator[Run]:
+    """These runs, then another look at the topic: a client reads on at the old offset if it was created again."""
+    yield from read
+    patiently(claim)
 
 
 def _configure_log(settings: Settings) -> None:

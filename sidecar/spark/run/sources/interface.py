@@ -66,8 +66,14 @@ class RunSource(Protocol):
         """
         ...
 
-    def claim(self, cluster_id: str, folder: RunFolder, topic: str) -> str:
+    def claim(self, cluster_id: str, folder: RunFolder, topic: str, *, anew: bool = False) -> str:
         """The identity under which this checkpoint reads the topic.
+
+        Args:
+            cluster_id: Id of the cluster.
+            folder: The run's folder.
+            topic: The topic.
+            anew: Whether to ask the cluster now; else what was found in the last 5 s is enough.
 
         Raises:
             StateError: The topic was created again since.

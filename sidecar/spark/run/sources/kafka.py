@@ -51,9 +51,9 @@ class KafkaRun:
         """See `RunSource`."""
         return broker.group_offsets(self._kafka)
 
-    def claim(self, cluster_id: str, folder: RunFolder, topic: str) -> str:
+    def claim(self, cluster_id: str, folder: RunFolder, topic: str, *, anew: bool = False) -> str:
         """See `RunSource`: the topic's id."""
-        return topics.claim(self._kafka, cluster_id, folder, topic)
+        return topics.claim(self._kafka, cluster_id, folder, topic, anew=anew)
 
     def read(self, folder: RunFolder, tp: TopicPartition, start: int, end: int) -> Found:  # noqa: ARG002
         """See `RunSource`."""

@@ -81,8 +81,8 @@ class RocketMqRun:
         """See `RunSource`."""
         return group_offsets(self._rocketmq)
 
-    def claim(self, cluster_id: str, folder: RunFolder, topic: str) -> str:  # noqa: ARG002
-        """See `RunSource`: the topic's name."""
+    def claim(self, cluster_id: str, folder: RunFolder, topic: str, *, anew: bool = False) -> str:  # noqa: ARG002
+        """See `RunSource`: the topic's name; `read` compares messages."""
         return topic
 
     def read(self, folder: RunFolder, tp: TopicPartition, start: int, end: int) -> Found:

@@ -1,55 +1,21 @@
-"""Topic ids in tasks: a topic read under one id is never continued under another. Sends requests to the broker."""
+"""Topic ids in tasks: a topic read under one id is never continued under another."""
 
 from __future__ import annotations
 
-import time
-
-from confluent_kafka import KafkaError
-from confluent_kafka.admin import AdminClient
-
 from sidecar.config.source.kafka import KafkaSource
-from sidecar.errors import StateError, UnavailableError
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
+from sidecar.errors import StateError
+from sidecar.spark.ranges.topic_ids import topic_id
 from sidecar.spark.run.folder import RunFolder
 
-KNOWN_FOR_S = 5.0
-_clients: dict[str, TopicIds] = {}
-_found: dict[tuple[str, str], tuple[float, str]] = {}
-"""Shared by the tasks of this worker process."""
 
-
-def topic_id(kafka: KafkaSource, cluster_id: str, topic: str) -> str:
-    """The topic's id, requested every 5 s; empty if the broker has none.
-
-    Raises:
-        UnavailableError: The broker does not answer.
-    """
-    key = kafka.bootstrap_servers, topic
-    at_s, known = _found.get(key, (-KNOWN_FOR_S, ""))
-    if time.monotonic() - at_s < KNOWN_FOR_S:
-        return known
-    client = _clients.get(kafka.bootstrap_servers)
-    if client is None:
-        client = _clients[kafka.bootstrap_servers] = TopicIds(
-            AdminClient(client_config(kafka)), cluster_id, MadeAgain()
-        )
-    answer = client.find([topic], TIMEOUT_S).get(topic, "")
-    if isinstance(answer, KafkaError):
-        raise UnavailableError(f"the broker does not report the id of {topic}: {answer.str()}")
-    known = answer
-    _found[key] = time.monotonic(), known
-    return known
-
-
-def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str) -> str:
-    """The id under which this checkpoint reads the topic.
+def claim(kafka: KafkaSource, cluster_id: str, folder: RunFolder, topic: str, *, anew: bool = False) -> str:
+    """The id under which this checkpoint reads the topic; `anew` as in `topic_id`.
 
     Raises:
         StateError: The topic was recreated since.
         UnavailableError: The broker does not answer.
     """
-    now = topic_id(kafka, cluster_id, topic)
+    now = topic_id(kafka, cluster_id, topic, anew=anew)
     known = folder.claim_topic(topic, now)
     if known != now:
         raise StateError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,7 +21,7 @@ from sidecar.spark.run.progress import OBSERVED_RANGES, RunProgress
 from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
-from sidecar.spark.table.targets import TABLE, Target
+from sidecar.spark.table.targets import REJECTS, TABLE, Target
 from sidecar.zone.table import DATE, TABLE_DDL
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class TableRun(SparkRun):
 
     def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
         self._filling.check(session)
+        shutil.rmtree(self._folder.path / REJECTS / "books", ignore_errors=True)  # earlier versions kept them there
         first, until = self._first(), self._until() if self._once else None
         self._filling.start(stack, lambda target: self._rows(session, target, checkpoint, first, until))
         return self._await_queries

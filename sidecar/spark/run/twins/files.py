@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import names, read, write
+from sidecar.spark.ranges.shared import names, read, remove, write
 
 if TYPE_CHECKING:
     from sidecar.core.claims import Mark
@@ -72,10 +71,7 @@ class TwinFiles:
         if found:
             write(path, orjson.dumps(found))
         else:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise StateError(f"cannot remove {path}: {error.strerror or error}") from error
+            remove(path)
 
     def of(self, batch: int) -> list[Kept]:
         """What is kept of a micro-batch.

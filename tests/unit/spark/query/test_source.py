@@ -1,0 +1,89 @@
+"""What planning of a query does while its broker restarts. No Spark runs, and no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from sidecar.core.records import TopicPartition
+from sidecar.errors import UnavailableError
+from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.spark.query import source
+from sidecar.spark.query.options import Query, parse_options
+from sidecar.spark.query.source import QueryReader, QueryStreamReader
+from sidecar.spark.ranges import sources
+
+TP: Final = TopicPartition("orders", 0)
+START: Final = {"next": {}, "from": {"orders": {"0": 4}}, "ids": {}}
+OPTIONS: Final = {"bootstrap_servers": "localhost:1", "topics": "orders", "start": "2026-11-28T00:00:00Z"}
+
+
+class RestartingLogs:
+    """Logs of a broker that does not answer the first questions of a kind.
+
+    Args:
+        question: The kind of question.
+        times: How many of them it does not answer.
+    """
+
+    def __init__(self, question: str, times: int) -> None:
+        self._question, self._left = question, times
+
+    def _ask(self, question: str) -> None:
+        if question == self._question and self._left:
+            self._left -= 1
+            raise UnavailableError("it restarts")
+
+    def bounds(self) -> dict[TopicPartition, Bounds]:
+        """Those of one log."""
+        self._ask("bounds")
+        return {TP: Bounds(0, 10)}
+
+    def at_time(self, bounds: object, at_ms: int) -> dict[TopicPartition, int]:
+        """The same for any time."""
+        self._ask("at_time")
+        return {TP: 4}
+
+    def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        """The same for all."""
+        self._ask("topic_ids")
+        return dict.fromkeys(topics, "id")
+
+    def is_read(self, topic: str) -> bool:
+        """All are."""
+        return bool(topic)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+Plan = Callable[[Query], object]
+PLANS: Final[dict[str, Plan]] = {
+    "start": lambda query: QueryStreamReader(query).initialOffset(),
+    "micro-batch": lambda query: QueryStreamReader(query).latestOffset(START, ReadAllAvailable()),
+    "batch read": lambda query: [found.value for found in QueryReader(query).partitions()],
+}
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, plan: str, question: str, times: int) -> object:
+    """What is planned while this question is not answered so many times."""
+    monkeypatch.setattr(source, "logs_of", lambda _: RestartingLogs(question, times))
+    return PLANS[plan](parse_options("kafka", OPTIONS, stream=None))
+
+
+@pytest.mark.parametrize("question", ["bounds", "at_time", "topic_ids"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_planning_waits_for_a_broker_that_restarts(monkeypatch: pytest.MonkeyPatch, plan: str, question: str) -> None:
+    """Whatever the broker does not answer is asked again, and the plan is that of a broker that answers."""
+    monkeypatch.setattr(sources, "RETRY_S", 0.0)
+    assert planned(monkeypatch, plan, question, times=3) == planned(monkeypatch, plan, question, times=0)
+
+
+def test_planning_ends_with_an_error_if_the_broker_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One time limit holds for all questions."""
+    monkeypatch.setattr(sources, "PATIENCE_S", 0.0)
+    with pytest.raises(UnavailableError, match="it restarts"):
+        planned(monkeypatch, "micro-batch", "topic_ids", times=1)

@@ -1,0 +1,63 @@
+"""Where a job begins to read queues of RocketMQ. No broker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.spark.ranges import rocketmq
+
+SETTINGS = RocketMqSource.model_validate({"name_servers": "localhost:1", "topics": ["orders"], "group": "g"})
+TP = TopicPartition("orders", 0, "broker-a")
+
+
+class FakeInquiry:
+    """Answers about one queue.
+
+    Args:
+        offsets: That of the group, and the bounds of the log.
+    """
+
+    def __init__(self, *offsets: int) -> None:
+        self._offsets = offsets
+        self.asks = SimpleNamespace(committed=str, low=str, high=str)
+
+    def __enter__(self) -> FakeInquiry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def queues(self) -> list[TopicPartition]:
+        """The one."""
+        return [TP]
+
+    def answers(self, *_: object, **__: object) -> list[Frame]:
+        """The offsets, in their order."""
+        return [Frame(Code.SUCCESS, 1, 1, "", {"offset": str(offset)}, b"") for offset in self._offsets]
+
+
+@pytest.mark.parametrize(
+    ("committed", "event"),
+    [
+        (2, {"event": "offset.expired", "expired": 3}),
+        (99, {"event": "partition.truncated"}),
+    ],
+)
+def test_a_job_begins_at_the_start_of_a_log_without_the_groups_offset(
+    monkeypatch: pytest.MonkeyPatch, committed: int, event: dict[str, Any]
+) -> None:
+    """What expired is counted; beyond the end, as after a topic was created again, no message is known to be read."""
+    monkeypatch.setattr(rocketmq, "Inquiry", lambda *_, **__: FakeInquiry(committed, 5, 10))
+    with capture_logs() as events:
+        assert rocketmq.group_offsets(SETTINGS) == {"orders": {"broker-a:0": 5}}
+    fields = {"topic": "orders", "partition": 0, "broker": "broker-a", "committed": committed, "log_start": 5}
+    told = {"log_end": 10, "log_level": "error", "action": "going on at the log's start"}
+    assert events == [fields | told | event]

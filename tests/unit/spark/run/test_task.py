@@ -1,0 +1,82 @@
+"""What a task of a job looks at beside its messages. No Spark runs, and no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError
+from pyspark import TaskContext
+
+from sidecar.core.records import Run
+from sidecar.errors import StateError
+from sidecar.spark.ranges import sources, topic_ids
+from sidecar.spark.run.executor.columns import runs
+from sidecar.spark.run.executor.task import Job, Place, opened
+from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.sources import kafka
+from tests.support.spark.tasks import TP, batches, make_settings
+
+
+class Broker:
+    """A broker whose topic can be created again."""
+
+    def __init__(self) -> None:
+        self.topic_id = "first"
+        self.silent = 0
+        """How many requests of ids are not answered."""
+
+    def find(self, asked: list[str], _timeout_s: float) -> dict[str, str | KafkaError]:
+        """The ids of topics."""
+        if self.silent:
+            self.silent -= 1
+            return dict.fromkeys(asked, KafkaError(KafkaError._TIMED_OUT))
+        return dict.fromkeys(asked, self.topic_id)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """The broker that tasks ask."""
+    broker = Broker()
+    monkeypatch.setattr(topic_ids, "_found", {})
+    monkeypatch.setattr(topic_ids, "_clients", {"localhost:1": broker})
+    monkeypatch.setattr(sources, "RETRY_S", 0.0)
+    context = SimpleNamespace(getLocalProperty=lambda _: "0")
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    return broker
+
+
+def fetched(*_: object) -> Iterator[Run]:
+    """The messages of a range."""
+    return runs(batches([(i, "t", b"x") for i in range(10)]), TP)
+
+
+@pytest.fixture(params=["client", "connector"])
+def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """What a task has opened, for both readers."""
+    monkeypatch.setattr(kafka, "fetch", fetched)
+    source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
+    settings = make_settings("http://localhost:1/", source={"kafka": source})
+    rows = list(batches([(i, "t", b"x") for i in range(10)]))
+    if request.param == "client":
+        fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": ""}
+        rows = [pa.RecordBatch.from_pylist([fields])]
+    place = opened(Job(settings, tmp_path, Checkpoint(1, "c", "g", "r", "i", -1)), iter(rows))
+    assert place is not None
+    return place
+
+
+def test_a_task_refuses_messages_of_a_topic_that_was_created_again(broker: Broker, place: Place) -> None:
+    """Kafka's client continues in the new topic at the old offset, and an answer of before the range is too old."""
+    broker.topic_id = "second"
+    with pytest.raises(StateError, match="orders was deleted and created again"):
+        list(place.runs)
+
+
+def test_a_task_waits_for_a_broker_that_restarts_behind_its_range(broker: Broker, place: Place) -> None:
+    """What it has read is delivered once the broker tells the topic's id."""
+    broker.silent = 3
+    assert [run.last for run in place.runs] == [9]
