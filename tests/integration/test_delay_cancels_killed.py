@@ -23,7 +23,7 @@ def _now_ms() -> int:
 def test_what_is_cancelled_never_comes_though_the_daemon_is_killed(kafka: Broker, tmp_path: Path, store: str) -> None:
     """Of thousands that fall due soon, each is delivered once, unless its name was cancelled in time."""
     (topic,) = new_topics(kafka, 1, 2)
-    due_ms, count = _now_ms() + 20_000, 2_000
+    due_ms, count = _now_ms() + 30_000, 2_000
     numbers = [range(first, first + count // 2, 3) for first in (0, count // 2)]
     wanted = set(range(count)).difference(*numbers)
     with Receiver() as receiver:

@@ -160,6 +160,31 @@ def test_ids_of_what_was_parked_before_are_known() -> None:
     assert (shell.core.books[TP].duplicate, shell.core.books[TP].in_flight) == (2, 1)
 
 
+def test_new_messages_of_a_failing_group_are_parked_together() -> None:
+    """They wait for others as long as the rule says, or until a batch is full."""
+    shell = Shell()
+    parked(shell)
+    shell.read(3, 4)
+    shell.step(20)
+    assert shell.all(Park) == []
+    shell.read(5)
+    shell.step(20)
+    assert [list(park.record.offsets) for park in shell.all(Park)] == [[3, 4, 5]]
+
+
+def test_a_partition_that_goes_when_its_parked_parts_have_ended_takes_none_along() -> None:
+    """Its group was no parked one any more, and is none."""
+    shell = Shell()
+    parked(shell)
+    shell.step(1_000)
+    shell.fetch()
+    shell.step()
+    shell.answer(ACK)
+    shell.step()
+    shell.core.forget([TP])
+    assert shell.core.delivery.outbox.groups.parked == {}
+
+
 def test_a_stop_does_not_wait_for_what_is_parked() -> None:
     """Nothing is fetched any more, and nothing is left to do."""
     shell = Shell()
