@@ -72,6 +72,7 @@ def test_refused_messages_arrive_once_after_a_replay(
             _await_letters(daemon, 0)
 
 
+@pytest.mark.proof
 def test_a_hundred_thousand_arrive_once_through_five_kills(kafka: Broker, tmp_path: Path) -> None:
     """Beside a daemon that delivers meanwhile, a replay is killed five times: none is lost, none arrives twice."""
     (topic,) = new_topics(kafka, 1, 1)

@@ -18,7 +18,7 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver
 
 HOUR_MS = 3_600_000
-STORES = pytest.mark.parametrize("store", ["changelog", "local"])
+STORES = pytest.mark.parametrize("store", ["changelog", pytest.param("local", marks=pytest.mark.proof)])
 
 
 def _now_ms() -> int:

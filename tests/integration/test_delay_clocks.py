@@ -19,7 +19,7 @@ from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.process import Daemon, http_get, wait_until
 from tests.support.receiver import Receiver, value_hash
 
-BOTH = pytest.mark.parametrize("store", ["changelog", "local"])
+BOTH = pytest.mark.parametrize("store", ["changelog", pytest.param("local", marks=pytest.mark.proof)])
 HOUR_S, DAY_S = 3_600, 86_400
 LASTS_S = 61
 """After so long, a step forward is believed."""

@@ -130,7 +130,7 @@ def test_while_a_group_fails_the_old_rules_stay(scene: Scene) -> None:
         daemon.stop()
 
 
-@pytest.mark.parametrize("store", ["local", "changelog"])
+@pytest.mark.parametrize("store", [pytest.param("local", marks=pytest.mark.proof), "changelog"])
 def test_held_messages_go_by_the_new_rules_when_they_are_due(scene: Scene, store: str) -> None:
     """Each comes once, also after a kill: their progress is kept under the rules in force."""
     scene.receiver.remember = False

@@ -34,6 +34,7 @@ def test_some_schedules_in_this_process(kind: str) -> None:
     assert outcome.schedules == HERE
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # more than a minute of both cores
 @STORES
 def test_hundreds_of_schedules_in_all(kind: str) -> None:

@@ -68,6 +68,7 @@ def test_some_schedules_with_a_ledger_in_this_process() -> None:
     assert outcome.schedules == HERE
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # more than a minute of both cores
 def test_hundreds_of_schedules_with_a_ledger() -> None:
     """With a ledger that is away at times one of each message's copies arrives, wherever they were produced."""
@@ -91,6 +92,7 @@ def test_some_schedules_with_runs_that_sort_themselves(kind: str) -> None:
     assert outcome.schedules == 150
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_hundreds_of_schedules_with_reloads() -> None:
     """Messages that go to other groups under changed rules are not lost, nor sent twice but where a crash allows."""
@@ -99,6 +101,7 @@ def test_hundreds_of_schedules_with_reloads() -> None:
     assert outcome.schedules == RELOAD_SCHEDULES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # more than a minute of both cores
 def test_hundreds_of_schedules() -> None:
     """In 500 schedules nothing is lost, sent twice or stuck, and every other promise holds."""
