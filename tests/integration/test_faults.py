@@ -27,6 +27,7 @@ def scene(kafka: Broker, make_topic: MakeTopic, tmp_path: Path) -> Iterator[Scen
 
 OUTAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "500": ("status", {"status": 500}),
+    "503": ("status", {"status": 503}),
     "429 with Retry-After": ("status", {"status": 429, "headers": {"Retry-After": "1"}}),
     "hangs": ("hang", {}),
     "closes after the headers": ("truncate", {}),

@@ -25,7 +25,7 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.relay import Relay
 from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
-from tests.support.rocketmq_fifo import fifo_kills, fifo_refused
+from tests.support.rocketmq_fifo import fifo_bodies, fifo_kills, fifo_refused
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
 
 Waits: TypeAlias = dict[str, Future[Any]]
@@ -52,10 +52,8 @@ def client(source: dict[str, Any], bodies: Bodies) -> GrpcClient:
 
 def in_order(node: Node, source: dict[str, Any], tmp_path: Path) -> tuple[list[str], list[str]]:
     """Send 300 messages to one queue, with a kill among them: in what order they came, and in what they are stored."""
-    bodies = Bodies(node)
+    bodies = fifo_bodies(node, 2)
     stored: dict[int, str] = {}
-    node.create_topic(bodies.topic, 2, "FIFO")
-    node.create_group(bodies.group, orderly=True)
     with Receiver() as receiver:
         config = configuration(source, bodies, receiver.url)
         config["sink"]["http"]["ordering"] = "partition"

@@ -71,7 +71,7 @@ def test_each_query_is_a_consumer_of_its_own() -> None:
     """Table and rejects, and other checkpoints or tables, never share a consumer; the same file keeps its own."""
 
     def made(checkpoint: str, path: str) -> list[tuple[str, Target]]:
-        return [(consumer_of(checkpoint, one), one) for one in targets(checkpoint, path, rejects=True)]
+        return [(consumer_of(checkpoint, one), one) for one in targets(checkpoint, path, "id bigint", None)]
 
     found = [*made("c", "s3a://b/orders/"), *made("d", "s3a://b/orders/"), *made("c", "o" * 300)]
     assert len({consumer for consumer, _ in found}) == len({(one.checkpoint, one.path) for _, one in found}) == 6

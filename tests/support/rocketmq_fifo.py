@@ -12,12 +12,20 @@ from tests.support.audit import Finding
 from tests.support.kafka import unique
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
-from tests.support.rocketmq import Message, RocketMqNode
+from tests.support.rocketmq import Message, Node, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, configuration
 
 NEXT_ROW_S, EACH_ROW_S = 5.0, 5.0
 """After a start, the next row; after that one, all."""
 REFUSED_S, AGAIN_S = 20.0, 3.0
+
+
+def fifo_bodies(node: Node, queues: int = QUEUES) -> Bodies:
+    """Bodies for a FIFO topic, and a group that takes the messages of a queue one batch after the other."""
+    bodies = Bodies(node)
+    node.create_topic(bodies.topic, queues, "FIFO")
+    node.create_group(bodies.group, orderly=True)
+    return bodies
 
 
 def fifo_kills(
@@ -29,9 +37,7 @@ def fifo_kills(
     within_s: float = NEXT_ROW_S,
 ) -> Finding:
     """Killed while parts of several queues are in flight: each message once, and no queue waits for the dead."""
-    begun, bodies, chance = time.monotonic(), Bodies(node), random.Random(times)
-    node.create_topic(bodies.topic, QUEUES, "FIFO")
-    node.create_group(bodies.group, orderly=True)
+    begun, bodies, chance = time.monotonic(), fifo_bodies(node), random.Random(times)
     waits: list[float] = []
     whole: list[float] = []
     with Receiver(out=folder / unique("rows")) as receiver:
@@ -80,9 +86,7 @@ def fifo_refused(
     What the first process held, whether it was sent or not, must not keep the last one waiting. As the first rows come
     from the state file, the longest time without a row counts, for each queue that has more.
     """
-    begun, bodies, queue_of = time.monotonic(), Bodies(node), dict[str | None, int]()
-    node.create_topic(bodies.topic, queues, "FIFO")
-    node.create_group(bodies.group, orderly=True)
+    begun, bodies, queue_of = time.monotonic(), fifo_bodies(node, queues), dict[str | None, int]()
     rests: list[float] = []
     with Receiver(out=folder / unique("rows")) as receiver:
         config = configuration(source, bodies, receiver.url)

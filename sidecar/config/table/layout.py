@@ -145,5 +145,9 @@ def lies_in(path: str, folder: str) -> bool:
 
 
 def _whole(path: str) -> str:
-    path = re.sub(r"^file:(//(?=/)|(?=/[^/]))", "", path)
-    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) else os.path.abspath(path)  # noqa: PTH100  # no links
+    return absolute(re.sub(r"^file:(//(?=/)|(?=/[^/]))", "", path))
+
+
+def absolute(path: str) -> str:
+    """The absolute path without a slash at its end, links not followed; a URL stays as it is."""
+    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) else os.path.abspath(path)  # noqa: PTH100

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from sidecar.config.file.document import KeyPath
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
+from sidecar.config.table.layout import absolute
 from sidecar.spark.table.keys import refused_keys
 from sidecar.spark.table.targets import Target
 from sidecar.zone.layout import safe
@@ -31,8 +30,7 @@ def consumer_of(checkpoint: str, target: Target) -> str:
 
 def _place(written: str) -> str:
     """The same text for each spelling of a path, or of a URL with and without a slash at its end."""
-    is_url = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", written)
-    return written.rstrip("/") if is_url else os.path.abspath(written)  # noqa: PTH100  # without links
+    return absolute(written).rstrip("/") or "/"
 
 
 def load_for_ingest(path: str | Path) -> Settings:

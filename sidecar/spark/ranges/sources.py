@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.spark.ranges.logs import Bounds, Logs
+from sidecar.spark.ranges.logs import Logs
 
 if TYPE_CHECKING:
     from sidecar.config.source.section import Source
@@ -34,11 +33,6 @@ def logs_of(source: Source, *, retried: bool = False) -> Logs:
     from sidecar.spark.ranges.kafka import KafkaLogs
 
     return KafkaLogs(source.kafka)
-
-
-def await_bounds(logs: Logs) -> Mapping[TopicPartition, Bounds]:
-    """The bounds of all logs; raises like `patiently`."""
-    return patiently(logs.bounds)
 
 
 def patiently(plan: Callable[[], T]) -> T:

@@ -105,9 +105,9 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return lows | firsts_of(self._logs, chosen, self._r.source.start)
 
     def _bounds(self) -> Mapping[TopicPartition, Bounds]:
-        from sidecar.spark.ranges.sources import await_bounds
+        from sidecar.spark.ranges.sources import patiently
 
-        return await_bounds(self._logs)
+        return patiently(self._logs.bounds)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of each micro-batch."""

@@ -82,7 +82,7 @@ class Filling:
         self._checkpoint = checkpoint
         self._once = once
         self._schema_text = None if table.schema is None else schema_text(table.schema)
-        self.targets = targets(checkpoint, table.path, rejects=table.schema is not None or table.merge is not None)
+        self.targets = targets(checkpoint, table.path, table.schema, table.merge)
         self.through_driver = False
         """Whether all rows go through the memory of the driver; known after `check`."""
         self._schema: StructType | None = None

@@ -53,8 +53,7 @@ def refused_keys(settings: Settings, form: Literal["delta", "parquet"], path: st
         folders = {"spark.checkpoint": settings.spark.checkpoint, "state.dir": str(settings.state.dir)}
         if settings.sink.spark is not None:
             folders["sink.spark.landing"] = str(settings.sink.spark.landing)
-        rejects = table.schema_ is not None or table.merge is not None
-        for target in targets(settings.spark.checkpoint, path, rejects=rejects):
+        for target in targets(settings.spark.checkpoint, path, table.schema_, table.merge):
             for key, folder in folders.items():
                 if lies_in(folder, target.path):
                     text = f"which lies in the folder of the {target.name}: move one of them"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sidecar.config.spark import Merge
 from sidecar.errors import ConfigError
 
 TABLE: Final = "table"
@@ -25,16 +26,17 @@ class Target:
     checkpoint: str
 
 
-def targets(checkpoint: str, path: str, *, rejects: bool) -> list[Target]:
+def targets(checkpoint: str, path: str, schema: str | None, merge: Merge | None) -> list[Target]:
     """The target of the table, and that of the rejects beside it.
 
     Args:
         checkpoint: Of the job; the queries' are in it.
         path: Of the table.
-        rejects: Whether there is a schema.
+        schema: Of the JSON values, if they are parsed; what does not fit is a reject.
+        merge: How rows replace others, if they do; what has no key or order is a reject.
     """
     chosen = [Target(TABLE, path, f"{checkpoint}/{TABLE}")]
-    if rejects:
+    if schema is not None or merge is not None:
         chosen.append(Target(REJECTS, f"{path.rstrip('/')}-{REJECTS}", f"{checkpoint}/{REJECTS}"))
     return chosen
 

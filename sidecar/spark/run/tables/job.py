@@ -13,7 +13,7 @@ from sidecar.config.spark import Table
 from sidecar.core.records import TopicPartition
 from sidecar.ops.metrics import Metrics
 from sidecar.spark.ranges.logs import Bounds, Places
-from sidecar.spark.ranges.sources import await_bounds, logs_of
+from sidecar.spark.ranges.sources import logs_of, patiently
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.job import TRIGGER_MS, SparkRun
 from sidecar.spark.run.pinned import Checkpoint
@@ -85,7 +85,7 @@ class TableRun(SparkRun):
     def _until(self) -> Mapping[TopicPartition, Bounds]:
         """The ends of both queries, so that they read equally far."""
         with closing(logs_of(self._settings.source, retried=True)) as logs:
-            return await_bounds(logs)
+            return patiently(logs.bounds)
 
     def _rows(
         self,
