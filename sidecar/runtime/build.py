@@ -199,21 +199,6 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     return _reading(settings, columns, read_tags, framer), sink
 
 
-def build_table_reading(
-    settings: Settings, columns: Columns, framer: Callable[[Columns, TagsOf, Mapping[Raw, str | None]], Framer]
-) -> Reading:
-    """Build the rules of reading messages whose rows the framer keeps, for a table: no sink delivers them.
-
-    Args:
-        settings: The configuration.
-        columns: Reads the messages.
-        framer: Makes the framer of columns, tags, and tag groups.
-    """
-    read_tags = _tag_reader(settings, columns)
-    groups = settings.tags.filter().groups
-    return _reading(settings, columns, read_tags, framer(columns, _tags_of(settings, read_tags), groups))
-
-
 def _reading(settings: Settings, columns: Columns, read_tags: ReadTags, framer: Framer) -> Reading:
     lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     dedup, group_id = settings.dedup, settings.source.group_id

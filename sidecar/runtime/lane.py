@@ -31,6 +31,11 @@ def refusal(settings: Settings) -> str:
     )
 
 
+def refusal_on_spark(settings: Settings) -> str:
+    """Why a job on Spark cannot use the lane; empty if it can. The rows of a table are columns, and no fragments."""
+    return refusal(settings) if settings.sink.chosen.table is None else refusal_of_fields(settings)
+
+
 def refusal_of_fields(settings: Settings) -> str:
     """Why the lane cannot read tags and ids of these settings; empty if it can."""
     return _told(_unreadable(settings))

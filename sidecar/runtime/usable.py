@@ -28,13 +28,21 @@ def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if settings.sink.delta and settings.spark and settings.spark.table and settings.spark.table.merge:
         text = "is not for the daemon, whose sink.delta only appends: run `sidecar spark run`, or fill a landing zone "
         yield ("spark", "table", "merge"), text + "(sink.spark) for `sidecar spark ingest`"
-    yield from unusable(settings)
+    yield from unusable(settings, refusal(settings))
 
 
-def unusable(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Keys whose values are refused by the code that uses them, each with the reason."""
-    if settings.source.kafka_ and settings.source.kafka.lane == "on" and (reason := refusal(settings)):
-        yield ("source", "kafka", "lane"), f"cannot be `on`, as the fast lane does not do this: {reason}; try `auto`"
+def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, str]]:
+    """Keys whose values are refused by the code that uses them, each with the reason.
+
+    Args:
+        settings: The configuration.
+        lane_refusal: What of it the fast lane does not do; empty if there is nothing.
+    """
+    if settings.source.kafka_ and settings.source.kafka.lane == "on" and lane_refusal:
+        yield (
+            ("source", "kafka", "lane"),
+            f"cannot be `on`, as the fast lane does not do this: {lane_refusal}; try `auto`",
+        )
     if settings.source.kafka_ and settings.source.kafka.properties:
         for name, text in _of_kafka(settings):
             yield ("source", "kafka", "properties", *([name] if name else [])), text

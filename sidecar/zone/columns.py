@@ -11,7 +11,7 @@ import pyarrow as pa
 from sidecar.core.parts import Part
 from sidecar.core.records import Header, TopicPartition
 from sidecar.zone.rows import SEPARATOR, bytes_of_name, order_of, unpack
-from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
+from sidecar.zone.schema import HEADER, MS_MAX, SCHEMA, text_of, text_of_name
 
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
@@ -22,7 +22,6 @@ BATCH_BYTES = 256 << 20
 """Limit of rows' bytes in a record batch: a binary column ends at 2 GiB. A larger row is its own record batch."""
 _Found: TypeAlias = tuple[tuple[bytes, bool, bytes], int, bytes]
 """Group and tag as `order_of` has them, an offset, and its row."""
-_MICROSECONDS_MAX = (1 << 63) - 1
 
 
 def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> list[pa.RecordBatch]:
@@ -140,4 +139,4 @@ def _texts(tags: Sequence[bytes | None]) -> list[str | None]:
 
 
 def _microseconds(at_ms: int | None) -> int | None:
-    return None if at_ms is None or abs(at_ms) > _MICROSECONDS_MAX // 1000 else at_ms * 1000
+    return None if at_ms is None or abs(at_ms) > MS_MAX else at_ms * 1000

@@ -34,6 +34,10 @@ DDL: Final = (
     "`group` string, headers array<struct<key:string,value:binary>>, writer string, sequence bigint, batch_id string"
 )
 """`SCHEMA` in Spark's DDL."""
+DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
+"""By name, a column in `DDL`."""
+MS_MAX: Final = ((1 << 63) - 1) // 1_000
+"""Limit of a timestamp in milliseconds, before and after the epoch: beyond it (the year 294,000) it is null."""
 _ESCAPED = "percent:"
 
 

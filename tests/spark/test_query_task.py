@@ -14,10 +14,10 @@ from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError, UnavailableError
 from sidecar.runtime.lane import is_built
-from sidecar.spark.query import rows as rows_module
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import Query, parse_options
 from sidecar.spark.query.task import read_span
+from sidecar.spark.rows import columns as columns_module
 from tests.support.kafka import Broker, produce, produce_transaction
 from tests.support.produce import Outgoing
 
@@ -110,7 +110,7 @@ def test_a_range_that_is_not_read_to_its_end_is_read_again_for_its_ids(
     kafka: Broker, filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query with `limit` closes a task early: nothing is stored, and later ranges know the ids all the same."""
-    monkeypatch.setattr(rows_module, "ROWS_MAX", 100)
+    monkeypatch.setattr(columns_module, "ROWS_MAX", 100)
     reader = Reader(kafka, filled, tmp_path, dedup__by__json="$.id")
     batches = reader.batches(0, 200)
     assert next(batches).num_rows

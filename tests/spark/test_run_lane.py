@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import sidecar_fastlane as fastlane
 from structlog.testing import capture_logs
@@ -20,12 +21,17 @@ from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
+from sidecar.spark.run.executor import rows
 from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.executor.task import Job, Place
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
+from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.progress import Tally
+from sidecar.spark.run.sources.kafka import KafkaRun
+from sidecar.zone.table import TABLE_SCHEMA
 from tests.support.compacted import COMPACT, surviving
 from tests.support.kafka import Broker, KafkaBroker, produce, produce_transaction, unique
 from tests.support.lane_cases import strange
@@ -120,6 +126,45 @@ def test_both_ways_deliver_the_same(
     assert ours == theirs
     assert len(ours[0]) > 50 and sum(books.consumed for books in ours[2]) == 2_310
     assert ours[1] and (dedup == "position" or sum(books.duplicate for books in ours[2]) > 0)
+
+
+@pytest.mark.parametrize("dedup", ["position", {"header": "id"}])
+def test_both_ways_fill_a_table_alike(kafka: Broker, topic: str, tmp_path: Path, dedup: Any) -> None:
+    """Rows, and books, of ranges that end anywhere; each range knows the ids of those before it."""
+    end = gappy(kafka, topic)
+    ranges = list(pairwise([0, 1, 499, 500, 1_161, 1_162, 1_300, end - 1, end]))
+    ours, theirs = (filled(kafka, topic, tmp_path / lane, ranges, lane, dedup) for lane in ("on", "off"))
+    assert ours[0].equals(theirs[0]) and ours[0].num_rows > 1_000
+    assert ours[1] == theirs[1] and sum(books["consumed"] for books in ours[1]) == 2_310
+    assert dedup == "position" or sum(books["duplicate"] for books in ours[1]) > 0
+
+
+def filled(
+    broker: Broker, topic: str, folder: Path, ranges: list[tuple[int, int]], lane: str, dedup: Any
+) -> tuple[pa.Table, list[Mapping[str, int]]]:
+    """The rows of these ranges, a micro-batch each, and the books of each."""
+    settings = Settings.model_validate(
+        {
+            "source": {
+                "kafka": {"bootstrap_servers": broker.bootstrap, "group_id": "g", "topics": [topic], "lane": lane}
+            },
+            "tags": {"from": {"header": "tag"}},
+            "dedup": {"by": dedup},
+            "sink": {"parquet": {"path": str(folder / "rows")}},
+            "state": {"dir": "state"},
+        }
+    )
+    job, tp = Job(settings, folder, Checkpoint(1, "c", "g", "r", "i", -1), "table"), TopicPartition(topic, 0)
+    kept, batches, own = RunFolder(folder), list[pa.RecordBatch](), list[Mapping[str, int]]()
+    for batch, (start, end) in enumerate(ranges):
+        found = KafkaRun(settings).read(kept, tp, start, end)
+        assert (found.lane is not None) == (lane == "on")
+        place = Place(tp, found, lambda: None, start, end, "5c09e5c0", "1d5c09e0", batch, kept)
+        batches += rows.rows_of_place(job, place)
+        of_batch = kept.books.of(batch)
+        assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")
+        own += [of_range[-1] for of_range in of_batch["partitions"]]
+    return pa.Table.from_batches(batches, TABLE_SCHEMA).combine_chunks(), own
 
 
 def test_both_ways_make_the_same_runs(library: fastlane.Library, kafka: Broker, topic: str) -> None:

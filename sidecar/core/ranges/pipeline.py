@@ -30,10 +30,12 @@ from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import Reading
 from sidecar.core.intents import Intent
-from sidecar.core.partition_state import lane_key
+from sidecar.core.lineage import Lineage
+from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.room import Room
+from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.ranges.cutting import RangeCutter
-from sidecar.core.ranges.sorting import owned_range
 from sidecar.core.records import Answer, Fragment, Run, TopicPartition
 
 INTENTS_MAX = 1_000
@@ -127,7 +129,9 @@ class RangePipeline:
         self._held_max_bytes = held_max_bytes
         self._halvings = _Halvings(halved)
         self._again = again
-        owned = owned_range(self._separator, tp, scope)
+        owned = Ownerships(self._separator)
+        owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
+        owned.take(tp, scope, PartitionState(0, 0), Lineage())
         self.range = owned[tp]
         self.intake = Intake(reading)
         self.memory = Memory()

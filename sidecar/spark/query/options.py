@@ -18,7 +18,7 @@ from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.errors import ConfigError
-from sidecar.zone.schema import DDL, SCHEMA
+from sidecar.zone.schema import DDL_OF, SCHEMA
 
 Broker: TypeAlias = Literal["kafka", "rocketmq"]
 OFFSETS_MAX: Final = 1_000_000
@@ -29,7 +29,7 @@ _OF_STREAMS: Final = ("state", "maxOffsetsPerTrigger")
 _OF_THE_ZONE: Final = ("writer", "sequence", "batch_id")
 COLUMNS: Final = tuple(name for name in SCHEMA.names if name not in _OF_THE_ZONE)
 """The columns of Kafka's messages; RocketMQ's have `broker` too."""
-_DDL_OF: Final = {**dict(zip(SCHEMA.names, DDL.split(", "), strict=True)), "broker": "broker string"}
+_DDL_OF: Final = DDL_OF | {"broker": "broker string"}
 _NUMBERS: Final = ("dedup.capacity",)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,14 +14,14 @@ from sidecar.core.books import Books
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.errors import StateError
 from sidecar.runtime.lane import refusal_of_fields
-from sidecar.spark.query.by_lane import LaneRows
 from sidecar.spark.query.offsets import ANEW, Span
 from sidecar.spark.query.options import Query
-from sidecar.spark.query.rows import Rows
-from sidecar.spark.query.sieve import Kept, Sieve
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES
 from sidecar.spark.ranges.sources import patiently
 from sidecar.spark.ranges.windows import Windows
+from sidecar.spark.rows.by_lane import LaneRows
+from sidecar.spark.rows.columns import Rows
+from sidecar.spark.rows.sieve import Sieve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,11 +84,11 @@ def read_span(
         sieve.books = Books()
     lane = _lane(query)
     if lane is not None:
-        yield from LaneRows(query, sieve.window, sieve.books).batches(query, lane, span)
+        rows = LaneRows(query.settings, sieve, query.columns)
+        yield from rows.batches(lane, span.tp, span.start, span.end)
     else:
-        rows = Rows(query.settings, client.columns, query.columns)
-        with _collecting_seldom():
-            yield from rows.batches(span.tp, _kept(client, sieve, span.tp, span.start, span.end))
+        found = client.read(span.tp, span.start, span.end) if span.start < span.end else ()
+        yield from Rows(query.settings, client.columns, query.columns).batches(sieve, span.tp, found)
     _refuse_replaced(query, span)
     if windows is not None and sieve.window is not None:
         windows.save(sieve.window, span.end)
@@ -124,17 +122,6 @@ def _lane(query: Query) -> Lane | None:
     return lane if isinstance(lane, Lane) else None
 
 
-@contextlib.contextmanager
-def _collecting_seldom() -> Iterator[None]:
-    """Headers are many objects without cycles: Python's usual collections would take a third of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def _recall(client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
     """Fill the window with the ids before the range."""
     assert sieve.window is not None
@@ -147,14 +134,9 @@ def _recall(client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
             f"{span.tp}: no message ids of earlier micro-batches are in {windows.folder}: the option state names "
             f"another folder than before, the folder was lost, or dedup was changed. Restore it, or {ANEW}"
         )
-    for _ in _kept(client, sieve, span.tp, reached, span.start):
-        pass
-
-
-def _kept(client: Client, sieve: Sieve, tp: TopicPartition, start: int, end: int) -> Iterator[Kept]:
-    if start < end:
-        for messages in client.read(tp, start, end):
-            yield sieve.take(tp, messages)
+    if reached < span.start:
+        for messages in client.read(span.tp, reached, span.start):
+            sieve.take(span.tp, messages)
 
 
 def _name(query: Query, span: Span) -> Path:

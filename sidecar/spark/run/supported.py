@@ -106,6 +106,7 @@ def load_for_run(path: str | Path) -> Settings:
     Raises:
         ConfigError: The file cannot be used, or has settings that Spark does not support: every problem with its line.
     """
+    from sidecar.runtime.lane import refusal_on_spark
     from sidecar.runtime.usable import unusable
 
-    return load(path, refusals=lambda settings: list(refusals(settings)) or unusable(settings))
+    return load(path, refusals=lambda given: list(refusals(given)) or unusable(given, refusal_on_spark(given)))

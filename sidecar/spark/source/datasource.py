@@ -45,11 +45,10 @@ from sidecar.spark.source.options import Limit, Options, parse
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share, pack
 from sidecar.storage import storage_of
-from sidecar.zone import DDL, SCHEMA
 from sidecar.zone.index import Wanted
 from sidecar.zone.layout import MANIFEST
+from sidecar.zone.schema import DDL_OF
 
-_DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
 _ASKS_FOR_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> str:
         """The chosen columns."""
-        return ", ".join(_DDL_OF[name] for name in self._columns)
+        return ", ".join(DDL_OF[name] for name in self._columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for ``spark.read``."""

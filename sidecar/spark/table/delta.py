@@ -20,6 +20,8 @@ DELTA_CONF: Final = {
     "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
     "spark.databricks.delta.autoCompact.enabled": "true",
     "spark.databricks.delta.autoCompact.minNumFiles": "50",
+    # Tasks that read the table's log, at each commit: Delta's 50 cost more than a micro-batch of 250,000 messages.
+    "spark.databricks.delta.snapshotPartitions": "4",
 }
 """Settings for Delta, unless the session has others."""
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"

@@ -182,10 +182,11 @@ class StartOffsets:
         self._tell("offset.expired", "error", fields | {"expired": bounds.low - offset, "action": action})
 
     def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
-        if low <= offset <= high:
-            return offset
-        fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
-        self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
+        if offset < low:
+            self._tell_expired(tp, offset, Bounds(low, high))
+        elif offset > high:
+            fields = tp.fields() | {"committed": offset, "log_start": low, "log_end": high}
+            self._tell("partition.truncated", "error", fields)
         return min(max(offset, low), high)
 
     def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: Bounds) -> Assignment:

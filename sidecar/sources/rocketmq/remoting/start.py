@@ -284,9 +284,7 @@ class StartOffsets:
             self._tell("commit.behind", "warning", {**fields, "offset": progress.watermark, "action": action})
         assert decoded.state is not None
         if low > progress.watermark:
-            expired = low - progress.watermark
-            action = "going on at the log's start"
-            self._tell("offset.expired", "error", {**fields, "expired": expired, "action": action})
+            self._tell_expired(progress.watermark, low, fields)
         scope = self._identity(decoded.incarnation).scope
         read_from = max(decoded.state.watermark, low)
         return Assignment(
@@ -315,8 +313,15 @@ class StartOffsets:
         """Limit an offset to the log. Beyond its end, new messages are unknown: all are read, so that none is lost."""
         if low <= offset <= high:
             return offset
-        self._tell("offset.expired" if offset < low else "partition.truncated", "error", fields)
+        if offset < low:
+            self._tell_expired(offset, low, fields)
+        else:
+            self._tell("partition.truncated", "error", fields)
         return low
+
+    def _tell_expired(self, offset: int, low: int, fields: Mapping[str, object]) -> None:
+        action = "going on at the log's start"
+        self._tell("offset.expired", "error", {**fields, "expired": low - offset, "action": action})
 
     def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
         """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 
 from sidecar.config.model import Settings
-from sidecar.core.records import Columns, Run, TopicPartition
+from sidecar.core.records import Run, TopicPartition
 from sidecar.ops.log import configure
 from sidecar.spark.ranges.sources import patiently
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
@@ -22,6 +22,7 @@ from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.sources.build import run_source
+from sidecar.spark.run.sources.interface import Found
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,9 +54,9 @@ class Place:
 
     Args:
         tp: The partition.
-        columns: Reads its messages.
-        runs: Its messages; taking the last raises like `opened` if the topic was created again meanwhile.
-        lane: See `Outcome.lane`.
+        found: Its messages.
+        confirm: Called when the last of them was read; raises like `opened` if the topic was created again meanwhile:
+            a client reads on at the old offset.
         start: Its first offset; 0 if Spark's connector reads.
         end: The offset behind it; 0 if Spark's connector reads.
         scope: Identity of the partition in the names of parts.
@@ -65,15 +66,19 @@ class Place:
     """
 
     tp: TopicPartition
-    columns: Columns
-    runs: Iterator[Run]
-    lane: str | None
+    found: Found
+    confirm: Callable[[], None]
     start: int
     end: int
     scope: str
     ids_scope: str
     batch: int
     folder: RunFolder
+
+    def runs(self) -> Iterator[Run]:
+        """The messages, confirmed behind the last."""
+        yield from self.found.runs
+        self.confirm()
 
 
 def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
@@ -86,8 +91,8 @@ def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     again = place.batch == job.checkpoint.pending or context.attemptNumber() > 0
     attempt = str(context.taskAttemptId())
     task = Task(place.tp, place.scope, place.ids_scope, place.batch, attempt, again)
-    outcome = deliver(job.settings, place.folder, task, place.columns, place.runs)
-    outcome.lane = place.lane
+    outcome = deliver(job.settings, place.folder, task, place.found.columns, place.runs())
+    outcome.lane = place.found.told
     return outcome
 
 
@@ -110,23 +115,20 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
     if first is None:
         return None
     tp, source, start, end = place_of(first), run_source(job.settings), 0, 0
-    columns: Columns = ArrowColumns()
     if "end" not in first.schema.names:  # rows of Spark's connector
-        read, told = runs(chain([first], batches), tp), None
+        found = Found(ArrowColumns(), runs(chain([first], batches), tp), None)
     else:
         (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
         start, end = row["start"], row["end"]
-        columns, read, told = source.read(RunFolder(job.folder), tp, start, end)
+        found = source.read(RunFolder(job.folder), tp, start, end)
     claim = partial(source.claim, job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
-    topic_id, read = claim(), _confirmed(read, partial(claim, anew=True))
+    topic_id = claim()
     scope, ids_scope = job.checkpoint.scope(topic_id), job.checkpoint.ids_scope(topic_id)
-    return Place(tp, columns, read, told, start, end, scope, ids_scope, batch, folder)
 
+    def confirm() -> None:
+        patiently(partial(claim, anew=True))
 
-def _confirmed(read: Iterator[Run], claim: Callable[[], str]) -> Iterator[Run]:
-    """These runs, then another look at the topic: a client reads on at the old offset if it was created again."""
-    yield from read
-    patiently(claim)
+    return Place(tp, found, confirm, start, end, scope, ids_scope, batch, folder)
 
 
 def _configure_log(settings: Settings) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sidecar.core.records import Columns, Message, Run, TopicPartition
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
 from sidecar.spark.ranges.logs import Places
 from sidecar.spark.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from sidecar.sources.kafka.lane.lane import Lane
 
 
 class Found(NamedTuple):
@@ -18,12 +21,14 @@ class Found(NamedTuple):
     Args:
         columns: Reads them.
         runs: The messages; they are read as they are taken.
-        lane: See `Outcome.lane`.
+        told: See `Outcome.lane`.
+        lane: Reads Kafka in C, also without these runs; None if Python reads.
     """
 
     columns: Columns
     runs: Iterator[Run]
-    lane: str | None
+    told: str | None
+    lane: Lane | None = None
 
 
 class Single(NamedTuple):

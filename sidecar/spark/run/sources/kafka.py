@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, open_dead_letters
-from sidecar.runtime.lane import refusal
+from sidecar.runtime.lane import refusal_on_spark
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import Fetcher
@@ -40,7 +40,7 @@ class KafkaRun:
             ConfigError: The fast lane is demanded, and cannot be used here.
         """
         if self._kafka.lane == "on":
-            lane_for("on", refusal(self._settings), 0)
+            lane_for("on", refusal_on_spark(self._settings), 0)
         return broker.await_cluster(self._kafka)
 
     def refuse_members(self) -> None:
@@ -58,9 +58,9 @@ class KafkaRun:
     def read(self, folder: RunFolder, tp: TopicPartition, start: int, end: int) -> Found:  # noqa: ARG002
         """See `RunSource`."""
         kafka = self._kafka
-        lane = lane_for(kafka.lane, refusal(self._settings), QUEUE_KBYTES << 10)
+        lane = lane_for(kafka.lane, refusal_on_spark(self._settings), QUEUE_KBYTES << 10)
         if isinstance(lane, Lane):
-            return Found(LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), "")
+            return Found(LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), "", lane)
         return Found(KafkaColumns(), fetch(kafka, tp, start, end), None if kafka.lane == "off" else lane)
 
     def single(self, stack: ExitStack) -> Single:

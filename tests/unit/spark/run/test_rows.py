@@ -7,25 +7,23 @@ from pathlib import Path
 import pytest
 
 from sidecar.config import Settings
-from sidecar.spark.run.executor import rows
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
+from sidecar.spark.run.executor.rows import rows_of_place
 from sidecar.spark.run.executor.task import Job, Place
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.sources.interface import Found
 from tests.support.spark.tasks import TP, batches
 
 
 @pytest.mark.parametrize(("query", "kept"), [("table", [0]), ("rejects", [])])
-def test_books_are_kept_by_the_query_of_the_table_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, kept: list[int]
-) -> None:
+def test_books_are_kept_by_the_query_of_the_table_alone(tmp_path: Path, query: str, kept: list[int]) -> None:
     """Both queries read the same messages, and the driver reads and removes the books of one."""
     kafka = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic]}
     sink = {"parquet": {"path": str(tmp_path / "rows")}}
     settings = Settings.model_validate({"source": {"kafka": kafka}, "sink": sink, "state": {"dir": "state"}})
     folder, read = RunFolder(tmp_path / query), runs(batches([(i, "t", b"x") for i in range(10)]), TP)
-    place = Place(TP, ArrowColumns(), read, None, 0, 10, "scope", "ids", 0, folder)
-    monkeypatch.setattr(rows, "opened", lambda *_: place)
+    place = Place(TP, Found(ArrowColumns(), read, None), lambda: None, 0, 10, "scope", "ids", 0, folder)
     job = Job(settings, tmp_path, Checkpoint(1, "c", "g", "r", "i", -1), query)
-    assert sum(batch.num_rows for batch in rows.rows_of_range(job, ())) == 10
+    assert sum(batch.num_rows for batch in rows_of_place(job, place)) == 10
     assert folder.books.batches() == kept

@@ -73,10 +73,10 @@ def test_a_task_refuses_messages_of_a_topic_that_was_created_again(broker: Broke
     """Kafka's client continues in the new topic at the old offset, and an answer of before the range is too old."""
     broker.topic_id = "second"
     with pytest.raises(StateError, match="orders was deleted and created again"):
-        list(place.runs)
+        list(place.runs())
 
 
 def test_a_task_waits_for_a_broker_that_restarts_behind_its_range(broker: Broker, place: Place) -> None:
     """What it has read is delivered once the broker tells the topic's id."""
     broker.silent = 3
-    assert [run.last for run in place.runs] == [9]
+    assert [run.last for run in place.runs()] == [9]

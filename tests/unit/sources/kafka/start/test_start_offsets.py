@@ -34,6 +34,7 @@ class Brokers:
 
     def __init__(self) -> None:
         self.frozen: set[int] = set()
+        self.starts = {HERE: 0, THERE: 0}
         self.ends = {HERE: 100, THERE: 100}
         self.commits: dict[TopicPartition, tuple[int, str]] = {}
         self.asked: list[list[TopicPartition]] = []
@@ -52,10 +53,10 @@ class Brokers:
         if self.frozen.intersection(tp.partition for tp in tps):
             time.sleep(timeout)
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "timed out"))
-        ends = [self.ends[tp] if at.offset == -1 else 0 for tp, at in zip(tps, asked, strict=True)]
+        bounds = [(self.ends if at.offset == -1 else self.starts)[tp] for tp, at in zip(tps, asked, strict=True)]
         return [
-            SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=end, error=None)
-            for tp, end in zip(tps, ends, strict=True)
+            SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=bound, error=None)
+            for tp, bound in zip(tps, bounds, strict=True)
         ]
 
 
@@ -63,7 +64,7 @@ def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Sta
     """What decides, asking those brokers."""
 
     def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
-        told.append(name)
+        told.append(f"{name}: {fields['expired']}" if "expired" in fields else name)
 
     settings = KafkaSettings.model_validate(
         {"bootstrap_servers": "localhost:9092", "group_id": GROUP, "topics": ["orders"], "start": start}
@@ -130,3 +131,11 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     (start,) = starts.find([HERE], 1).assignments
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope
+
+
+def test_what_retention_took_from_a_reset_offset_is_counted() -> None:
+    """An operator's offset below the log's start is moved there, and the event has the number of lost messages."""
+    brokers, told = Brokers(), list[str]()
+    brokers.commits[HERE], brokers.starts[HERE] = (30, ""), 70
+    (start,) = starts_of(brokers, told).find([HERE], 1).assignments
+    assert (start.read_from, told) == (70, ["partition.reset", "offset.expired: 40"])

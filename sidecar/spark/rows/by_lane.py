@@ -1,10 +1,10 @@
-"""Rows of a range that the fast lane reads: columns are made in C. The same rows as those of `Sieve` and `Rows`."""
+"""Rows of a range that the fast lane reads: columns are made in C. The same rows as those of `Rows`."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,23 +12,22 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sidecar.core.books import Books
 from sidecar.core.messages.fields import Raw
 from sidecar.core.records import NO_ID, Run, TopicPartition
-from sidecar.core.windows.dedup import EVER, RotatingSet
+from sidecar.core.windows.dedup import EVER
 from sidecar.runtime.lane import fields_of
 from sidecar.sources.kafka.lane.lane import CHUNK_OF_FEW_GROUPS, Lane
 from sidecar.sources.kafka.lane.messages import LaneMessages
-from sidecar.spark.query.offsets import Span
-from sidecar.spark.query.options import Query
-from sidecar.spark.query.rows import MS_MAX, field_of
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
-from sidecar.zone.schema import HEADER, SCHEMA, text_of, text_of_name
+from sidecar.spark.rows.sieve import Sieve
+from sidecar.zone.schema import HEADER, MS_MAX, SCHEMA, text_of, text_of_name
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Rules
     from sidecar_fastlane.columns import Cells, Headers, Table
+
+    from sidecar.config.model import Settings
 
 _Make = Callable[[TopicPartition, "Table"], pa.Array]
 
@@ -37,16 +36,16 @@ class LaneRows:
     """Reads ranges.
 
     Args:
-        query: The options; its tags and ids are where the lane finds them.
-        window: The ids so far; None if positions are the ids.
-        books: Takes what became of messages; those that are kept are in flight.
+        settings: The configuration; its tags and ids are where the lane finds them.
+        sieve: Has the window of ids, and the books, which take what became of messages. It does not take the messages.
+        names: The wanted columns.
     """
 
-    def __init__(self, query: Query, window: RotatingSet | None, books: Books) -> None:
-        self._window = window
-        self._books = books
-        self._filter = query.settings.tags.filter()
-        self._rules = self._rules_of(query)
+    def __init__(self, settings: Settings, sieve: Sieve, names: Sequence[str]) -> None:
+        self._kafka = settings.source.kafka
+        self._sieve = sieve
+        self._filter = settings.tags.filter()
+        self._rules = self._rules_of(settings, names)
         self._texts = _Texts()
         makes: Mapping[str, _Make] = {
             "topic": lambda tp, table: pa.repeat(tp.topic, table.rows),
@@ -59,10 +58,10 @@ class LaneRows:
             "group": lambda tp, table: self._texts.of(table)[1],
             "headers": lambda tp, table: _headers(table.headers),
         }
-        self._makes = [makes[name] for name in query.columns]
-        self._schema = pa.schema([field_of(name) for name in query.columns])
+        self._makes = [makes[name] for name in names]
+        self._schema = pa.schema([SCHEMA.field(name) for name in names])
 
-    def _rules_of(self, query: Query) -> Rules:
+    def _rules_of(self, settings: Settings, names: Sequence[str]) -> Rules:
         from sidecar_fastlane import Rules
         from sidecar_fastlane.columns import WANTS
 
@@ -70,9 +69,9 @@ class LaneRows:
             group_of=self._texts_of,
             row_head=lambda topic, partition: b"",
             tag_json=lambda raw: b"",
-            **fields_of(query.settings),
+            **fields_of(settings),
             format="columns",
-            wants=frozenset(want for want in WANTS if want in query.columns),
+            wants=frozenset(want for want in WANTS if want in names),
         )
 
     def _texts_of(self, raw: Raw) -> str | None:
@@ -83,37 +82,37 @@ class LaneRows:
         tags = self._filter.tags(raw)
         return orjson.dumps([text_of(tags[0]) if tags else None, text_of_name(group)]).decode()
 
-    def batches(self, query: Query, lane: Lane, span: Span) -> Iterator[pa.RecordBatch]:
-        """All rows of a range, a record batch for each run.
+    def batches(self, lane: Lane, tp: TopicPartition, offset: int, end: int) -> Iterator[pa.RecordBatch]:
+        """All rows of a range from `offset`, without `end`, a record batch for each run.
 
         Raises:
             UnavailableError: The broker does not return the messages.
         """
-        tp, offset, heard_s = span.tp, span.start, time.monotonic()
-        if offset >= span.end:
+        heard_s = time.monotonic()
+        if offset >= end:
             return
-        with reading(query.settings.source.kafka, lane, tp, offset) as client:
-            while offset < span.end:
+        with reading(self._kafka, lane, tp, offset) as client:
+            while offset < end:
                 refuse_strayed(client, tp)
-                found, _ = lane.read(WAIT_S, min(CHUNK_OF_FEW_GROUPS, span.end - offset))
+                found, _ = lane.read(WAIT_S, min(CHUNK_OF_FEW_GROUPS, end - offset))
                 behind = reached(found, tp) if found else offset
                 if behind == offset:
                     refuse_silence(heard_s, tp, offset)
                     continue
                 for run in found:
-                    if isinstance(run, Run) and run.first < span.end:
-                        batch = self._batch(tp, run, span.end)
+                    if isinstance(run, Run) and run.first < end:
+                        batch = self._batch(tp, run, end)
                         if batch.num_rows:
                             yield batch
                 offset, heard_s = behind, time.monotonic()  # the receiver may have kept this task waiting
 
     def _batch(self, tp: TopicPartition, run: Run, end: int) -> pa.RecordBatch:
         messages = cast(LaneMessages, run.messages)
-        table = messages.columns(self._rules)
         count = len(messages) if run.last < end else bisect_left(messages.offsets(), end)
+        table = messages.columns(self._rules)  # frees the messages
         rows = int(np.searchsorted(np.frombuffer(table.offsets, np.int64), end))
         batch = self._rows(tp, table, rows)
-        self._books.read(count, rows - batch.num_rows, count - rows)
+        self._sieve.books.read(count, rows - batch.num_rows, count - rows)
         return batch
 
     def _rows(self, tp: TopicPartition, table: Table, rows: int) -> pa.RecordBatch:
@@ -121,11 +120,12 @@ class LaneRows:
             return pa.RecordBatch.from_pylist([], schema=self._schema)
         batch = pa.RecordBatch.from_arrays([make(tp, table) for make in self._makes], schema=self._schema)
         batch = batch.slice(0, rows)
-        if self._window is None or table.ids is None:
+        window = self._sieve.window
+        if window is None or table.ids is None:
             return batch
         ids = np.array(table.ids[:rows], np.int64)
         new, has_id = np.ones(rows, np.bool_), ids != NO_ID
-        new[has_id] = self._window.take_all(ids[has_id], EVER)
+        new[has_id] = window.take_all(ids[has_id], EVER)
         return batch if new.all() else batch.filter(pa.array(new))
 
 
@@ -167,7 +167,7 @@ def _binary(cells: Cells | None) -> pa.Array:
 def _times(table: Table) -> pa.Array:
     """Timestamps in microseconds; null without one, and where it does not fit."""
     ms = np.frombuffer(table.times_ms, np.int64)
-    fits = (np.frombuffer(table.has_time, np.bool_)) & (ms > -MS_MAX) & (ms < MS_MAX)
+    fits = (np.frombuffer(table.has_time, np.bool_)) & (ms >= -MS_MAX) & (ms <= MS_MAX)
     us = pa.py_buffer((np.where(fits, ms, 0) * 1_000).tobytes())
     return pa.Array.from_buffers(SCHEMA.field("timestamp").type, table.rows, [_bits(fits), us])
 
