@@ -14,7 +14,7 @@ from sidecar.sources.rocketmq.remoting.start import StartOffsets
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
 
-SCHEDULES = 50
+SCHEDULES = 25
 SEARCHED = 300
 """Schedules within which a mistake must show."""
 
