@@ -412,3 +412,12 @@ def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
     state.failing = ""
     progress.settle(last=True)
     assert (progress.latest().totals.dead_lettered, state.letters.count()) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["hold", "answers"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    """It is an error of the shared storage, and not taken for a file that is not there."""
+    (tmp_path / name).symlink_to(name)
+    folder = RunFolder(tmp_path)
+    with pytest.raises(StateError, match=f"cannot read {tmp_path / name}: Too many levels of symbolic links"):
+        folder.held(0) if name == "hold" else folder.answers()

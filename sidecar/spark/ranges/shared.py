@@ -39,6 +39,18 @@ def read(path: Path) -> bytes:
         raise error_of("read", path, error) from error
 
 
+def read_if_there(path: Path) -> bytes | None:
+    """A file as a whole; None if it does not exist.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    try:
+        return files.read_from(path)
+    except OSError as error:
+        raise error_of("read", path, error) from error
+
+
 def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
     """Write a file durably, completely or not at all, replacing an existing one.
 

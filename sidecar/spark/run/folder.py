@@ -32,7 +32,7 @@ import orjson
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import names, read, remove, write
+from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class BatchBooks:
         path = self._path / str(batch)
         if path.is_dir():
             return joined([orjson.loads(read(path / name)) for name in names(path)])
-        return orjson.loads(read(path)) if path.exists() else None
+        stored = read_if_there(path)
+        return None if stored is None else orjson.loads(stored)
 
     def batches(self) -> list[int]:
         """The micro-batches whose books are kept."""
@@ -158,7 +159,7 @@ class RunFolder:
     def claim_topic(self, topic: str, topic_id: str) -> str:
         """The id under which this checkpoint knows the topic: `topic_id` if it knows none yet."""
         path = self.path / "topics" / topic
-        if not path.exists():
+        if read_if_there(path) is None:
             write(path, topic_id.encode(), exclusive=True)
         return read(path).decode()
 
@@ -170,8 +171,8 @@ class RunFolder:
 
     def answers(self) -> list[tuple[int, int]]:
         """Numbers of accepted and permanently refused messages of each micro-batch among the last 1,000 messages."""
-        path = self.path / "answers"
-        return [(taken, refused) for taken, refused in orjson.loads(read(path))] if path.exists() else []
+        stored = read_if_there(self.path / "answers") or b"[]"
+        return [(taken, refused) for taken, refused in orjson.loads(stored)]
 
     def add_answers(self, taken: int, refused: int) -> None:
         """Record the answers of a micro-batch; nothing is kept while nothing is refused."""
@@ -181,21 +182,21 @@ class RunFolder:
         if any(count for _, count in known):
             write(self.path / "answers", orjson.dumps(known))
         else:
-            (self.path / "answers").unlink(missing_ok=True)
+            remove(self.path / "answers")
 
     # Stopping
 
     def hold_from(self, batch: int | None) -> None:
         """Keep tasks of this micro-batch and later ones from beginning; None lets all begin."""
         if batch is None:
-            (self.path / "hold").unlink(missing_ok=True)
+            remove(self.path / "hold")
         else:
             write(self.path / "hold", b"%d" % batch)
 
     def held(self, batch: int) -> bool:
         """Whether a task of this micro-batch must not begin."""
-        path = self.path / "hold"
-        return path.exists() and batch >= int(read(path))
+        first = read_if_there(self.path / "hold")
+        return first is not None and batch >= int(first)
 
 
 def _remove(path: Path) -> None:

@@ -18,7 +18,7 @@ from sidecar.config.model import Settings
 from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
 from sidecar.errors import ConfigError, StateError
-from sidecar.spark.ranges.shared import names, read, remove, write
+from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write
 from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.state.offset_map import Identity
 
@@ -116,14 +116,15 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
             hint="finish them with the previous file (sidecar spark run --once), then remove it",
         )
     path = folder / "rules.json"
-    before = orjson.loads(read(path)) if path.exists() else rules
+    stored = read_if_there(path)
+    before = rules if stored is None else orjson.loads(stored)
     if before != rules:
         if pending >= 0:
             raise _changed(before, rules, f"micro-batch {pending} is pending: parts of it may have been sent, cut by")
         if len(set(map(_reached, queries))) > 1:
             raise _changed(before, rules, "the table and its rejects are at different places: both are to be made by")
         write(path, orjson.dumps(rules))
-    elif not path.exists():
+    elif stored is None:
         write(path, orjson.dumps(rules))
     digest = hashlib.blake2b(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
     ids = orjson.dumps([rules["dedup.by"], rules["dedup.as"]]).decode()
@@ -143,7 +144,7 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
         ConfigError: Another reader has read the pending micro-batch.
     """
     path = folder / "reader"
-    before = read(path).decode() if path.exists() else "connector"
+    before = (read_if_there(path) or b"connector").decode()
     if before != reader and pending >= 0:
         needed = f"the package {missing}" if missing else f"spark.reader {before}"
         raise ConfigError(
@@ -156,7 +157,7 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
 
 def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:
     path, query = folder / "incarnation", queries[0]
-    if not path.exists():
+    if read_if_there(path) is None:
         if any(latest_batch(one, "offsets") >= 0 for one in queries):
             raise StateError(
                 f"{query} was used before, and {folder} beside it is missing: pending parts would get other names",

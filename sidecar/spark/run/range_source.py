@@ -22,7 +22,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.ranges.logs import Bounds, Logs, Places, by_partition, by_topic, firsts_of
 from sidecar.spark.ranges.planning import ends_of, lost
-from sidecar.spark.ranges.shared import read, write
+from sidecar.spark.ranges.shared import read, read_if_there, write
 
 if TYPE_CHECKING:
     from sidecar.config.source.section import Source
@@ -89,7 +89,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from sidecar.spark.ranges.sources import patiently
 
         path = self._r.folder / "first"
-        if not path.exists():
+        if read_if_there(path) is None:
             write(path, orjson.dumps(by_topic(patiently(self._first))), exclusive=True)
         return orjson.loads(read(path))  # type: ignore[no-any-return]
 
@@ -149,8 +149,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             write(self._r.folder / "added", orjson.dumps(by_topic(lows)))
 
     def _begun(self, known: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        path = self._r.folder / "added"
-        return {**(by_partition(orjson.loads(read(path))) if path.exists() else {}), **known}
+        added = read_if_there(self._r.folder / "added")
+        return {**(by_partition(orjson.loads(added)) if added is not None else {}), **known}
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
         """A range for each partition with new offsets; a new partition begins at the planned start of its log."""

@@ -32,7 +32,7 @@ from sidecar.sources.rocketmq.wire.requests import RETRY, Subscription
 from sidecar.spark.ranges.gathering import gather
 from sidecar.spark.ranges.logs import Places
 from sidecar.spark.ranges.rocketmq import QueueReader, group_offsets
-from sidecar.spark.ranges.shared import read, write
+from sidecar.spark.ranges.shared import read_if_there, write
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.sources.interface import Found, Single
 
@@ -96,7 +96,8 @@ class RocketMqRun:
         """The messages of a range, of one topic from the first to the last."""
         path = folder / "marks" / f"{tp.topic}-{tp.queue}"
         with closing(QueueReader(self._rocketmq, tp)) as queue:
-            before = Mark(*orjson.loads(read(path))) if path.exists() else _mark_at(queue, tp, start)
+            stored = read_if_there(path)
+            before = _mark_at(queue, tp, start) if stored is None else Mark(*orjson.loads(stored))
             _refuse_replaced(queue, tp, before)
             yield from queue.messages(self._subscription(tp.topic), start, end)
             last = _mark_at(queue, tp, end - 1)
