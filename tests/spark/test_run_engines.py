@@ -14,4 +14,4 @@ from tests.support.kafka import Broker
 @pytest.mark.parametrize("reader", ["connector", pytest.param("client", marks=pytest.mark.proof)])
 def test_the_same_file_gives_the_same_on_both_engines(kafka: Broker, tmp_path: Path, reader: str) -> None:
     """Every kind of value, duplicates by id, poison and unwanted tags end alike on the daemon and on Spark."""
-    assert engines(kafka, tmp_path, 20_000, reader=reader).exact
+    assert engines(kafka, tmp_path, 8_000, reader=reader).exact

@@ -40,7 +40,7 @@ def test_a_killed_driver_on_the_fast_lane_loses_and_renames_nothing(
     library: fastlane.Library, kafka: Broker, tmp_path: Path
 ) -> None:
     """Killed in mid-delivery and restarted with other parallelism, read in C: as the others."""
-    assert drivers(kafka, tmp_path, 20_000, 1, reader="client", lane=library.path).exact
+    assert drivers(kafka, tmp_path, 10_000, 1, reader="client", lane=library.path).exact
 
 
 @pytest.mark.proof
