@@ -139,7 +139,11 @@ PARQUET = FILE.replace(HTTP, "parquet: {path: /tmp/table}")
         ("spark: {", "spark: {table: {format: iceberg}, ", "Iceberg has no runtime for Spark 4.2 yet"),
         ("spark: {", "spark: {table: {merge: {key: key}}, ", ":10:17: spark.table.merge: needs a Delta table: rows"),
         ("parquet:", "iceberg:", "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"),
-        ("topics: [orders]", "topics: [orders]\n    lane: on", "source.kafka.lane: cannot be `on`"),
+        (
+            "topics: [orders]\n    properties: {fetch.min.bytes: 10}",
+            "topics: [orders]\n    lane: on\ndedup: {by: {json: $.id}}",
+            "source.kafka.lane: cannot be `on`, as the fast lane does not do this: message ids in JSON",
+        ),
         ("spark: {", "spark: {table: {cluster_by: [tag]}, ", ":10:17: spark.table.cluster_by: needs a Delta table"),
         (
             "parquet: {path: /tmp/table}\nstate: {dir: /tmp/state}\nspark: {",
@@ -158,6 +162,12 @@ def test_what_a_table_cannot_hold_is_refused_by_its_line(tmp_path: Path, old: st
     assert old in PARQUET
     code, output = check(tmp_path, PARQUET.replace(old, new, 1))
     assert (code, told in output) == (78, True), output
+
+
+def test_a_table_may_demand_the_fast_lane(tmp_path: Path) -> None:
+    """It makes the columns of a table, while the daemon's `sink.delta` has no use for it."""
+    code, output = check(tmp_path, PARQUET.replace("topics: [orders]", "topics: [orders]\n    lane: on", 1))
+    assert (code, "OK" in output) == (0, True), output
 
 
 ROCKETMQ = """\
