@@ -22,7 +22,7 @@ from sidecar.core.messages.fields import Field, Raw
 from sidecar.core.messages.ids import id_reader, key_reader
 from sidecar.core.messages.tags import UNTAGGED, Memo
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Columns, Framer, Message, TopicPartition
+from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
 from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.runtime.stored_rows import framer_of
@@ -196,13 +196,9 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     read_tags = _tag_reader(settings, columns)
     sink = sink_of(settings, in_rows, read_tags)
     framer = framer_of(settings, columns, _tags_of(settings, read_tags), sink.framer)
-    return _reading(settings, columns, read_tags, framer), sink
-
-
-def _reading(settings: Settings, columns: Columns, read_tags: ReadTags, framer: Framer) -> Reading:
     lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     dedup, group_id = settings.dedup, settings.source.group_id
-    return Reading(
+    reading = Reading(
         columns=columns,
         framer=framer,
         tags=read_tags,
@@ -215,6 +211,7 @@ def _reading(settings: Settings, columns: Columns, read_tags: ReadTags, framer: 
         keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
         **lane,
     )
+    return reading, sink
 
 
 def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = None) -> Sink:

@@ -39,10 +39,8 @@ def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, s
         lane_refusal: What of it the fast lane does not do; empty if there is nothing.
     """
     if settings.source.kafka_ and settings.source.kafka.lane == "on" and lane_refusal:
-        yield (
-            ("source", "kafka", "lane"),
-            f"cannot be `on`, as the fast lane does not do this: {lane_refusal}; try `auto`",
-        )
+        text = f"cannot be `on`, as the fast lane does not do this: {lane_refusal}; try `auto`"
+        yield ("source", "kafka", "lane"), text
     if settings.source.kafka_ and settings.source.kafka.properties:
         for name, text in _of_kafka(settings):
             yield ("source", "kafka", "properties", *([name] if name else [])), text

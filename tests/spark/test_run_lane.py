@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.errors import UnavailableError
+from sidecar.runtime.lane import is_built
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane.lane import Lane
 from sidecar.sources.kafka.lane.messages import LaneColumns
@@ -128,6 +129,7 @@ def test_both_ways_deliver_the_same(
     assert ours[1] and (dedup == "position" or sum(books.duplicate for books in ours[2]) > 0)
 
 
+@pytest.mark.skipif(not is_built(), reason="the fast lane was not compiled")
 @pytest.mark.parametrize("dedup", ["position", {"header": "id"}])
 def test_both_ways_fill_a_table_alike(kafka: Broker, topic: str, tmp_path: Path, dedup: Any) -> None:
     """Rows, and books, of ranges that end anywhere; each range knows the ids of those before it."""

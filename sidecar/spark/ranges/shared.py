@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from sidecar import files
@@ -49,6 +50,19 @@ def read_if_there(path: Path) -> bytes | None:
         return files.read_from(path)
     except OSError as error:
         raise error_of("read", path, error) from error
+
+
+def read_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
+    """A file as a whole; the first process that needs it makes it, and all get the same.
+
+    Raises:
+        StateError: It cannot be read or written.
+    """
+    found = read_if_there(path)
+    if found is None:
+        write(path, make(), exclusive=True)
+        found = read(path)
+    return found
 
 
 def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:

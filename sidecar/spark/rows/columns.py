@@ -56,7 +56,7 @@ class Rows:
             "headers": lambda tp, kept: self._headers(kept),
         }
         self._readers = [readers[name] for name in names]
-        self._schema = pa.schema([field_of(name) for name in names])
+        self._schema = pa.schema([_field_of(name) for name in names])
 
     def batches(self, sieve: Sieve, tp: TopicPartition, found: Iterable[Sequence[Message]]) -> Iterator[pa.RecordBatch]:
         """The messages that a sieve keeps, as record batches of about `ROWS_MAX` rows."""
@@ -127,6 +127,6 @@ def _times(times_ms: Iterable[int | None]) -> pa.Array:
         return pa.array(fit, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
 
 
-def field_of(name: str) -> pa.Field[Any]:
+def _field_of(name: str) -> pa.Field[Any]:
     """A column's name and type."""
     return pa.field("broker", pa.string()) if name == "broker" else SCHEMA.field(name)

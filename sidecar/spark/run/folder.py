@@ -32,7 +32,7 @@ import orjson
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write
+from sidecar.spark.ranges.shared import names, read, read_if_there, read_or_make, remove, write
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
@@ -158,10 +158,7 @@ class RunFolder:
 
     def claim_topic(self, topic: str, topic_id: str) -> str:
         """The id under which this checkpoint knows the topic: `topic_id` if it knows none yet."""
-        path = self.path / "topics" / topic
-        if read_if_there(path) is None:
-            write(path, topic_id.encode(), exclusive=True)
-        return read(path).decode()
+        return read_or_make(self.path / "topics" / topic, topic_id.encode).decode()
 
     def known_topics(self) -> dict[str, str]:
         """The topics read so far, with their ids."""
@@ -171,8 +168,8 @@ class RunFolder:
 
     def answers(self) -> list[tuple[int, int]]:
         """Numbers of accepted and permanently refused messages of each micro-batch among the last 1,000 messages."""
-        stored = read_if_there(self.path / "answers") or b"[]"
-        return [(taken, refused) for taken, refused in orjson.loads(stored)]
+        stored = read_if_there(self.path / "answers")
+        return [] if stored is None else [(taken, refused) for taken, refused in orjson.loads(stored)]
 
     def add_answers(self, taken: int, refused: int) -> None:
         """Record the answers of a micro-batch; nothing is kept while nothing is refused."""

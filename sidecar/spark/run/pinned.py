@@ -18,7 +18,7 @@ from sidecar.config.model import Settings
 from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
 from sidecar.errors import ConfigError, StateError
-from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write
+from sidecar.spark.ranges.shared import names, read, read_if_there, read_or_make, remove, write
 from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.state.offset_map import Identity
 
@@ -144,7 +144,8 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
         ConfigError: Another reader has read the pending micro-batch.
     """
     path = folder / "reader"
-    before = (read_if_there(path) or b"connector").decode()
+    stored = read_if_there(path)
+    before = "connector" if stored is None else stored.decode()
     if before != reader and pending >= 0:
         needed = f"the package {missing}" if missing else f"spark.reader {before}"
         raise ConfigError(
@@ -156,15 +157,17 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
 
 
 def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:
-    path, query = folder / "incarnation", queries[0]
-    if read_if_there(path) is None:
+    query = queries[0]
+
+    def made() -> bytes:
         if any(latest_batch(one, "offsets") >= 0 for one in queries):
             raise StateError(
                 f"{query} was used before, and {folder} beside it is missing: pending parts would get other names",
                 hint="restore the folder from a copy, or start anew with another spark.checkpoint",
             )
-        write(path, orjson.dumps([secrets.randbits(63), cluster_id]), exclusive=True)
-    incarnation, bound = orjson.loads(read(path))
+        return orjson.dumps([secrets.randbits(63), cluster_id])
+
+    incarnation, bound = orjson.loads(read_or_make(folder / "incarnation", made))
     if bound != cluster_id:
         raise ConfigError(
             f"the checkpoint {query.parent} belongs to another cluster ({bound}, not {cluster_id})",

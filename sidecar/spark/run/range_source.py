@@ -22,7 +22,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.ranges.logs import Bounds, Logs, Places, by_partition, by_topic, firsts_of
 from sidecar.spark.ranges.planning import ends_of, lost
-from sidecar.spark.ranges.shared import read, read_if_there, write
+from sidecar.spark.ranges.shared import read_if_there, read_or_make, write
 
 if TYPE_CHECKING:
     from sidecar.config.source.section import Source
@@ -88,10 +88,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start offsets of the checkpoint, the same at every start once its first micro-batch is planned."""
         from sidecar.spark.ranges.sources import patiently
 
-        path = self._r.folder / "first"
-        if read_if_there(path) is None:
-            write(path, orjson.dumps(by_topic(patiently(self._first))), exclusive=True)
-        return orjson.loads(read(path))  # type: ignore[no-any-return]
+        first = read_or_make(self._r.folder / "first", lambda: orjson.dumps(by_topic(patiently(self._first))))
+        return orjson.loads(first)  # type: ignore[no-any-return]
 
     def _first(self) -> dict[TopicPartition, int]:
         from sidecar.sources.rocketmq.wire.requests import RETRY
