@@ -1,10 +1,11 @@
-"""What a message costs on its way from Kafka into a Delta table: `sidecar spark run` beside Spark's own connector.
+"""What a message costs on its way from Kafka into a Delta table: two ways of Sidecar beside Spark's own connector.
 
 Messages of 200 bytes, 8 tags in a header of which 5 are wanted, 4 partitions, ids in the key, one in twenty of them
 twice. Without ids the yardstick is the connector's stream, filtered by tag in the JVM, to Delta; with ids it is the
-same with `dropDuplicates` on RocksDB. The columns are alike, tables are partitioned by the day, and each way is run in
-turn in one session: what counts is the ratio, round by round. CPU time is that of driver, JVM and Python workers
-together, without the broker.
+same with `dropDuplicates` on RocksDB. The one way of Sidecar is `sidecar spark run`, the other a daemon that fills a
+landing zone, and then `sidecar spark ingest`. The columns are alike, tables are partitioned by the day, and each way is
+run in turn in one session: what counts is the ratio, round by round. CPU time is that of driver, JVM, Python workers
+and daemon together, without the broker; it includes the daemon's start.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from benchmarks.spark_pipeline import measured, with_connector
-from benchmarks.spark_session import children, session
+from benchmarks.spark_session import CpuClock, children, session
 from benchmarks.spark_zone import ROCKSDB
 from benchmarks.throughput import PARTITIONS, TAGS
 from sidecar.config.model import Settings
+from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.run.kafka_options import source_options
 from sidecar.spark.run.tables.job import job_of
 from sidecar.spark.table.delta import DELTA_CONF
 from tests.support.kafka import KafkaBroker, produce, unique
+from tests.support.process import Daemon, wait_until
 from tests.support.produce import Outgoing
 
 if TYPE_CHECKING:
@@ -80,6 +83,26 @@ class Bench:
         assert sum(one["consumed"] for one in done) == self.messages, events[-3:]
         assert bool(sum(one["duplicate"] for one in done)) == ids, events[-3:]
 
+    def through_zone(self, *, ids: bool) -> None:
+        """By a daemon, its landing zone, and `sidecar spark ingest`."""
+        document = self._document(ids=ids)
+        table, folder = document["sink"].pop("delta"), Path(document["state"]["dir"]).parent
+        document["sink"]["spark"] = {"landing": str(folder / "zone")}
+        del document["batch"], document["admin"]
+        clock = CpuClock(self.others | children())
+        folder.mkdir(parents=True, exist_ok=True)
+        with Daemon(folder, document) as daemon:
+            daemon.wait_ready()
+            wait_until(lambda: daemon.status()["consumed"] == self.messages, 600, "all messages are read")
+            daemon.terminate()
+            daemon.wait(0)
+        print(f"    {clock.seconds() / self.messages * 1e6:.2f} us of that by the daemon")
+        document["spark"]["table"] = {"format": "delta", "partition_by": ["date"], **table}
+        with capture_logs() as events:
+            SparkIngest(Settings.model_validate(document), lambda: False, once=True).run()
+        rows = sum(one["rows_written"] for one in events if one["event"] == "ingest.committed")
+        assert rows == self.messages * len(WANTED) // len(TAGS) - self.messages // TWIN_OF * ids, (rows, events[-3:])
+
     def connector(self, spark: SparkSession, *, ids: bool) -> None:
         """By the connector."""
         from pyspark.sql import functions as F  # noqa: N812
@@ -102,6 +125,9 @@ class Bench:
         assert read == self.messages, read
 
     def _settings(self, *, ids: bool) -> Settings:
+        return Settings.model_validate(self._document(ids=ids))
+
+    def _document(self, *, ids: bool) -> dict[str, Any]:
         folder = self.folder / f"run-{next(_numbers)}"
         kafka = {"bootstrap_servers": self.broker.bootstrap, "group_id": unique("bench"), "topics": [self.topic]}
         document: dict[str, Any] = {
@@ -114,21 +140,22 @@ class Bench:
             "admin": {"listen": "off"},
             "log": {"level": "warning"},
         }
-        return Settings.model_validate(document | ({"dedup": {"by": "key"}} if ids else {}))
+        return document | ({"dedup": {"by": "key"}} if ids else {})
 
 
 def compare(name: str, bench: Bench, ways: Mapping[str, Callable[[], None]], rounds: int, most: float) -> None:
-    """Run both ways in turn, and print the ratios of the second to the first."""
-    ratios = []
+    """Run the ways in turn, and print the ratios of the others to the first."""
+    ratios: dict[str, list[float]] = {}
     print(f"{name}, {bench.batch:,} offsets a micro-batch")
     for number in range(rounds + 1):  # the first one warms up, and does not count
         note = " (warm-up)" * (not number)
         found = {way: measured(way, bench.messages, run, bench.others, note) for way, run in ways.items()}
-        first, second = found.values()
-        if number:
-            ratios.append(second / first)
-    told = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
-    print(f"  median {statistics.median(ratios):.2f} x, of {told} (at most {most} wanted)", flush=True)
+        first, *others = found
+        for way in others if number else ():
+            ratios.setdefault(way, []).append(found[way] / found[first])
+    for way, some in ratios.items():
+        told = ", ".join(f"{ratio:.2f}" for ratio in sorted(some))
+        print(f"  {way}: median {statistics.median(some):.2f} x, of {told} (at most {most} wanted)", flush=True)
 
 
 def main() -> None:
@@ -151,6 +178,7 @@ def main() -> None:
                 ways = {
                     f"connector{dropping} -> Delta": partial(bench.connector, spark, ids=ids),
                     "sidecar spark run -> Delta": partial(bench.ours, ids=ids),
+                    "daemon, zone, ingest -> Delta": partial(bench.through_zone, ids=ids),
                 }
                 compare("with ids in the key" if ids else "without ids", bench, ways, wanted.rounds, most)
         spark.stop()
