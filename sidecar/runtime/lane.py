@@ -54,9 +54,12 @@ def _told(reasons: Mapping[str, bool]) -> str:
     return ", ".join(what for what, is_so in reasons.items() if is_so)
 
 
-def lane_summary(settings: Settings) -> str:
+def lane_summary(settings: Settings, *, on_spark: bool) -> str:
     """Whether the lane is to read Kafka's messages, for `validate`, which loads no client; empty if it is not."""
-    if settings.source.name != "kafka" or settings.source.kafka.lane == "off" or refusal(settings):
+    refused = refusal_on_spark(settings) if on_spark else refusal(settings)
+    if settings.source.name != "kafka" or settings.source.kafka.lane == "off" or refused:
+        return ""
+    if on_spark and settings.sink.chosen.table is None and settings.spark and settings.spark.reader == "connector":
         return ""
     return ", in C" if settings.source.kafka.lane == "on" or is_built() else ""
 

@@ -38,7 +38,7 @@ def validate(path: str, as_json: bool, engine: str) -> int | None:
     if as_json:
         click.echo(_dumps({"ok": True, "file": path, "settings": settings.public()}))
     else:
-        click.echo("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings))]))
+        click.echo("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings, engine))]))
     return None
 
 
@@ -74,15 +74,15 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
     ]
 
 
-def summary(settings: Settings) -> list[str]:
-    """A summary of the settings in six lines, seven with delayed messages, without secrets."""
+def summary(settings: Settings, engine: str = "daemon") -> list[str]:
+    """A summary of the settings for an engine in six lines, seven with delayed messages, without secrets."""
     shown = settings.public()
     letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
     from sidecar.runtime.lane import lane_summary
 
     return [
-        f"reads   {settings.source.chosen.summary()}{lane_summary(settings)}",
+        f"reads   {settings.source.chosen.summary()}{lane_summary(settings, on_spark=engine == 'spark')}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
         *_delays(settings, shown),
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",

@@ -62,6 +62,31 @@ def test_validate_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch, built: 
 
 
 @pytest.mark.parametrize(
+    ("change", "engine", "told"),
+    [
+        ("sink: {http: {url: 'http://h:1/'}}\n", "daemon", True),
+        ("sink: {http: {url: 'http://h:1/'}}\nspark: {checkpoint: /x}\n", "spark", False),
+        ("sink: {http: {url: 'http://h:1/'}}\nspark: {checkpoint: /x, reader: client}\n", "spark", True),
+        ("sink: {delta: {path: /x/t}}\n", "daemon", False),
+        ("sink: {delta: {path: /x/t}}\nspark: {checkpoint: /x/c}\n", "spark", True),
+    ],
+)
+def test_validate_tells_the_fast_lane_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str, engine: str, told: bool
+) -> None:
+    """The lane reads for the daemon's requests, and on Spark for tables, and for requests unless the connector does."""
+    monkeypatch.setattr("sidecar.runtime.lane.is_built", lambda: True)
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(
+        "source: {kafka: {bootstrap_servers: a, group_id: g, topics: [t]}}\nstate: {dir: x}\ntags: {from: key}\n"
+        + change
+    )
+    shown = run("validate", "-c", str(file), "--engine", engine)
+    assert shown.exit_code == 0, shown.output
+    assert (", in C\n" in shown.stdout) == told
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ("sink: {console: {}}\n", "envelope to the console"),
