@@ -310,7 +310,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
     def spark_tables(kind: Any, node: Any, folder: Path) -> list[Finding]:
         from tests.scenarios.spark_tables import rocketmq_killed
 
-        return [rocketmq_killed(node, folder, n(30_000, 6_000), n(10, 2), kind)]
+        return [rocketmq_killed(node, folder, n(1_000_000, 6_000), n(10, 2), kind)]
 
     remoting, grpc, native = (partial(flows.source_of, client) for client in ("remoting", "grpc", "native"))
 
