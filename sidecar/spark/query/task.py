@@ -22,6 +22,7 @@ from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.rows.by_lane import LaneRows
 from sidecar.spark.rows.columns import Rows
 from sidecar.spark.rows.sieve import Sieve
+from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,6 +96,7 @@ def read_span(
     if tell is not None:
         sieve.books.settle("delivered", sieve.books.in_flight)
         tell(sieve.books)
+    freeze_modules()
 
 
 def _refuse_replaced(query: Query, span: Span) -> None:

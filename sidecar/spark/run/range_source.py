@@ -23,6 +23,7 @@ from sidecar.errors import StateError
 from sidecar.spark.ranges.logs import Bounds, Logs, Places, by_partition, by_topic, firsts_of
 from sidecar.spark.ranges.planning import ends_of, lost
 from sidecar.spark.ranges.shared import read_if_there, read_or_make, write
+from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     from sidecar.config.source.section import Source
@@ -169,6 +170,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The range itself, as a row."""
         assert isinstance(partition, Range)
         yield partition.topic, partition.partition, partition.start, partition.end, partition.broker
+        freeze_modules()
 
 
 def _ends(bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.twins.files import TwinFiles
+from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,9 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """Deliver one offset range; return when all of it is settled."""
         from sidecar.spark.run.executor import task
 
-        return Delivered(task.run(pickle.loads(self._packed), iterator))
+        delivered = Delivered(task.run(pickle.loads(self._packed), iterator))
+        freeze_modules()
+        return delivered
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Store the books of a micro-batch whose tasks are done; the driver's own process reads them."""

@@ -44,6 +44,7 @@ from sidecar.spark.source.consumer import Consumer
 from sidecar.spark.source.options import Limit, Options, parse
 from sidecar.spark.source.planner import Planner
 from sidecar.spark.source.tasks import Share, pack
+from sidecar.spark.workers import freeze_modules
 from sidecar.storage import storage_of
 from sidecar.zone.index import Wanted
 from sidecar.zone.layout import MANIFEST
@@ -98,6 +99,7 @@ class _Reader:
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for share in partition.value or ():
             yield from share.read(self._options.path, self._options.columns)
+        freeze_modules()
 
 
 class ZoneReader(_Reader, DataSourceReader):

@@ -22,6 +22,7 @@ from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
+from sidecar.spark.workers import freeze_modules
 from sidecar.zone.table import DATE, TABLE_DDL
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Record
     def read(ranges: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sidecar.spark.run.executor.rows import rows_of_range
 
-        return rows_of_range(job, ranges)
+        yield from rows_of_range(job, ranges)
+        freeze_modules()
 
     return read
