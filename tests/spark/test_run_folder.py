@@ -343,14 +343,17 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
     assert now.activity.sends == {("g", "ack"): 2}
 
 
-@pytest.mark.parametrize(("ranges", "told"), [(1, 0), (2, 1)])
-def test_each_range_that_was_planned_must_be_told_of(tmp_path: Path, ranges: int, told: int) -> None:
-    """Where tasks read by themselves Spark counts ranges: one without books is an error, and the others count."""
+@pytest.mark.parametrize(
+    ("counted", "rows", "told"),
+    [("sidecar_ranges", 1, 0), ("sidecar_ranges", 2, 1), ("sidecar_rows", 50, 0), ("sidecar_rows", 49, 1)],
+)
+def test_what_spark_has_counted_must_be_in_the_books(tmp_path: Path, counted: str, rows: int, told: int) -> None:
+    """Where tasks read by themselves Spark counts ranges, or rows of a table: a difference is an error."""
     query, folder = tmp_path / "query", RunFolder(tmp_path / "sidecar")
     progress = RunProgress(make_settings(URL), folder, query, MemoryState())
     folder.books.put(0, books_of([Outcome(TP, 99, Books(consumed=60, delivered=50, filtered=10))]))
     begin(query, 0, "offsets", "commits")
-    seen = report(0, 0, 0, None, {"orders": {"3": 100}}) | {"observedMetrics": {"sidecar_ranges": {"rows": ranges}}}
+    seen = report(0, 0, 0, None, {"orders": {"3": 100}}) | {"observedMetrics": {counted: {"rows": rows}}}
     with capture_logs() as events:
         progress.heard([seen])
         progress.settle()

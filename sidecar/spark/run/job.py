@@ -177,10 +177,10 @@ class SparkRun:
 
     def _ranges(self, session: SparkSession) -> DataFrame:
         """A source of ranges only, which tasks read by themselves."""
-        from sidecar.spark.run.range_source import NAME, Reading, range_source
+        from sidecar.spark.run.range_source import NAME, RangePlanner, Reading, range_source
 
         reading = Reading(self._settings.source, self._folder.path, self._settings.batch.span_max, self._stood)
-        session.dataSource.register(range_source(reading))
+        session.dataSource.register(range_source(RangePlanner(reading)))
         return session.readStream.format(NAME).load()
 
     @cached_property

@@ -34,6 +34,8 @@ OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
 """Rows before and after the filter in the JVM."""
 OBSERVED_RANGES = "sidecar_ranges"
 """Ranges, if tasks read the messages by themselves."""
+OBSERVED_ROWS = "sidecar_rows"
+"""Rows that tasks return for a table."""
 
 log = structlog.get_logger()
 
@@ -83,10 +85,12 @@ class Tally:
         """
         counts = {TopicPartition(*place): Books(**counted) for *place, counted in books["partitions"]}
         total = _sum_of(counts.values())
-        names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES)
-        read, passed, ranges = (observed_rows(report, name) for name in names)
+        names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_ROWS)
+        read, passed, ranges, rows = (observed_rows(report, name) for name in names)
         if ranges is not None and (ranges != len(counts) or not total.balanced):
             log.error("micro_batch.unbalanced", batch=batch, ranges=ranges, told=len(counts), consumed=total.consumed)
+        if rows is not None and (rows != total.delivered or not total.balanced):
+            log.error("micro_batch.unbalanced", batch=batch, rows=rows, told=total.delivered, consumed=total.consumed)
         if read is not None:
             passed = read if passed is None else passed
             if passed != total.consumed or not total.balanced:

@@ -1,4 +1,4 @@
-"""A streaming source whose rows are ranges of offsets: each task reads one with the daemon's own client.
+"""A streaming source of ranges of offsets: each task reads one with the daemon's own client.
 
 Spark plans the range of each task, stores it in its checkpoint and retries it; no message goes through its JVM. Offsets
 are JSON: topic, queue, next offset. For Kafka that is the form of Spark's connector.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -166,7 +166,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # On an executor
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str, int, int, int, str]]:
+    def read(self, partition: InputPartition) -> Iterator[Any]:
         """The range itself, as a row."""
         assert isinstance(partition, Range)
         yield partition.topic, partition.partition, partition.start, partition.end, partition.broker
@@ -177,9 +177,14 @@ def _ends(bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
     return {tp: found.high for tp, found in bounds.items()}
 
 
-def range_source(reading: Reading, format_name: str = NAME) -> type[DataSource]:
-    """A class for `spark.dataSource.register`; Spark pickles it with the parameters."""
-    planner = RangePlanner(reading)
+def range_source(planner: RangePlanner, format_name: str = NAME, ddl: str = SCHEMA) -> type[DataSource]:
+    """A class for `spark.dataSource.register`; Spark pickles it with the planner.
+
+    Args:
+        planner: Plans the ranges, and makes rows of them.
+        format_name: The name of the format.
+        ddl: The columns of the rows.
+    """
 
     class SidecarRanges(DataSource):
         """A source, by ranges."""
@@ -190,8 +195,8 @@ def range_source(reading: Reading, format_name: str = NAME) -> type[DataSource]:
             return format_name
 
         def schema(self) -> str:
-            """The columns of a range."""
-            return SCHEMA
+            """The columns of the rows."""
+            return ddl
 
         def streamReader(self, schema: StructType) -> RangePlanner:  # noqa: ARG002, N802
             """The planner."""

@@ -17,10 +17,11 @@ from sidecar.spark import workers
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import read_span
+from sidecar.spark.run.executor import rows
 from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading
-from sidecar.spark.run.tables.job import _reader
+from sidecar.spark.run.tables.reader import RowReader
 from sidecar.spark.run.writer import RangeWriter
 from sidecar.spark.source.datasource import ZoneReader
 from sidecar.spark.source.options import parse
@@ -32,6 +33,7 @@ KAFKA = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["orders
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is excluded from garbage collection before the test, and after it."""
     monkeypatch.setattr(workers, "_frozen", 0)
+    monkeypatch.setattr(rows, "rows_of_range", lambda *_: iter(()))  # there is no broker
     context = SimpleNamespace(getLocalProperty=lambda _: "0")
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     gc.unfreeze()
@@ -53,7 +55,8 @@ def plan_range(folder: Path) -> None:
 
 def fill_table(folder: Path) -> None:
     """A task of a table."""
-    assert list(_reader(job(folder))(iter(()))) == []
+    reader = RowReader(Reading(job(folder).settings.source, folder, 1, None), job(folder))
+    assert list(reader.read(Range("orders", 0, 0, 1))) == []
 
 
 def send_requests(folder: Path) -> None:

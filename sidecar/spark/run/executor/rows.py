@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -11,35 +11,34 @@ from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.rows.by_lane import LaneRows
 from sidecar.spark.rows.columns import Rows
 from sidecar.spark.rows.sieve import Sieve
-from sidecar.spark.run.executor.task import Job, Place, opened
+from sidecar.spark.run.executor.task import Job, Place, opened_range
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.table.targets import TABLE
 from sidecar.zone.table import ROW, table_batch
 
 if TYPE_CHECKING:
     from sidecar.config.model import Settings
+    from sidecar.spark.run.range_source import Range
 
 BATCH_ID: Final = "batch_id"
 _OF_MESSAGES: Final = tuple(name for name in ROW if name != BATCH_ID)
 
 
-def rows_of_range(job: Job, ranges: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of the range that Spark passes to this task, as record batches of `TABLE_SCHEMA`.
+def rows_of_range(job: Job, span: Range) -> Iterator[pa.RecordBatch]:
+    """The rows of the range of this task, as record batches of `TABLE_SCHEMA`.
 
     When the last one is taken, the ids of the range are durable, and so are its books in the query of the table; those
     of the rejects would be the same. Another attempt, and a replay, return the same rows.
 
     Args:
         job: The parameters, with a query.
-        ranges: One range in one row, or nothing.
+        span: The range.
 
     Raises:
         StateError: The folder beside the checkpoint cannot be used, or the topic was created again.
         UnavailableError: The broker does not return the messages.
     """
-    place = opened(job, iter(ranges))
-    if place is not None:
-        yield from rows_of_place(job, place)
+    yield from rows_of_place(job, opened_range(job, span))
 
 
 def rows_of_place(job: Job, place: Place) -> Iterator[pa.RecordBatch]:

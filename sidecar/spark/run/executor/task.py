@@ -17,10 +17,10 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.ops.log import configure
 from sidecar.spark.ranges.sources import patiently
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
-from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.range_source import Range
 from sidecar.spark.run.sources.build import run_source
 from sidecar.spark.run.sources.interface import Found
 
@@ -86,6 +86,8 @@ def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     place = opened(job, batches)
     if place is None:
         return None
+    from sidecar.spark.run.executor.deliver import Task, deliver  # tasks of tables need none of it
+
     context = TaskContext.get()
     assert context is not None
     again = place.batch == job.checkpoint.pending or context.attemptNumber() > 0
@@ -103,6 +105,28 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
         StateError: The folder beside the checkpoint cannot be used, or the topic was created again.
         UnavailableError: The broker does not answer.
     """
+    batch, folder = _begin(job)
+    first = next((rows for rows in batches if rows.num_rows), None)
+    if first is None:
+        return None
+    if "end" not in first.schema.names:  # rows of Spark's connector
+        tp = place_of(first)
+        return _place(job, batch, folder, tp, Found(ArrowColumns(), runs(chain([first], batches), tp), None))
+    (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
+    return _place_of(job, batch, folder, Range(**row))
+
+
+def opened_range(job: Job, span: Range) -> Place:
+    """The range of this task, for a source that reads by itself.
+
+    Raises:
+        SidecarError: Like `opened`.
+    """
+    return _place_of(job, *_begin(job), span)
+
+
+def _begin(job: Job) -> tuple[int, RunFolder]:
+    """The micro-batch, and the query's folder."""
     context = TaskContext.get()
     assert context is not None
     _configure_log(job.settings)
@@ -111,24 +135,28 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
     batch, folder = int(number), RunFolder(job.folder / job.query)
     while folder.held(batch):  # the query is being stopped: Spark ends this task before it sends anything
         time.sleep(HELD_WAIT_S)
-    first = next((rows for rows in batches if rows.num_rows), None)
-    if first is None:
-        return None
-    tp, source, start, end = place_of(first), run_source(job.settings), 0, 0
-    if "end" not in first.schema.names:  # rows of Spark's connector
-        found = Found(ArrowColumns(), runs(chain([first], batches), tp), None)
-    else:
-        (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
-        start, end = row["start"], row["end"]
-        found = source.read(RunFolder(job.folder), tp, start, end)
-    claim = partial(source.claim, job.checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
+    return batch, folder
+
+
+def _place_of(job: Job, batch: int, folder: RunFolder, span: Range) -> Place:
+    tp = TopicPartition(span.topic, span.partition, span.broker)
+    found = run_source(job.settings).read(RunFolder(job.folder), tp, span.start, span.end)
+    return _place(job, batch, folder, tp, found, span.start, span.end)
+
+
+def _place(
+    job: Job, batch: int, folder: RunFolder, tp: TopicPartition, found: Found, start: int = 0, end: int = 0
+) -> Place:
+    source, checkpoint = run_source(job.settings), job.checkpoint
+    claim = partial(source.claim, checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
     topic_id = claim()
-    scope, ids_scope = job.checkpoint.scope(topic_id), job.checkpoint.ids_scope(topic_id)
 
     def confirm() -> None:
         patiently(partial(claim, anew=True))
 
-    return Place(tp, found, confirm, start, end, scope, ids_scope, batch, folder)
+    return Place(
+        tp, found, confirm, start, end, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, folder
+    )
 
 
 def _configure_log(settings: Settings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,19 +17,15 @@ from sidecar.spark.ranges.sources import logs_of, patiently
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.job import TRIGGER_MS, SparkRun
 from sidecar.spark.run.pinned import Checkpoint
-from sidecar.spark.run.progress import OBSERVED_RANGES, RunProgress
+from sidecar.spark.run.progress import OBSERVED_ROWS, RunProgress
 from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
-from sidecar.spark.workers import freeze_modules
 from sidecar.zone.table import DATE, TABLE_DDL
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from sidecar.spark.run.executor.task import Job
 
 DRIVER_OFFSETS_MAX: Final = 100_000
 """Limit of offsets in a micro-batch if all rows go through the driver's memory."""
@@ -100,26 +96,17 @@ class TableRun(SparkRun):
 
         from sidecar.spark.run.executor.task import Job
         from sidecar.spark.run.range_source import NAME, Reading, range_source
+        from sidecar.spark.run.tables.reader import RowReader
 
         limit = self._settings.batch.span_max
         if self._filling.through_driver:
             limit = min(limit, DRIVER_OFFSETS_MAX)
         reading = Reading(self._settings.source, self._folder.path / target.name, limit, first, until)
         name = f"{NAME}_{target.name}"
-        session.dataSource.register(range_source(reading, name))
-        ranges = session.readStream.format(name).load().observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
-        return ranges.mapInArrow(_reader(Job(self._settings, self._folder.path, checkpoint, target.name)), TABLE_DDL)
+        job = Job(self._settings, self._folder.path, checkpoint, target.name)
+        session.dataSource.register(range_source(RowReader(reading, job), name, TABLE_DDL))
+        return session.readStream.format(name).load().observe(OBSERVED_ROWS, F.count(F.lit(1)).alias("rows"))
 
     def _await_queries(self, progress: RunProgress) -> None:
         self._filling.await_end(progress, self._stop_asked, progress.settle, self._draining)
         progress.settle(last=True)
-
-
-def _reader(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def read(ranges: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sidecar.spark.run.executor.rows import rows_of_range
-
-        yield from rows_of_range(job, ranges)
-        freeze_modules()
-
-    return read
