@@ -96,6 +96,7 @@ bench-spark: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.spark_zone
 	@$(BIN)/python -m benchmarks.spark_pipeline
 	@$(BIN)/python -m benchmarks.spark_source
+	@$(BIN)/python -m benchmarks.spark_tables
 
 bench-rocketmq: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.rocketmq
