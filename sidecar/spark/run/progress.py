@@ -33,7 +33,7 @@ from sidecar.version import version
 OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
 """Rows before and after the filter in the JVM."""
 OBSERVED_RANGES = "sidecar_ranges"
-"""Ranges, if tasks read the messages by themselves."""
+"""Ranges, if tasks read the messages by themselves to send them."""
 OBSERVED_ROWS = "sidecar_rows"
 """Rows that tasks return for a table."""
 
