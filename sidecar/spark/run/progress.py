@@ -87,10 +87,9 @@ class Tally:
         total = _sum_of(counts.values())
         names = (OBSERVED_READ, OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_ROWS)
         read, passed, ranges, rows = (observed_rows(report, name) for name in names)
-        if ranges is not None and (ranges != len(counts) or not total.balanced):
-            log.error("micro_batch.unbalanced", batch=batch, ranges=ranges, told=len(counts), consumed=total.consumed)
-        if rows is not None and (rows != total.delivered or not total.balanced):
-            log.error("micro_batch.unbalanced", batch=batch, rows=rows, told=total.delivered, consumed=total.consumed)
+        for what, seen, told in (("ranges", ranges, len(counts)), ("rows", rows, total.delivered)):
+            if seen is not None and (seen != told or not total.balanced):
+                log.error("micro_batch.unbalanced", batch=batch, told=told, consumed=total.consumed, **{what: seen})
         if read is not None:
             passed = read if passed is None else passed
             if passed != total.consumed or not total.balanced:

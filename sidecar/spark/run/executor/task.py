@@ -109,11 +109,12 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return None
+    tp = place_of(first)
     if "end" not in first.schema.names:  # rows of Spark's connector
-        tp = place_of(first)
-        return _place(job, batch, folder, tp, Found(ArrowColumns(), runs(chain([first], batches), tp), None))
+        found = Found(ArrowColumns(), runs(chain([first], batches), tp), None)
+        return _place(job, batch, folder, Range(tp.topic, tp.partition, 0, 0), found)
     (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
-    return _place_of(job, batch, folder, Range(**row))
+    return _place(job, batch, folder, Range(**row))
 
 
 def opened_range(job: Job, span: Range) -> Place:
@@ -122,7 +123,7 @@ def opened_range(job: Job, span: Range) -> Place:
     Raises:
         SidecarError: Like `opened`.
     """
-    return _place_of(job, *_begin(job), span)
+    return _place(job, *_begin(job), span)
 
 
 def _begin(job: Job) -> tuple[int, RunFolder]:
@@ -138,25 +139,20 @@ def _begin(job: Job) -> tuple[int, RunFolder]:
     return batch, folder
 
 
-def _place_of(job: Job, batch: int, folder: RunFolder, span: Range) -> Place:
+def _place(job: Job, batch: int, folder: RunFolder, span: Range, found: Found | None = None) -> Place:
+    """The range, read by the job's own source unless its messages were found."""
     tp = TopicPartition(span.topic, span.partition, span.broker)
-    found = run_source(job.settings).read(RunFolder(job.folder), tp, span.start, span.end)
-    return _place(job, batch, folder, tp, found, span.start, span.end)
-
-
-def _place(
-    job: Job, batch: int, folder: RunFolder, tp: TopicPartition, found: Found, start: int = 0, end: int = 0
-) -> Place:
     source, checkpoint = run_source(job.settings), job.checkpoint
+    if found is None:
+        found = source.read(RunFolder(job.folder), tp, span.start, span.end)
     claim = partial(source.claim, checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
     topic_id = claim()
 
     def confirm() -> None:
         patiently(partial(claim, anew=True))
 
-    return Place(
-        tp, found, confirm, start, end, checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id), batch, folder
-    )
+    scope, ids_scope = checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id)
+    return Place(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder)
 
 
 def _configure_log(settings: Settings) -> None:
