@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from sidecar import threads
 from sidecar.errors import (
     EXIT_CANNOT_CREATE,
     EXIT_CONFIG,
@@ -74,11 +75,11 @@ class _Run:
         self._check = check
         self._found: list[Finding] = []
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"check {check.subject}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._thread = threads.start(self._run, f"check {self._check.subject}")
 
     def _run(self) -> None:
         try:
@@ -95,6 +96,7 @@ class _Run:
         Raises:
             Exception: A bug in the check.
         """
+        assert self._thread is not None
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         is_late = self._thread.is_alive()
         yield from tuple(self._found)

@@ -151,8 +151,9 @@ class Sorter:
         def job() -> None:
             try:
                 stored = self._stored.sort(tp, merge=merge)
-            except (SidecarError, MemoryError) as error:
-                self._inbox.put(IdsSorted(tp, number, None, str(error) or "too little memory"))
+            except Exception as error:  # noqa: BLE001  # the partition waits for an answer, and is tried again
+                reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
+                self._inbox.put(IdsSorted(tp, number, None, reason))
                 return
             self._inbox.put(IdsSorted(tp, number, stored))
 

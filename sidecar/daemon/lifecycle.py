@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from sidecar import threads
 from sidecar.allocator import give_back_large
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
@@ -61,6 +62,8 @@ STATUS_EVERY_S, IDLE_STATUS_EVERY_S = 0.25, 1.0
 TELL_SYSTEMD_EVERY_S = 5.0
 SENDERS_PATIENCE_S = 1.0
 TELL_START_AFTER_S = 2.0
+LEAVE_S = 30.0
+"""Time after `drain_timeout` for the last commit and for leaving the group; then the process ends without them."""
 
 log = structlog.get_logger()
 
@@ -173,7 +176,7 @@ class Daemon:
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper, reload: Reload) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0
-        heap = Heap()
+        heap, is_stopping = Heap(), False
         self._stop_asked()
         while supervisor.turn():
             now_s = time.monotonic()
@@ -193,7 +196,11 @@ class Daemon:
                 tell_at_s = now_s + TELL_SYSTEMD_EVERY_S
             if self._stop_asked():
                 self._notifier.stopping()
-                supervisor.drain(reload.settings.drain_timeout_ms / 1000)
+                drain_s = reload.settings.drain_timeout_ms / 1000
+                if not is_stopping:
+                    is_stopping = True
+                    threads.end_within(drain_s + LEAVE_S)
+                supervisor.drain(drain_s)
         keeper.refresh()
 
 
@@ -212,13 +219,17 @@ def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writ
 @contextmanager
 def _tells_when_slow(record: Record) -> Iterator[None]:
     """Log what a slow start waits for; otherwise the terminal would stay empty."""
-    timer = threading.Timer(TELL_START_AFTER_S, lambda: log.info("daemon.waiting", what=record.waits_for))
-    timer.daemon = True
-    timer.start()
+    done = threading.Event()
+
+    def tell() -> None:
+        if not done.wait(TELL_START_AFTER_S):
+            log.info("daemon.waiting", what=record.waits_for)
+
+    threads.start(tell, "slow-start")
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
 
 
 def _listing(reload: Reload, peek: Callable[[int], Peeked], asked: Listing) -> Answer:

@@ -6,6 +6,7 @@ import queue
 import time
 from typing import TypeAlias, assert_never
 
+from sidecar import threads
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.delays import Delays
@@ -75,6 +76,7 @@ class Mail:
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Dispatch the messages in the inbox, waiting this long for the first; the next call goes on with the rest."""
+        threads.check()
         now_s = time.monotonic()
         now_ms, until_s = now_s * 1000, now_s + timeout_s + TAKE_S
         while time.monotonic() < until_s:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from sidecar import threads
 from sidecar.config.model import Settings
 from sidecar.core.intents import Barrier
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -85,7 +85,7 @@ class Reload:
 
     def begin(self) -> None:
         """Read the file; what applies of it does so soon."""
-        threading.Thread(target=self._read, name="reload", daemon=True).start()
+        threads.start(self._read, "reload")
 
     def ask(self, name: str, _: Mapping[str, Any]) -> dict[str, Any]:
         """Read the file, and wait until what applies at once does so.
@@ -109,6 +109,8 @@ class Reload:
             found: Settings | SidecarError = self._load()
         except SidecarError as error:
             found = error
+        except Exception as error:  # noqa: BLE001  # a file must not end the daemon, whatever is in it
+            found = SidecarError(f"the file cannot be read: {type(error).__name__}: {error}")
         self._inbox.put(Read(found, answer))
         return answer
 

@@ -17,6 +17,7 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import create_server
 
+from sidecar import threads
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.history import History
 from sidecar.ops.metrics import CONTENT_TYPE, Metrics
@@ -120,8 +121,7 @@ class AdminServer:
             ident=None,
         )
         self._server.channel_class = self._accept
-        self._thread = threading.Thread(target=self._server.run, name="admin", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._server.run, "admin")
         if self._metrics is not None:
             self._history.open()
         self._write_address()

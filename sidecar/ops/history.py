@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from sidecar import threads
 from sidecar.ops.snapshot import StatusSnapshot
 
 EVERY_S = 10.0
@@ -38,16 +39,16 @@ class History:
         self._every_s = every_s
         self._points: deque[Point] = deque(maxlen=int(KEPT_S / EVERY_S))
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def open(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._thread = threads.start(self._run, "history")
 
     def close(self) -> None:
         """End; a second call does nothing."""
         self._closed.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def points(self) -> Sequence[Point]:

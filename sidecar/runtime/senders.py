@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from sidecar import threads
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 from sidecar.runtime.worker import Inbox, Worker
@@ -42,7 +42,7 @@ class Senders:
 
     def replace(self, sink: Sink, concurrency: int) -> None:
         """Deliver later batches to another sink, with so many threads; the present one ends its own, and is closed."""
-        threading.Thread(target=_retire, args=(self.sink, self._threads), name="sender-retiring", daemon=True).start()
+        threads.start(partial(_retire, self.sink, self._threads), "sender-retiring")
         self.sink, self._threads = sink, Worker("sender", concurrency)
 
     def _deliver(self, sink: Sink, batch: Batch) -> None:
@@ -59,6 +59,6 @@ class Senders:
         self._threads.close(patience_s)
 
 
-def _retire(sink: Sink, threads: Worker) -> None:
-    threads.close()
+def _retire(sink: Sink, senders: Worker) -> None:
+    senders.close()
     sink.close()

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
+from sidecar import threads as all_threads
+
 T = TypeVar("T")
 Told = TypeVar("Told", contravariant=True)
 
@@ -38,18 +40,16 @@ class Worker:
         self._closed = False
 
     def do(self, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise, after all earlier ones; jobs after `close` are dropped."""
+        """Run `job` after all earlier ones; if it raises, its thread has failed. Jobs after `close` are dropped."""
         with self._guard:
             if self._closed:
                 return
             self._work.put(job)
             if not self._threads:
-                self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in self._names]
-                for thread in self._threads:
-                    thread.start()
+                self._threads = [all_threads.start(self._run, name) for name in self._names]
 
     def wait(self, job: Callable[[], T]) -> T:
-        """Run `job` after all earlier ones, and wait for its result or exception; not to be called after `close`."""
+        """Run `job` after all earlier ones, and wait for its result or exception; not after `close`."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -59,7 +59,7 @@ class Worker:
                 done.set_exception(error)
 
         self.do(run)
-        return done.result()
+        return all_threads.result(done, *self._threads)
 
     def _run(self) -> None:
         while (job := self._work.get()) is not None:

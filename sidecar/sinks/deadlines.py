@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from sidecar import threads
+
 
 class Exchange:
     """One request and its answer, which another thread may cut off."""
@@ -59,8 +61,7 @@ class Deadlines:
             self._open[exchange] = None
             exchange.cut = self._closed
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="sink-deadlines", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._watch, "sink-deadlines")
         try:
             yield exchange
         finally:

@@ -34,7 +34,7 @@ import structlog
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
-from sidecar import files
+from sidecar import files, threads
 from sidecar.config.sinks import DeltaSink as DeltaSettings
 from sidecar.config.table.layout import COLUMNS, TableLayout, layout_of
 from sidecar.core.parts import Batch, Part
@@ -146,12 +146,11 @@ class DeltaSink:
                 return _CLOSED
             self._work.put(waiting)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sink-delta", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._run, "sink-delta")
                 if self._upkeep is not None:
-                    target = partial(self._maintain, self._upkeep)
-                    threading.Thread(target=target, name="sink-upkeep", daemon=True).start()
-        return waiting.answer.result()
+                    threads.start(partial(self._maintain, self._upkeep), "sink-upkeep")
+            thread = self._thread
+        return threads.result(waiting.answer, thread)
 
     def close(self) -> None:
         """Answer waiting batches with a retry, and end once a commit under way has ended."""

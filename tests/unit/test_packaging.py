@@ -240,6 +240,23 @@ def test_no_constructor_starts_a_thread() -> None:
     assert wrong == {"threaded"}
 
 
+def test_every_thread_is_started_by_the_module_for_it() -> None:
+    """A thread started elsewhere would end alone when it fails, and leave others waiting.
+
+    The library's batcher answers its callers itself, and the child of librocketmq, which has the standard library
+    alone, ends its process. Executors are for work whose futures are read, or given to `threads.watch`.
+    """
+    makes = {"Thread", "Timer"}
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for call in calls(ast.parse(path.read_text()))
+        if (isinstance(call.func, ast.Attribute) and call.func.attr in makes)
+        or (isinstance(call.func, ast.Name) and call.func.id in makes)
+    }
+    assert found == {"threads.py", "threaded.py", "sources/rocketmq/native/child/__main__.py"}
+
+
 def calls(node: ast.AST) -> Iterator[ast.Call]:
     """All that is called there."""
     return (one for one in ast.walk(node) if isinstance(one, ast.Call))

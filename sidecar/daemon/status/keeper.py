@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
+from sidecar import threads
 from sidecar.core.books import Books
 from sidecar.core.delivery.stages import Stage
 from sidecar.core.partition.partition import Partition
@@ -92,6 +93,9 @@ class StatusKeeper:
         late_s = now_s - self._supervisor.progressed_s
         if late_s < 0:  # the loop has not begun, so there is no refresh
             return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, storing_letters=False)))
+        if failure := threads.failure():
+            problem = Problem("loop", f"{failure}: the process ends")
+            return replace(self._latest, live=False, problems=(problem, *self._latest.problems))
         if late_s < LIVE_WITHIN_S:
             return replace(self._latest, reload=self._reload.status)
         problem = Problem("loop", f"the main loop has made no progress for {LIVE_WITHIN_S:.0f} s")

@@ -207,7 +207,7 @@ class IdFiles:
             StateError: A file cannot be removed.
         """
         with self._lock:
-            if tp not in self._open and not self._places.of(tp).exists():
+            if tp not in self._open and not self._places.has(tp):
                 return
             for file in [file for file in self._files(tp) if file.generation < generation]:
                 try:

@@ -94,6 +94,17 @@ class Places:
         """The folder of a partition."""
         return self.folder / folder_name(tp)
 
+    def has(self, tp: TopicPartition) -> bool:
+        """Whether a partition has a folder.
+
+        Raises:
+            StateError: That cannot be seen.
+        """
+        try:
+            return self.of(tp).exists()
+        except OSError as error:
+            raise state_error("read", self.of(tp), error) from error
+
     def made(self, tp: TopicPartition) -> Path:
         """The folder of a partition, created if it is missing; it has a file that names its owner.
 

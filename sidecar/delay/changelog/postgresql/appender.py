@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import Connection
 
+from sidecar import threads
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Entry
 from sidecar.delay.changelog.postgresql.restorer import Claim
@@ -94,8 +95,7 @@ class PostgresqlChangelog:
                 self._moved_s = self._clock()
             self._calls.append(_Call(self._claim_of(tp), entries, done))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="delay-append", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._run, "delay-append")
             self._changed.notify_all()
 
     def serve(self, timeout_s: float = 0.0) -> None:

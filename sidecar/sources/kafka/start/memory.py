@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
+from sidecar import threads
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Fingerprint, Lineage, Remembered
 from sidecar.core.records import TopicPartition
@@ -99,7 +100,7 @@ class Memories:
             is_asked_for = bool(self._unsaved)
             self._unsaved.update(rows)
         if not is_asked_for:  # a write under way has already taken its rows, and a later commit may never come
-            self._disk.submit(self._write)
+            threads.watch(self._disk.submit(self._write), "memory")
 
     def _write(self) -> None:
         """Write on a separate thread. If it fails, the partition's next commit repairs that."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sidecar import threads
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
@@ -53,7 +54,8 @@ class GrpcClient:
         self._attempts = Attempts(in_order_at)
         self._loop = asyncio.new_event_loop()
         self._arrivals = Arrivals(queue_bytes, self._loop, in_order=self._attempts.in_order)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
+        self._loop.set_exception_handler(_failed)
+        self._thread: threading.Thread | None = None
         self._has_adopted = self._closed = False
 
     # Methods on the owner's thread
@@ -65,7 +67,7 @@ class GrpcClient:
             UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
             CredentialsError: The credentials are refused.
         """
-        self._thread.start()
+        self._thread = threads.start(self._loop.run_forever, "grpc")
         self._do(self._begin())
         try:
             self._sessions.await_open()
@@ -115,7 +117,7 @@ class GrpcClient:
         if full:
             self._loop.call_soon_threadsafe(self._receiver.may_go_on.clear)
         else:
-            asyncio.run_coroutine_threadsafe(self._go_on(), self._loop)
+            threads.watch(asyncio.run_coroutine_threadsafe(self._go_on(), self._loop), "grpc")
 
     def problems(self) -> Mapping[str, str]:
         """Present problems: a key, and a sentence for an operator."""
@@ -126,14 +128,15 @@ class GrpcClient:
         if self._closed:
             return
         self._closed = True
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._do(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        assert self._thread is not None
+        return threads.result(asyncio.run_coroutine_threadsafe(work, self._loop), self._thread)
 
     # The loop
 
@@ -144,6 +147,8 @@ class GrpcClient:
             self._receiver.may_go_on.set()
         keep_open = self._sessions.keep_open(self._receiver.workers)
         self._keepers = [asyncio.ensure_future(keep_open), asyncio.ensure_future(_keep(self._leases, self._arrivals))]
+        for keeper in self._keepers:
+            keeper.add_done_callback(_ended)
 
     async def _end(self) -> None:
         self._receiver.may_go_on.clear()
@@ -160,6 +165,16 @@ class GrpcClient:
             await self._leases.acknowledged(REQUEST_S)
         if not self._arrivals.is_full:
             self._receiver.may_go_on.set()
+
+
+def _failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a callback or a forgotten task raised on the loop."""
+    threads.fail("grpc", context.get("exception") or RuntimeError(context["message"]))
+
+
+def _ended(keeper: asyncio.Future[None]) -> None:
+    if not keeper.cancelled() and (error := keeper.exception()) is not None:
+        threads.fail("grpc", error)
 
 
 async def _keep(leases: Leases, arrivals: Arrivals) -> None:

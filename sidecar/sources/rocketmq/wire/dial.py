@@ -7,8 +7,9 @@ import errno
 import queue
 import socket
 import ssl
-import threading
 import time
+
+from sidecar import threads
 
 CONNECT_TIMEOUT_S = 3.0
 REDIAL_S = 0.5
@@ -38,7 +39,7 @@ class Dial:
                 return result
         elif wanted and now_s >= self._at_s:
             self._under_way = True
-            threading.Thread(target=self._dial, name=f"dial {self._address}", daemon=True).start()
+            threads.start(self._dial, f"dial {self._address}")
         return None
 
     def put_off(self) -> None:
@@ -50,8 +51,8 @@ class Dial:
             self._found.put(_connect(self._address, self._tls))
         except OSError as error:
             self._found.put(error)
-        except (ValueError, OverflowError) as error:  # invalid host name or port
-            self._found.put(OSError(str(error)))
+        except Exception as error:  # noqa: BLE001  # such as an invalid host name or port: the owner waits for an answer
+            self._found.put(OSError(str(error) or type(error).__name__))
 
 
 def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:

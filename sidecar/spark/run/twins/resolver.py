@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from sidecar import threads
 from sidecar.config.model import Settings
 from sidecar.core.batching import pick_keys
 from sidecar.core.books import Books
@@ -104,16 +105,17 @@ class Resolver:
         self._prune_at_s = 0.0
         self._working = False
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="twins", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def open(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._thread = threads.start(self._work, "twins")
 
     def close(self) -> None:
         """End the thread; what is being sent is sent again by the next process, under the same names."""
         self._stop.set()
-        self._thread.join(CLOSE_S)
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
 
     def committed(self, batch: int) -> None:
         """Take note of the last micro-batch that is committed and in the books."""
@@ -134,10 +136,11 @@ class Resolver:
     def _work(self) -> None:
         with ExitStack() as stack:
             stack.callback(self._ledger.close)
-            single = run_source(self._settings).single(stack)
+            single: Single | None = None
             while not self._stop.wait(ROUND_S):
                 self._working = True
                 try:
+                    single = single or run_source(self._settings).single(stack)
                     self._round(single)
                 except StoppedError:
                     return

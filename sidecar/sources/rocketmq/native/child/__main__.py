@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,9 @@ def _write(output: int, frames: queue.SimpleQueue[bytes]) -> None:
             write_all(output, b"".join(joined))
         except OSError:
             os._exit(0)
+        except BaseException:  # noqa: BLE001  # the daemon starts another child
+            traceback.print_exc()
+            os._exit(EXIT_BROKEN)
         joined.clear()  # frees the frames before the next wait
 
 

@@ -1,0 +1,120 @@
+"""The start of every background thread: what nothing expected there ends the process, not the thread alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+import structlog
+
+EXIT_INTERNAL = 70
+END_S = 10.0
+"""Time that the main thread has to end the process after a thread failed."""
+LOOK_S = 0.5
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class ThreadFailedError(RuntimeError):
+    """A background thread ended by an exception that nothing expected: the process cannot go on without it."""
+
+
+class _Guard:
+    on = False
+    failure: ThreadFailedError | None = None
+
+
+def guard() -> None:
+    """Have this process end with 70 when a thread fails. Elsewhere, as in a notebook, only the thread ends."""
+    _Guard.on = True
+
+
+def start(target: Callable[[], object], name: str) -> threading.Thread:
+    """Start a thread that the process does not wait for at its end."""
+    thread = threading.Thread(target=_run, args=(target, name), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(target: Callable[[], object], name: str) -> None:
+    try:
+        target()
+    except BaseException as error:
+        if not _Guard.on:
+            raise
+        fail(name, error)
+
+
+def fail(name: str, error: BaseException) -> None:
+    """Report that a thread, or work whose result nobody reads, failed; the process ends soon if it is guarded."""
+    reason = f"thread {name}: {type(error).__name__}: {error}"
+    log.error("thread.failed", thread=name, reason=reason, traceback="".join(traceback.format_exception(error)))
+    if _Guard.on and _Guard.failure is None:
+        failure = ThreadFailedError(reason)
+        failure.__cause__ = error
+        _Guard.failure = failure
+        end_within(END_S)
+
+
+def watch(work: Future[Any], name: str) -> None:
+    """Report the failure of work whose result nobody reads."""
+
+    def look(ended: Future[Any]) -> None:
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            fail(name, error)
+
+    work.add_done_callback(look)
+
+
+def failure() -> str:
+    """The failure of the first thread that failed; empty if there is none."""
+    return "" if _Guard.failure is None else str(_Guard.failure)
+
+
+def check() -> None:
+    """Raise the failure of a thread, in a thread that would otherwise wait for it.
+
+    Raises:
+        ThreadFailedError: A thread failed.
+    """
+    if _Guard.failure is not None:
+        raise _Guard.failure
+
+
+def result(work: Future[T], *threads: threading.Thread) -> T:
+    """The result of work that these threads do; the wait ends when they are dead.
+
+    Raises:
+        ThreadFailedError: They are, or any other thread failed.
+    """
+    while not wait([work], LOOK_S).done:
+        check()
+        if not any(thread.is_alive() for thread in threads) and not work.done():
+            raise ThreadFailedError(f"thread {threads[0].name if threads else ''} has ended without an answer")
+    return work.result()
+
+
+def end_within(seconds: float) -> None:
+    """End a guarded process with 70 if it has not ended by then, whatever its threads wait for."""
+    if _Guard.on:
+        threading.Thread(target=_end, args=(seconds,), name="end", daemon=True).start()
+
+
+def _end(seconds: float) -> None:
+    time.sleep(seconds)
+    log.error("daemon.not_ended", seconds=seconds, stacks=_stacks())
+    os._exit(EXIT_INTERNAL)
+
+
+def _stacks() -> str:
+    """Where the main thread stands."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
