@@ -49,10 +49,18 @@ KINDS = {
     "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
     "group": Kind(DEGRADED, "check the receiver for that reason; the daemon resumes by itself"),
-    "span": Kind(DEGRADED, "fix what the named group waits for, or end its retries: retry.give_up_after"),
+    "span": Kind(
+        DEGRADED,
+        "if a group is named as failing, fix what it waits for, or end its retries: retry.give_up_after; otherwise wait: "
+        "the partition changes hands",
+    ),
     "ids_loading": Kind(DEGRADED, "wait; if the log has ids.not_loaded, do what it says"),
     "unread": Kind(DEGRADED, _BROKER),
-    "waiting": Kind(DEGRADED, "check the receiver's speed; raise sink.http.concurrency, or add processes"),
+    "waiting": Kind(
+        DEGRADED,
+        "if they wait for a commit, check the broker and the network; otherwise check the receiver's speed, raise "
+        "sink.http.concurrency, or add processes",
+    ),
     "dead_letters": Kind(DEGRADED, "check the dead letters and their reasons; correct the producer or the receiver"),
 }
 """All kinds, the worst first. The words are the label `reason` of the metric `sidecar_problem`."""
