@@ -51,8 +51,8 @@ KINDS = {
     "group": Kind(DEGRADED, "check the receiver for that reason; the daemon resumes by itself"),
     "span": Kind(
         DEGRADED,
-        "if a group is named as failing, fix what it waits for, or end its retries: retry.give_up_after; otherwise wait: "
-        "the partition changes hands",
+        "if a group is named as failing, fix what it waits for, or end its retries: retry.give_up_after; otherwise "
+        "wait: the partition changes hands",
     ),
     "ids_loading": Kind(DEGRADED, "wait; if the log has ids.not_loaded, do what it says"),
     "unread": Kind(DEGRADED, _BROKER),
