@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
@@ -141,7 +142,10 @@ def retry_after_ms(text: str | None, now: float) -> int | None:
     if re.fullmatch(r"[0-9]+", text):
         return min(int(text[:10]) * 1000, RETRY_AFTER_MAX_MS)
     try:
-        wait_ms = int((parsedate_to_datetime(text).timestamp() - now) * 1000)
+        date = parsedate_to_datetime(text)
+        if date.tzinfo is None:  # asctime's form names no zone, nor does -0000: they are GMT, not this host's time
+            date = date.replace(tzinfo=UTC)
+        wait_ms = int((date.timestamp() - now) * 1000)
     except (ValueError, OverflowError, OSError):
         return None
     return max(0, min(wait_ms, RETRY_AFTER_MAX_MS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
@@ -129,6 +130,20 @@ def test_the_bound_of_a_207_grows_with_the_batch() -> None:
 def test_retry_after_is_read_and_bounded(text: str | None, wait_ms: int | None) -> None:
     """Seconds or a date, five minutes at most, and nothing where it cannot be read."""
     assert retry_after_ms(text, NOW) == wait_ms
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York"])
+@pytest.mark.parametrize(
+    "form", ["%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y", "%a, %d %b %Y %T -0000"]
+)
+def test_a_date_is_in_gmt_whatever_the_zone_of_the_host(monkeypatch: pytest.MonkeyPatch, zone: str, form: str) -> None:
+    """Each form of RFC 9110, and one that says that it does not know its zone, names the same instant everywhere."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", zone)
+        time.tzset()
+        found = retry_after_ms(datetime.fromtimestamp(NOW + 30, UTC).strftime(form), NOW)
+    time.tzset()
+    assert found == 30_000
 
 
 def test_retry_after_counts_where_something_is_sent_again() -> None:
