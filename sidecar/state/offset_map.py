@@ -27,7 +27,8 @@ from sidecar.core.partition_state import STORES_MAX, LaneState, Other, Partition
 MAGIC, VERSION = 0xB5, 1
 _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
-STORE_BYTES = 6
+KEY_BYTES = STORE_BYTES = 6
+NUMBER_BITS = 63
 STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10 + 5) + 10) * 4 // 3 + 1
 """Most that the stores take of the text."""
 IntentKey = tuple[int, int, int]
@@ -222,23 +223,28 @@ class _Reader:
         self._at = 0
 
     def number(self) -> int:
-        number = shift = 0
-        while True:
+        """The next number, of at most 63 bits."""
+        number = 0
+        for shift in range(0, NUMBER_BITS, 7):
             byte = self._raw[self._at]
             self._at += 1
             number |= (byte & 0x7F) << shift
             if not byte & 0x80:
                 return number
-            shift += 7
+        raise ValueError(f"a number of more than {NUMBER_BITS} bits")
+
+    def taken(self, size: int) -> int:
+        """The next number, of a fixed size; the end of the bytes is an error, so every count is bounded by them."""
+        self._at += size
+        if self._at > len(self._raw):
+            raise ValueError("cut off")
+        return int.from_bytes(self._raw[self._at - size : self._at], "big")
 
     def stamp(self) -> Stamp | None:
         """The next stamp; None if there is none, or if an earlier version wrote the rest."""
         if self._at == len(self._raw):
             return None
-        size = TOKEN_BITS // 8
-        token = int.from_bytes(self._raw[self._at : self._at + size], "big")
-        self._at += size
-        stamp = Stamp(token, self.number())
+        stamp = Stamp(self.taken(TOKEN_BITS // 8), self.number())
         return None if stamp == _NO_STAMP else stamp
 
     def tries(self, places: list[IntentKey]) -> Iterator[tuple[IntentKey, Tries]]:
@@ -252,11 +258,7 @@ class _Reader:
         """The stores, and the last parked part; none if there is none, or if an earlier version wrote the rest."""
         if self._at == len(self._raw):
             return Stores(), 0
-        stores = []
-        for _ in range(self.number() + 1):
-            store = int.from_bytes(self._raw[self._at : self._at + STORE_BYTES], "big")
-            self._at += STORE_BYTES
-            stores.append((store, self.number()))
+        stores = [(self.taken(STORE_BYTES), self.number()) for _ in range(self.number() + 1)]
         epoch = self.number() if self._at < len(self._raw) else 0
         parked = [self.number() for _ in stores] if self._at < len(self._raw) else [0] * len(stores)
         found = [Other(store, seen, last) for (store, seen), last in zip(stores, parked, strict=True)]
@@ -264,8 +266,7 @@ class _Reader:
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):
-            yield int.from_bytes(self._raw[self._at : self._at + 6], "big")
-            self._at += 6
+            yield self.taken(KEY_BYTES)
 
 
 def _read(reader: _Reader) -> PartitionState:

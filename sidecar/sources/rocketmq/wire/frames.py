@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -21,11 +22,33 @@ ANSWER, ONE_WAY = 1, 2
 
 _LENGTHS = struct.Struct(">ii")
 _BINARY_HEAD = struct.Struct(">hbhiii")
-_BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=[{,])\s*(-?\d+)\s*(?=:)')
+# A string without an end counts as one up to the end: otherwise the time would be quadratic.
+_BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(?<=[{,])\s*(-?\d+)\s*(?=:)', re.DOTALL)
+_Kind = TypeVar("_Kind")
 
 
 class ProtocolError(Exception):
     """The received bytes are not the remoting protocol; the connection cannot be used any more."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise any error of reading a peer's values as `ProtocolError`: a missing, wrong or impossible value."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, struct.error) as error:
+        raise ProtocolError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def typed(kind: type[_Kind], value: object) -> _Kind:
+    """The value.
+
+    Raises:
+        TypeError: It is of another type: JSON has any.
+    """
+    if type(value) is not kind:
+        raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
+    return value
 
 
 class Frame(NamedTuple):
@@ -88,26 +111,23 @@ class FrameReader:
 
 
 def _frame(kind: int, head: bytes, body: bytes) -> Frame:
-    try:
+    with reading("a header"):
         if kind == 1:
             return _binary(head, body)
-        fields = orjson.loads(head)
-        return Frame(
-            fields["code"],
-            fields["opaque"],
-            fields["flag"],
-            fields.get("remark") or "",
-            fields.get("extFields") or {},
-            body,
-        )
-    except (ValueError, KeyError, TypeError, struct.error, IndexError) as error:
-        raise ProtocolError(f"a header that cannot be read: {error}") from error
+        head_fields = orjson.loads(head)
+        code, opaque, flag = (typed(int, head_fields[name]) for name in ("code", "opaque", "flag"))
+        fields = typed(dict, head_fields.get("extFields") or {})
+        for value in fields.values():
+            typed(str, value)
+        return Frame(code, opaque, flag, typed(str, head_fields.get("remark") or ""), fields, body)
 
 
 def _binary(head: bytes, body: bytes) -> Frame:
     code, _, _, opaque, flag, remark_length = _BINARY_HEAD.unpack_from(head)
     start = _BINARY_HEAD.size
     remark = head[start : start + remark_length].decode("utf-8", "replace")
+    if remark_length < 0:
+        raise ValueError("a remark of negative length")
     start += remark_length
     (left,) = struct.unpack_from(">i", head, start)
     start += 4

@@ -9,7 +9,7 @@ import orjson
 from sidecar.core.messages.tags import string_hash_code
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.codes import Request
-from sidecar.sources.rocketmq.wire.frames import Frame, loads
+from sidecar.sources.rocketmq.wire.frames import Frame, loads, reading, typed
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 
@@ -64,10 +64,15 @@ class MemberAsks:
         return Ask(Request.LOCK_BATCH_MQ, {}, self._queues(tps))
 
     def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
-        """The queues of `tps` in the answer to `lock`."""
-        locked = {
-            (queue["topic"], queue["brokerName"], queue["queueId"]) for queue in loads(answer.body)["lockOKMQSet"]
-        }
+        """The queues of `tps` in the answer to `lock`.
+
+        Raises:
+            ProtocolError: The answer cannot be read.
+        """
+        with reading("the locked queues"):
+            locked = {
+                (queue["topic"], queue["brokerName"], queue["queueId"]) for queue in loads(answer.body)["lockOKMQSet"]
+            }
         return {tp for tp in tps if (self._asks.wire(tp.topic), tp.broker, tp.partition) in locked}
 
     def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
@@ -80,5 +85,10 @@ class MemberAsks:
 
 
 def read_members(answer: Frame) -> list[str]:
-    """The client ids in the answer to `MemberAsks.members`."""
-    return list(loads(answer.body)["consumerIdList"]) if answer.body else []
+    """The client ids in the answer to `MemberAsks.members`.
+
+    Raises:
+        ProtocolError: The answer cannot be read.
+    """
+    with reading("the members of a group"):
+        return [typed(str, each) for each in loads(answer.body)["consumerIdList"]] if answer.body else []

@@ -160,6 +160,8 @@ def _messages(data: bytes) -> Iterator[tuple[StoredMessage, int]]:
             raise ProtocolError(f"a stored message begins with {magic:08X}")
         (properties_length,) = _PROPERTIES.unpack_from(data, properties_at)
         properties_at += 2
+        if min(offset, position) < 0:
+            raise ProtocolError(f"a stored message has offset {offset} and position {position}")
         if length < 0 or size < properties_at + properties_length - start or start + size > end:
             raise ProtocolError(f"a stored message of {size} bytes is cut off")
         yield _stored((

@@ -10,12 +10,15 @@ import orjson
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.codes import Code, Request
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads, reading, typed
 from sidecar.sources.rocketmq.wire.network import Ask
 
 RETRY = "%RETRY%"
 DLQ = "%DLQ%"
 MASTER = "0"
+QUEUES_MAX = 1 << 16
+"""Most queues of a topic: a route with more is refused before it takes the memory."""
+_LONG_BITS = 64
 MESSAGES_MAX = 32
 """Most messages that a broker gives for one request."""
 READABLE = 4
@@ -174,24 +177,30 @@ def read_route(topic: str, answer: Frame) -> Route:
     Raises:
         ProtocolError: The answer cannot be read.
     """
-    try:
+    with reading(f"the route of {topic}"):
         route = loads(answer.body)
-        brokers = {entry["brokerName"]: entry["brokerAddrs"] for entry in route["brokerDatas"]}
+        brokers = {typed(str, entry["brokerName"]): _addresses(entry["brokerAddrs"]) for entry in route["brokerDatas"]}
         masters = {name: addresses[MASTER] for name, addresses in brokers.items() if MASTER in addresses}
         slaves = {
             name: {number: address for number, address in addresses.items() if number != MASTER}
             for name, addresses in brokers.items()
         }
+        count = sum(max(0, typed(int, entry["readQueueNums"])) for entry in route["queueDatas"])
+        if count > QUEUES_MAX:
+            raise ValueError(f"{count} queues: at most {QUEUES_MAX} are read")
         queues = tuple(
             TopicPartition(topic, number, entry["brokerName"])
             for entry in route["queueDatas"]
             if entry["perm"] & READABLE and brokers.get(entry["brokerName"])
             for number in range(entry["readQueueNums"])
         )
-        cluster = min((entry.get("cluster") or "" for entry in route["brokerDatas"]), default="")
-    except (KeyError, TypeError) as error:
-        raise ProtocolError(f"the route of {topic} lacks {error}") from error
+        cluster = min((typed(str, entry.get("cluster") or "") for entry in route["brokerDatas"]), default="")
     return Route(cluster, masters, queues, slaves)
+
+
+def _addresses(found: dict[str, str]) -> dict[str, str]:
+    """The addresses of a broker's processes, by their numbers."""
+    return {typed(str, number): typed(str, address) for number, address in found.items()}
 
 
 def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
@@ -200,14 +209,12 @@ def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
     Raises:
         ProtocolError: The body is not such a message.
     """
-    try:
+    with reading("a reset"):
         return {
-            (queue["topic"], queue["brokerName"], queue["queueId"]): int(offset)
+            (typed(str, queue["topic"]), typed(str, queue["brokerName"]), typed(int, queue["queueId"])): _long(offset)
             for text, offset in re.findall(rb'(\{"[^{}]*\}):(-?\d+)', body)
             for queue in [orjson.loads(text)]
         }
-    except (ValueError, KeyError) as error:
-        raise ProtocolError(f"a reset that cannot be read: {error}") from error
 
 
 def commit_waves(tps: Iterable[TopicPartition]) -> list[list[TopicPartition]]:
@@ -226,8 +233,9 @@ def read_boot(answer: Frame) -> int:
     if answer.code != Code.SUCCESS:
         return 0
     try:
-        return int(loads(answer.body)["table"]["bootTimestamp"])
-    except (KeyError, TypeError, ValueError):  # no known broker does this
+        with reading("the state of a broker"):
+            return int(loads(answer.body)["table"]["bootTimestamp"])
+    except ProtocolError:  # no known broker does this
         return 0
 
 
@@ -237,7 +245,13 @@ def read_offset(answer: Frame, name: str = "offset") -> int:
     Raises:
         ProtocolError: The answer has none.
     """
-    try:
-        return int(answer.fields[name])
-    except (KeyError, ValueError) as error:
-        raise ProtocolError(f"an answer without {name}: {error}") from error
+    with reading(f"{name} of an answer"):
+        return _long(answer.fields[name])
+
+
+def _long(digits: str | bytes) -> int:
+    """A number of Java's `long`."""
+    number = int(digits)
+    if number.bit_length() >= _LONG_BITS:
+        raise OverflowError(f"more than {_LONG_BITS} bits")
+    return number
