@@ -11,14 +11,16 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from sidecar.core.partition_state import LaneState, PartitionState
+from sidecar.core.partition_state import PartitionState
 
 TOKEN_BITS = 48
 ANCESTORS_MAX = 64
+ANCESTORS_NAMED = 8
+"""So many of them a commit names beside its parent: what an owner knows without a folder."""
 FINGERPRINTS_MAX = 48
 
 
@@ -55,14 +57,27 @@ class Lineage:
     fingerprints: tuple[Fingerprint, ...] = ()
     durable: bool = True
 
+    @property
+    def named(self) -> tuple[Stamp, ...]:
+        """The newest ancestors beside the parent, oldest first: those that a commit names."""
+        stamps = [Stamp(*each) for each in self.ancestors.items()]
+        return tuple([each for each in stamps if each != self.parent][-ANCESTORS_NAMED:])
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The state at the broker; earlier versions wrote no stamps."""
+    """The state at the broker; earlier versions wrote no ancestors, still earlier ones no stamps."""
 
     state: PartitionState
     stamp: Stamp | None = None
     parent: Stamp | None = None
+    ancestors: tuple[Stamp, ...] = ()
+    """Commits before the parent, oldest first."""
+
+    @property
+    def line(self) -> list[Stamp]:
+        """All commits that are known of its line, oldest first."""
+        return [each for each in (*self.ancestors, self.parent, self.stamp) if each is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,8 @@ class Basis(enum.Enum):
     FOLDER = "folder"
     BOTH = "both"
     """Neither came after the other: after a rewind, another member continued from the older state."""
+    UNKNOWN = "unknown"
+    """The commit names none of the commits that the folder knows: more owners came in between than a commit names."""
 
 
 class Log(Protocol):
@@ -131,6 +148,11 @@ class Recalled(NamedTuple):
     agreed: int | None = None
     compared: bool = False
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether the broker has this state."""
+        return self.whose in (Basis.BROKER, Basis.UNKNOWN)
+
 
 def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> Recalled:
     """Choose the state to continue from.
@@ -142,6 +164,10 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> 
     """
     state = committed.state if committed is not None else PartitionState(log.low, log.low)
     whose = basis(committed, memory)
+    if memory is not None and whose is Basis.UNKNOWN:
+        # The commit has all that the folder has, or is of a line of its own: then what the folder calls settled may
+        # have been put or parked, and the later owners have removed that.
+        memory = None
     seen = state.seen if memory is None or whose is Basis.BROKER else max(state.seen, memory.state.seen)
     cut = seen > log.high
     if cut:
@@ -161,6 +187,8 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> 
     if whose is Basis.FOLDER:
         state = memory.state
     elif whose is Basis.BOTH:
+        if memory.state.parked:  # the other member has removed what this one had parked, and read it again
+            return Recalled(state, whose, 0, fresh=False, agreed=agreed, compared=True)
         state = _settled_to(state, memory.state.watermark)
     return Recalled(state, whose, memory.known_below, fresh=False, agreed=agreed, compared=True)
 
@@ -173,12 +201,24 @@ def basis(committed: Committed | None, memory: Remembered | None) -> Basis:
         return Basis.BROKER
     stamp, own = committed.stamp, memory.stamp
     if stamp is not None:
-        later = [each for each in (stamp, committed.parent) if each is not None and each.token == own.token]
-        if any(each.number >= own.number for each in later):
+        if any(each.token == own.token and each.number >= own.number for each in committed.line):
             return Basis.BROKER
         if stamp.token == own.token or stamp.number <= memory.ancestors.get(stamp.token, 0):
             return Basis.FOLDER
-    return Basis.FOLDER if memory.state.watermark >= committed.state.seen else Basis.BOTH
+    if memory.state.watermark >= committed.state.seen:
+        return Basis.FOLDER
+    return Basis.BOTH if _forked(committed, memory) else Basis.UNKNOWN
+
+
+def _forked(committed: Committed, memory: Remembered) -> bool:
+    """Whether it is certain that a state that did not come before is not a later one either.
+
+    No line goes back. What a commit names of its line has no gap, so the folder would be in it behind a common commit.
+    """
+    if memory.state.watermark > committed.state.watermark or memory.state.seen > committed.state.seen:
+        return True
+    known = {**memory.ancestors, memory.stamp.token: memory.stamp.number}
+    return any(each.number <= known.get(each.token, 0) for each in committed.line)
 
 
 def _agreed(memory: Remembered, log: Log) -> int | None:
@@ -202,24 +242,25 @@ def _settled_to(state: PartitionState, watermark: int) -> PartitionState:
         opened = None if lane.open_from is None else max(lane.open_from, watermark)
         intents = tuple(intent for intent in lane.intents if intent[1] >= watermark)
         if opened is not None or intents:
-            lanes[key] = LaneState(opened, intents)
+            lanes[key] = lane._replace(open_from=opened, intents=intents)
     firsts = [each.first for each in shared] + [first for lane in lanes.values() for first, _ in lane.intents]
     low = max(state.watermark, min([watermark, *firsts]))
     shared_from = None if state.shared_from is None else max(state.shared_from, low)
-    return PartitionState(low, max(state.seen, low), lanes, shared_from, tuple(shared), state.tries, state.stores)
+    return replace(
+        state, watermark=low, seen=max(state.seen, low), lanes=lanes, shared_from=shared_from, shared=tuple(shared)
+    )
 
 
 def inherited(committed: Committed | None, memory: Remembered | None) -> dict[int, int]:
     """The commits that a state made from these two comes after: the highest number by token, oldest first."""
-    stamps: list[Stamp | None] = []
+    stamps: list[Stamp] = []
     if memory is not None:
         stamps += [*(Stamp(*each) for each in memory.ancestors.items()), memory.stamp]
     if committed is not None:
-        stamps += [committed.parent, committed.stamp]
+        stamps += committed.line
     table: dict[int, int] = {}
     for each in stamps:
-        if each is not None:
-            table[each.token] = max(each.number, table.pop(each.token, 0))
+        table[each.token] = max(each.number, table.pop(each.token, 0))
     return dict(list(table.items())[-ANCESTORS_MAX:])
 
 

@@ -2,7 +2,7 @@
 
 Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules (4
 bytes each), then varints. Behind them, where earlier versions stop reading: the stamps of the commit and its
-predecessor, the tries of intents, and the stores of delayed messages.
+predecessor, the tries of intents, the stores of delayed messages, and the stamps of earlier predecessors.
 
 Metadata that does not verify is foreign and is ignored, never an error: other tools copy metadata with translated
 offsets.
@@ -16,7 +16,7 @@ import enum
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -89,10 +89,16 @@ class Decoded(NamedTuple):
     state: PartitionState | None = None
     stamp: Stamp | None = None
     parent: Stamp | None = None
+    ancestors: tuple[Stamp, ...] = ()
 
 
 def encode(
-    identity: Identity, rules: bytes, state: PartitionState, stamp: Stamp | None = None, parent: Stamp | None = None
+    identity: Identity,
+    rules: bytes,
+    state: PartitionState,
+    stamp: Stamp | None = None,
+    parent: Stamp | None = None,
+    ancestors: Sequence[Stamp] = (),
 ) -> str:
     """The metadata for a commit of `state.watermark`.
 
@@ -102,6 +108,7 @@ def encode(
         state: The state.
         stamp: The stamp of this commit.
         parent: The stamp of the commit from which the ownership began.
+        ancestors: See `Lineage.named`.
 
     Raises:
         ValueError: The state does not fit; the core's bounds prevent that.
@@ -122,8 +129,7 @@ def encode(
             _put(out, first - before, last - first)
             before = last
     for known in (stamp or _NO_STAMP, parent or _NO_STAMP):
-        out += known.token.to_bytes(TOKEN_BITS // 8, "big")
-        _put(out, known.number)
+        _put_stamp(out, known)
     places = {intent: number for number, intent in enumerate(_places(state.lanes))}
     tries = sorted((places[intent], tried) for intent, tried in state.tries.items() if intent in places)
     _put(out, len(tries))
@@ -131,15 +137,19 @@ def encode(
     for number, tried in tries:
         _put(out, number - before, *tried)
         before = number
-    if state.stores.own:
+    if state.stores.own or state.parked or ancestors:
         _put(out, len(state.stores.others))
         stores = (*state.stores.others, Other(state.stores.own, 0, state.parked))
         for each in stores:
             out += each.store.to_bytes(STORE_BYTES, "big")
             _put(out, each.seen)
         _put(out, state.stores.epoch)
-        if any(each.parked for each in stores):
+        if any(each.parked for each in stores) or ancestors:
             _put(out, *(each.parked for each in stores))
+    if ancestors:
+        _put(out, len(ancestors))
+        for ancestor in ancestors:
+            _put_stamp(out, ancestor)
     text = base64.b64encode(_HEAD.pack(MAGIC, VERSION, zlib.crc32(out)) + out).decode()
     if len(text) > METADATA_CHARACTERS:
         raise ValueError(f"{len(text)} characters of metadata, {METADATA_CHARACTERS} fit")
@@ -160,14 +170,14 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     content = _content(text)
     if content is None:
         return Decoded(Origin.FOREIGN)
-    (incarnation, group, topic, their_rules), state, stamp, parent = content
+    (incarnation, group, topic, their_rules), state, stamp, parent, ancestors = content
     if group != _hash(known.cluster_id, known.group_id) or state.watermark != offset:
         return Decoded(Origin.FOREIGN)
     if topic != _hash(known.topic_id):
         return Decoded(Origin.OTHER_TOPIC)
     if their_rules != rules:
         return Decoded(Origin.OTHER_RULES)
-    return Decoded(Origin.OURS, incarnation, state, stamp, parent)
+    return Decoded(Origin.OURS, incarnation, state, stamp, parent, ancestors)
 
 
 def state_of(text: str) -> PartitionState | None:
@@ -184,6 +194,7 @@ class _Content(NamedTuple):
     state: PartitionState
     stamp: Stamp | None
     parent: Stamp | None
+    ancestors: tuple[Stamp, ...]
 
 
 def _content(text: str) -> _Content | None:
@@ -199,7 +210,8 @@ def _content(text: str) -> _Content | None:
         stamp, parent = reader.stamp(), reader.stamp()
         state.tries.update(reader.tries(list(_places(state.lanes))))
         stores, parked = reader.stores()
-        return _Content(identity, replace(state, stores=stores, parked=parked), stamp, parent)
+        state = replace(state, stores=stores, parked=parked)
+        return _Content(identity, state, stamp, parent, tuple(reader.ancestors()))
     except (binascii.Error, ValueError, struct.error, IndexError):
         return None
 
@@ -215,6 +227,11 @@ def _put(out: bytearray, *numbers: int) -> None:
             out.append(number & 0x7F | 0x80)
             number >>= 7
         out.append(number)
+
+
+def _put_stamp(out: bytearray, stamp: Stamp) -> None:
+    out += stamp.token.to_bytes(TOKEN_BITS // 8, "big")
+    _put(out, stamp.number)
 
 
 class _Reader:
@@ -263,6 +280,13 @@ class _Reader:
         parked = [self.number() for _ in stores] if self._at < len(self._raw) else [0] * len(stores)
         found = [Other(store, seen, last) for (store, seen), last in zip(stores, parked, strict=True)]
         return Stores(found[-1].store, tuple(found[:-1]), epoch), found[-1].parked
+
+    def ancestors(self) -> Iterator[Stamp]:
+        """The stamps of earlier predecessors; empty if an earlier version wrote the rest."""
+        for _ in range(self.number() if self._at < len(self._raw) else 0):
+            stamp = self.stamp()
+            if stamp is not None:
+                yield stamp
 
     def keys(self, count: int) -> Iterator[int]:
         for _ in range(count):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,63 @@ def parked_outage(
     kind = f"parked, {store}, `kill -9`{' and the folder deleted' if forgets else ''}, ordering {ordering}"
     notes = f"{messages // 2} messages parked, `batch.span_max` {SPAN_MAX}"
     return Finding(kind, 2 * times, messages, found, time.monotonic() - begun, notes)
+
+
+def parked_round(broker: Broker, folder: Path, messages: int, between: int, *, store: str = "changelog") -> Finding:
+    """A partition goes from one member over others back to the first, with parked batches and its folder kept.
+
+    Args:
+        broker: The broker.
+        folder: For the daemons' files.
+        messages: All of the group that fails.
+        between: The number of owners in between; each commits.
+        store: `delay.store`.
+
+    Raises:
+        AssertionError: A member takes the broker to have lost commits.
+    """
+    begun = time.monotonic()
+    (topic,) = new_topics(broker, 1, 1)
+    with Receiver(out=folder / unique("rows")) as receiver:
+        receiver.fail("status", group="a")
+        receiver.fail("hang", group="b")  # holds the watermark back, so that owners find much above it
+        config = configuration(
+            broker, [topic], receiver.url, "a || b", delay={"store": store}, drain_timeout="100ms",
+            batch={"max_messages": 20, "linger": "20ms"}, retry={"park_after": "200ms"},
+        )  # fmt: skip
+        members = [Daemon(folder, config, name=unique("round")) for _ in range(1 + between)]
+        produce(broker.bootstrap, topic, [_of("b", -1), *(_of("a", number) for number in range(messages))])
+        sent = messages
+        for number, member in enumerate(members):
+            if number:
+                produce(broker.bootstrap, topic, [_of("a", sent)])
+                sent += 1
+            with member:
+                member.wait_ready()
+                _await(member, "all but one is parked", partial(_is_parked, sent))
+                member.terminate()
+                member.process.wait(30)
+        first = members[0]
+        with first:
+            first.wait_ready()
+            receiver.control({"faults": []})
+            end = set(ends(broker, [topic]).values())
+            _await(first, "the store is empty", lambda now: _is_out(now, end) and not now["parked"])
+            assert not first.events("commit.behind"), "no commit was lost"
+            first.stop()
+        parts = receiver.parts()
+    wanted = Counter(value_hash(b"%d" % number) for number in range(-1, sent))
+    found = tally_counts(Counter(row[-1] for part in parts for row in part["rows"]), wanted)
+    kind = f"parked, {store}, {between} owners in between, the first one's folder kept"
+    return Finding(kind, 1, sent + 1, found, time.monotonic() - begun)
+
+
+def _is_parked(count: int, status: dict[str, Any]) -> bool:
+    return bool(status["parked"] == count and status["partitions"])
+
+
+def _of(tag: str, number: int) -> Outgoing:
+    return Outgoing(0, b"%d" % number, None, [("tag", tag.encode())])
 
 
 def _message(number: int, soon: bytes) -> Outgoing:

@@ -108,7 +108,7 @@ class Life:
         self.inherited.update(range(found.state.watermark, found.state.seen))
         if self._text is not None:
             told = decode(self._text, found.state.watermark, self.identity, RULES)
-            same = (told.state, told.stamp, told.parent) == (found.state, found.stamp, found.parent)
+            same = Committed(told.state, told.stamp, told.parent, told.ancestors) == found if told.state else False
             if not same or told.incarnation != self.identity.incarnation:
                 raise BrokenPromiseError("codec", f"{found} came back as {told}")
 
@@ -118,8 +118,8 @@ class Life:
         assert item.lineage is not None
         state = item.state
         if codec:
-            self._text = encode(self.identity, RULES, state, item.stamp, item.lineage.parent)
-        self.history.append(Committed(state, item.stamp, item.lineage.parent))
+            self._text = encode(self.identity, RULES, state, item.stamp, item.lineage.parent, item.lineage.named)
+        self.history.append(Committed(state, item.stamp, item.lineage.parent, item.lineage.named))
         self.newest = item.stamp
         self.parents[Stamp(item.stamp.token, 1)] = item.lineage.parent
         self.tries = Tries(*map(max, zip(self.tries, *state.tries.values(), strict=True)))

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
@@ -34,6 +35,7 @@ from sidecar.core.effects import (
     Unpark,
 )
 from sidecar.core.intake.reading import Reading
+from sidecar.core.lineage import Committed, Fingerprint, Lineage, Remembered, inherited, recall
 from sidecar.core.messages.cancels import CANCEL_HEADER, NAME_HEADER, cancel_reader
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch, Part
@@ -56,6 +58,7 @@ from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.sources.base import Assignment
+from sidecar.state.offset_map import Identity, decode, encode
 from sidecar.state.rules import Rules
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.cancelling import Cancelling
@@ -97,6 +100,21 @@ class RowColumns:
             [*((CANCEL_HEADER, name) for name in row[5]), *([(NAME_HEADER, row[4])] if row[4] else [])]
             for row in messages
         ]
+
+
+class SameLog(NamedTuple):
+    """`lineage.Log` of a log that stays as it is."""
+
+    low: int = 0
+    high: int = LENGTH
+
+    def has(self, mark: Fingerprint) -> bool:
+        """Whether the same message is there."""
+        return mark.digest == mark.offset + 1
+
+    def confirm_end(self, seen: int) -> None:
+        """The log never ends early here."""
+        raise AssertionError(seen)
 
 
 class LineFramer:
@@ -156,6 +174,7 @@ class Circumstances:
             ids=(lambda tp, messages: [row[2] for row in messages]) if ids else None,
             due=lambda tp, messages: [row[3] for row in messages],
             cancels=cancel_reader(RowColumns()),
+            digest=lambda row: row[0] + 1,
         )  # fmt: skip
         batching = BatchRules(
             by_group=r.random() < 0.3,
@@ -198,10 +217,25 @@ class Broker:
     """The partition's log, as it is read, and its commit."""
 
     def __init__(self) -> None:
-        self.state = PartitionState(0, 0)
+        self.found = Committed(PartitionState(0, 0))
         self.incarnation = 1
+        self.tokens = count(1)
         self.owner: Host | None = None
         """Only its commits are taken."""
+
+    @property
+    def state(self) -> PartitionState:
+        """The committed state."""
+        return self.found.state
+
+    def commit(self, item: CommitItem) -> None:
+        """A commit arrives; what is found of it is what its wire form has."""
+        identity, lineage = Identity("", "g", "topic", self.incarnation), item.lineage or Lineage()
+        text = encode(identity, b"rule", item.state, item.stamp, lineage.parent, lineage.named)
+        found = decode(text, item.state.watermark, identity, b"rule")
+        if found.state != item.state:
+            raise BrokenPromiseError("codec", f"{item.state} came back as {found}")
+        self.found = Committed(found.state, *found[3:])
 
 
 @dataclass
@@ -242,6 +276,8 @@ class Host:
         self.alive = False
         self.folder: tuple[int, PartitionState] | None = None
         """Incarnation and state in the state folder, if the source hands on nothing but the offset."""
+        self.memory: tuple[int, Remembered] | None = None
+        """Incarnation and newest acknowledged commit in the state folder, if the source hands on the state."""
         self.early: int | None = None
         """The offset that it learned before the last owner had ended."""
         self.incarnation = self.told = 0
@@ -311,10 +347,21 @@ class Host:
             self.delays.takeovers.begin(found, None)
 
     def _committed(self) -> Assignment:
-        """What the broker's commit tells."""
-        broker = self._world.broker
-        state, incarnation = broker.state, broker.incarnation
-        return Assignment(TP, f"s{incarnation}", state, "topic", incarnation, resumed=True, read_from=state.watermark)
+        """What the broker's commit and the state folder tell."""
+        committed, incarnation = self._world.broker.found, self._world.broker.incarnation
+        memory = self.memory[1] if self.memory is not None and self.memory[0] == incarnation else None
+        found = recall(committed, memory, SameLog())
+        if found.compared:
+            self._world.blamed = f"{committed} is taken for a loss of {memory}"
+        lineage = Lineage(
+            next(self._world.broker.tokens),
+            committed.stamp,
+            inherited(committed, memory),
+            () if memory is None else memory.fingerprints,
+            durable=found.is_committed,
+        )
+        scope, start = f"s{incarnation}", found.state.watermark
+        return Assignment(TP, scope, found.state, "topic", incarnation, resumed=True, read_from=start, lineage=lineage)
 
     def _bare(self) -> Assignment:
         """What the broker's offset and the state folder tell, as with RocketMQ."""
@@ -332,7 +379,7 @@ class Host:
         if self.plan.reading.ids is not None:
             self.pipeline.intake.ids.forget(TP)
             self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
-        self.pipeline.assign(TP, found.scope, found.state)
+        self.pipeline.assign(TP, found.scope, found.state, found.lineage or Lineage())
         self.delays.owned.take([found])
 
     def _window(self) -> Any:
@@ -435,7 +482,8 @@ class Host:
                 return False
             if not self._world.bare and self.incarnation != broker.incarnation:
                 return False
-            broker.state, self.told = item.state, item.state.watermark
+            broker.commit(item)
+            self.told = item.state.watermark
             self._check_watermark(item.state)
             self._world.settled(self, item.state.watermark)
         return True
@@ -449,6 +497,10 @@ class Host:
             self._do(self.order.ended(ok=True))
         elif isinstance(step, Publish):
             landed = step.items and self._chance() >= lost and self._land(step.items) and self._chance() >= lost
+            for item in step.items if landed else ():
+                if item.stamp is not None and item.lineage is not None:
+                    remembered = Remembered(item.state, item.stamp, item.lineage.ancestors, item.lineage.fingerprints)
+                    self.memory = self.incarnation, remembered
             results = step.ended({item.tp: True for item in step.items} if landed else {})
             self.commit = None
             self.pipeline.committed(results, self._world.now_ms)
@@ -597,6 +649,8 @@ class World:
         self._allowed: dict[int, int] = {}
         """How often offsets may be delivered that an operator's reset delivers again."""
         self._deliveries = Counter[int]()
+        self.blamed = ""
+        """Why an owner takes the broker to have lost commits, which it never does here."""
         self.skipped: set[int] = set()
         """Offsets that an operator's reset may skip."""
         self._asked: list[tuple[int, Future[Told]]] = []
@@ -789,7 +843,7 @@ class World:
         at, held = int(self.chance() * LENGTH), self.durable(self.broker.state)
         counted = self._counted(self.broker.state)
         self.broker.incarnation += 1
-        self.broker.state = PartitionState(at, at)
+        self.broker.found = Committed(PartitionState(at, at))
         late = Counter(each for batch in self.wandering for _, offsets in _offsets(batch) for each in offsets)
         self._allowed |= {offset: self._deliveries[offset] + late[offset] + 1 for offset in range(at, LENGTH)}
         held |= {
@@ -884,6 +938,8 @@ class World:
                 raise BrokenPromiseError("lost", f"{offset}, due {due}")
             if not wanted and offset in self.receiver.stored:
                 raise BrokenPromiseError("filtered", f"{offset}")
+        if self.blamed:
+            raise BrokenPromiseError("blamed", self.blamed)
 
 
 def _members(held: Held) -> list[int]:

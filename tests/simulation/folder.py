@@ -78,7 +78,7 @@ class Folder:
             life.found().stamp,
             inherited(life.found(), memory),
             tuple(mark for mark in marks if mark.offset < recalled.settled_below),
-            durable=recalled.whose is Basis.BROKER,
+            durable=recalled.is_committed,
         )
 
     def load(self, life: Life, pipeline: Pipeline, below: int) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sidecar.core.lineage import ANCESTORS_NAMED, TOKEN_BITS
+
 METADATA_CHARACTERS = 4096
 """The default of Kafka's `offset.metadata.max.bytes`."""
 METADATA_CHARACTERS_MIN = 700
 """Smallest size at which a refused batch of thousands of messages can be halved down to the message at fault."""
-LANES, EXTRA_CUTS_BYTES, EXTRA_BYTES, TRIES = 64, 500, 1_300, 40
+LANES, EXTRA_CUTS_BYTES, EXTRA_BYTES, TRIES = 64, 500, 1_230, 40
 """The bounds that fit into the default."""
-FIXED_BYTES = 75
+ANCESTORS_BYTES = 10 + 1 + ANCESTORS_NAMED * (TOKEN_BITS // 8 + 5)
+"""Size of the stamps of ancestors, behind stores that are absent."""
+FIXED_BYTES = 75 + ANCESTORS_BYTES
 """Size of identity, stamps, watermark and counts, at their longest."""
 
 

@@ -11,6 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Lineage
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Listener
 from sidecar.sources.kafka.start.memory import Memories, Memory
@@ -111,8 +112,8 @@ class Commits:
 
     def _memory(self, item: CommitItem) -> Memory:
         identity = self._identities[item.tp]
-        parent = item.lineage.parent if item.lineage is not None else None
-        text = encode(identity, self._rules.digest, item.state, item.stamp, parent)
+        lineage = item.lineage or Lineage()
+        text = encode(identity, self._rules.digest, item.state, item.stamp, lineage.parent, lineage.named)
         return Memory.of(item, text, identity.topic_id)
 
     def _is_current(self, item: CommitItem) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
 import pytest
 
 from sidecar.core.lineage import (
     ANCESTORS_MAX,
+    ANCESTORS_NAMED,
     FINGERPRINTS_MAX,
     Basis,
     Committed,
     Fingerprint,
+    Lineage,
     Remembered,
     Stamp,
     Trail,
@@ -21,6 +23,7 @@ from sidecar.core.lineage import (
     recall,
 )
 from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
+from tests.support.full_state import FULL
 
 
 @dataclass
@@ -67,6 +70,66 @@ NEW = Remembered(PartitionState(50, 60), Stamp(2, 3), {1: 6}, marks(20, 59))
 def test_stamps_tell_which_came_after_which(stamp: Stamp | None, parent: Stamp | None, whose: Basis) -> None:
     """An ancestor is older, a descendant newer; where neither is known, both may have gone on from another one."""
     assert basis(Committed(PartitionState(40, 55), stamp, parent), NEW) is whose
+
+
+LATER = PartitionState(50, 70)
+"""A state that may have come after `NEW`: it is not behind it anywhere."""
+
+
+def followed(owners: int) -> Committed:
+    """What the last of so many owners commits that went on from `NEW`, one after the other, without folders."""
+    found = Committed(NEW.state, NEW.stamp)
+    for token in range(100, 100 + owners):
+        lineage = Lineage(token, found.stamp, inherited(found, None))
+        found = Committed(LATER, Stamp(token, 4), lineage.parent, lineage.named)
+    return found
+
+
+@pytest.mark.parametrize("owners", range(ANCESTORS_NAMED + 1))
+def test_a_folder_knows_its_own_line_behind_eight_owners(owners: int) -> None:
+    """Each commit names its parent, and those before it."""
+    assert ANCESTORS_NAMED >= 8
+    assert basis(followed(owners), NEW) is Basis.BROKER
+
+
+@pytest.mark.parametrize("owners", [ANCESTORS_NAMED + 2, 30])
+def test_behind_more_owners_the_commit_holds_and_nobody_is_blamed(owners: int) -> None:
+    """Whether the folder is of this line is unknown: its window is not used, as others may hold what it had settled."""
+    found = recall(followed(owners), NEW, Log())
+    assert (found.whose, found.state, found.settled_below) == (Basis.UNKNOWN, LATER, LATER.seen)
+    assert (found.is_committed, found.compared, found.fresh) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    "committed",
+    [
+        Committed(PartitionState(49, 70), Stamp(9, 1)),
+        Committed(PartitionState(50, 59), Stamp(9, 1)),
+        Committed(LATER, Stamp(9, 1), Stamp(8, 1), (Stamp(1, 6),)),
+        Committed(LATER, Stamp(9, 1), Stamp(2, 2)),
+    ],
+    ids=["watermark behind", "seen behind", "from a common ancestor", "from an earlier commit of the same owner"],
+)
+def test_a_fork_is_certain(committed: Committed) -> None:
+    """No line goes back, and what a commit names of its line has no gap."""
+    assert basis(committed, NEW) is Basis.BOTH
+
+
+def test_after_a_fork_the_commit_holds_where_the_folder_had_parked() -> None:
+    """The other member has removed those parts, and reads their messages again: settled here is lost there."""
+    memory = replace(NEW, state=replace(NEW.state, parked=3))
+    fork = Committed(PartitionState(30, 100, parked=1), Stamp(9, 1))
+    found = recall(fork, memory, Log())
+    assert (found.whose, found.state, found.settled_below) == (Basis.BOTH, fork.state, 0)
+
+
+def test_a_settled_state_keeps_all_else() -> None:
+    """A state that is made from another one leaves out no field, whichever are added."""
+    fork = replace(FULL, watermark=10, seen=100)
+    found = recall(Committed(fork, Stamp(9, 1)), NEW, Log())
+    assert found.whose is Basis.BOTH
+    differs = [each.name for each in fields(fork) if getattr(found.state, each.name) != getattr(fork, each.name)]
+    assert differs == ["watermark"]
 
 
 def test_what_is_wholly_passed_needs_no_stamp() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Tries
-from sidecar.state.offset_map import Identity, Origin, decode, encode
+from sidecar.state.offset_map import Decoded, Identity, Origin, decode, encode
 
 IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"
 STATE = PartitionState(
@@ -26,7 +26,7 @@ HEAD_BYTES = 6
 def test_what_an_older_version_wrote_is_read() -> None:
     """It has no stamps, and nothing has failed."""
     found = decode(BEFORE, 100, IDENTITY, RULES)
-    assert found == (Origin.OURS, 42, STATE, None, None)
+    assert found == Decoded(Origin.OURS, 42, STATE)
 
 
 def test_an_older_version_reads_what_this_one_writes() -> None:
@@ -44,4 +44,4 @@ def test_stamps_and_tries_travel() -> None:
     tries = {(5, 112, 119): Tries(16_383, 2_097_151), (9, 130, 140): Tries(1, 0)}
     tried = replace(STATE, tries=tries)
     found = decode(encode(IDENTITY, RULES, tried, Stamp(7, 8), None), 100, IDENTITY, RULES)
-    assert found == (Origin.OURS, 42, tried, Stamp(7, 8), None)
+    assert found == Decoded(Origin.OURS, 42, tried, Stamp(7, 8))

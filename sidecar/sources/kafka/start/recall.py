@@ -92,6 +92,8 @@ class Recall:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
         if recalled.fresh:
             self._tell_truncated(tp, recalled, bounds)
+        elif committed is not None and remembered is not None and recalled.whose is Basis.UNKNOWN:
+            self._tell_unknown(tp, committed, remembered.state)
         elif remembered is not None and recalled.compared and recalled.whose is not Basis.BROKER:
             self._tell_behind(tp, committed, remembered.state, recalled)
         return recalled, memory
@@ -111,6 +113,13 @@ class Recall:
             self._tell("commit.expired", "warning", {**tp.fields(), "offset": memory.watermark, **action})
             return
         fields = {**tp.fields(), "committed": committed.state.watermark, "remembered": memory.watermark}
+        if recalled.agreed is not None and not recalled.settled_below:
+            action = {
+                "action": "the broker's commit is older than the state folder, another member went on from it, and "
+                "only the folder knows of some parked parts: going on from the commit; messages may be delivered again"
+            }
+            self._tell("commit.behind", "error", fields | action)
+            return
         if recalled.agreed is not None:
             action = {"action": "the broker's commit is older than the state folder: going on from the folder"}
             self._tell("commit.behind", "warning", fields | action)
@@ -120,6 +129,14 @@ class Recall:
             "is in the log any more: going on from the commit; messages may be delivered again"
         }
         self._tell("commit.behind", "error", fields | action)
+
+    def _tell_unknown(self, tp: TopicPartition, committed: Committed, memory: PartitionState) -> None:
+        action = (
+            "other owners have committed since, more than a commit names: going on from the commit, without the state "
+            "folder"
+        )
+        fields = {"committed": committed.state.watermark, "remembered": memory.watermark, "action": action}
+        self._tell("folder.outdated", "info", tp.fields() | fields)
 
     def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: Bounds) -> None:
         start = min(max(recalled.state.watermark, bounds.low), bounds.high)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
-from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
+from sidecar.core.lineage import TOKEN_BITS, Committed, Lineage, Recalled, inherited
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
@@ -138,7 +138,7 @@ class StartOffsets:
             reason = _REASONS[decoded.origin]
             self._tell("partition.reset", "warning", fields | {"reason": reason, "action": "new window"})
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
-        committed = Committed(decoded.state, decoded.stamp, decoded.parent)
+        committed = Committed(decoded.state, decoded.stamp, decoded.parent, decoded.ancestors)
         known = replace(known, incarnation=decoded.incarnation)
         return self._resumed(tp, known, committed, *self._recall.recall(tp, committed, known, bounds), bounds)
 
@@ -169,7 +169,7 @@ class StartOffsets:
             committed.stamp if committed is not None else None,
             inherited(committed, remembered),
             tuple(mark for mark in remembered.fingerprints if mark.offset < below) if remembered is not None else (),
-            durable=recalled.whose is Basis.BROKER,
+            durable=recalled.is_committed,
         )
         read_from, settled = max(state.watermark, bounds.low), Settled(before.incarnation, below)
         return Assignment(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from sidecar.core.partition_state import LaneState, PartitionState
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.leased.columns import Taken
 from sidecar.sources.rocketmq.leased.members import (
@@ -56,13 +57,12 @@ class _Left(NamedTuple):
     @property
     def pending(self) -> PartitionState:
         """The state with only its intents: open messages are handed over again, as new ones."""
-        lanes = {key: LaneState(None, lane.intents) for key, lane in self.state.lanes.items() if lane.intents}
+        lanes = {key: lane._replace(open_from=None) for key, lane in self.state.lanes.items() if lane.intents}
         ranges = [intent for lane in lanes.values() for intent in lane.intents]
         ranges += [(shared.first, shared.last) for shared in self.state.shared]
-        if not ranges:
-            return PartitionState(self.state.seen, self.state.seen)
-        first = min(first for first, _ in ranges)  # but numbers after the last were used too, and are never used again
-        return PartitionState(first, self.state.seen, lanes, None, self.state.shared)
+        # Numbers after the last intent were used too, and are never used again.
+        first = min((first for first, _ in ranges), default=self.state.seen)
+        return replace(self.state, watermark=first, lanes=lanes, shared_from=None)
 
 
 def start_all(

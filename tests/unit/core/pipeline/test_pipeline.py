@@ -11,7 +11,7 @@ from sidecar.core import batching
 from sidecar.core.cutting.cutting import READ_MS
 from sidecar.core.delivery.stages import Stage
 from sidecar.core.effects import Commit
-from sidecar.core.lineage import Stamp
+from sidecar.core.lineage import ANCESTORS_NAMED, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS, Room
 from sidecar.core.partition_state import (
     ATTEMPTS_MAX,
@@ -585,11 +585,12 @@ def test_worst_state_fits_in_the_metadata(groups: int, characters: int) -> None:
             shell.read(*found)
             shell.run(2)
         most = Stamp((1 << 48) - 1, 1 << 34)
+        stamps = most, most, [most] * ANCESTORS_NAMED
         for state in shell.commits:
             long = dict.fromkeys(state.tries, Tries(ATTEMPTS_MAX, SECONDS_MAX))
-            text = encode(identity, b"rule", replace(state, tries=long), most, most)
+            text = encode(identity, b"rule", replace(state, tries=long), *stamps)
             assert len(text) <= characters
-        text = encode(identity, b"rule", state, most, most)
+        text = encode(identity, b"rule", state, *stamps)
         assert decode(text, state.watermark, identity, b"rule").state == state
 
 
