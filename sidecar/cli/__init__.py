@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from sidecar.cli.shared.output import OutputError, ReaderGoneError, guarded, say
 from sidecar.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, SidecarError
 from sidecar.resources import shortage
 from sidecar.version import version
@@ -110,9 +111,8 @@ class Commands(click.Group):
         """Run a command; every error becomes a message and an exit code."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            return _stop_printing()
+        except (OutputError, ReaderGoneError):
+            raise
         except SidecarError as error:
             return _report(shortage(error) or error)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -126,22 +126,32 @@ class Commands(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Entry point of the process: exits with a code, unless ``standalone_mode=False``."""
         standalone = extra.pop("standalone_mode", True)
-        try:
-            code = super().main(*args, **{**extra, "standalone_mode": False})
-        except click.ClickException as error:
-            error.show()
-            code = EXIT_USAGE
-        except click.Abort:
-            code = EXIT_INTERRUPTED
+        with guarded():
+            code = self._code(*args, **extra)
         if standalone:
             sys.exit(code)
         return code
 
+    def _code(self, *args: Any, **extra: Any) -> Any:
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+            sys.stdout.flush()
+        except click.ClickException as error:
+            error.show()
+            return EXIT_USAGE
+        except click.Abort:
+            return EXIT_INTERRUPTED
+        except ReaderGoneError:
+            return EXIT_OK
+        except OutputError as error:
+            return _report(error)
+        return code
+
 
 def _report(error: SidecarError) -> int:
-    click.echo(f"error: {error}", err=True)
+    say(f"error: {error}", err=True)
     if error.hint:
-        click.echo(f"Try: {error.hint}", err=True)
+        say(f"Try: {error.hint}", err=True)
     return error.exit_code
 
 
@@ -149,19 +159,13 @@ def _bug(error: Exception, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    click.echo(f"error: this is a bug in sidecar: {said} (SIDECAR_DEBUG=1 shows where)", err=True)
+    say(f"error: this is a bug in sidecar: {said} (SIDECAR_DEBUG=1 shows where)", err=True)
     return EXIT_INTERNAL
-
-
-def _stop_printing() -> int:
-    """Detach from stdout, whose reader has closed the pipe: buffered output must not raise again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_OK
 
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:  # noqa: ARG001
     if wanted:
-        click.echo(f"sidecar {version()}")
+        say(f"sidecar {version()}")
         ctx.exit()
 
 

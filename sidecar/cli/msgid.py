@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import orjson
 
 from sidecar.cli import example
+from sidecar.cli.shared.output import say, say_json, shown
 from sidecar.config.address import address
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.wire.codes import Request
@@ -40,7 +40,10 @@ def msgid(message_id: MessageId, broker: str | None, as_json: bool) -> None:
     facts = dict(_facts(message_id))
     if broker is not None:
         facts |= _message(message_id, broker)
-    click.echo(orjson.dumps(facts).decode() if as_json else "\n".join(_lines(facts)))
+    if as_json:
+        say_json(facts)
+    else:
+        say("\n".join(map(shown, _lines(facts))))
 
 
 def _facts(message_id: MessageId) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sidecar.cli import example
+from sidecar.cli.shared.output import say
 from sidecar.errors import ConfigError, UnavailableError
 
 PACKAGES = {"client": "rocketmq-client-python==2.0.0", "library": "rocketmq==0.4.4"}
@@ -34,4 +35,4 @@ def native(folder: Path) -> None:
         if done.returncode:
             raise UnavailableError(f"pip could not install {package}: {done.stderr.strip()[-1000:]}")
     check_installed(folder)
-    click.echo(f"librocketmq is in {folder}: set source.rocketmq.native_path to it")
+    say(f"librocketmq is in {folder}: set source.rocketmq.native_path to it")

@@ -9,6 +9,7 @@ import click
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import request
+from sidecar.cli.shared.output import say
 from sidecar.config.file.loader import load
 from sidecar.errors import EXIT_CONFIG, EXIT_OK
 from sidecar.runtime.usable import refused_by_daemon
@@ -31,7 +32,7 @@ def reload(path: str) -> int:
     ask(settings)
     answer = request(settings, "config/reload", {})
     for line in told(answer):
-        click.echo(line)
+        say(line)
     return EXIT_CONFIG if answer["outcome"] == "refused" else EXIT_OK
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import urllib3
-from rich.markup import escape
-from rich.table import Table
 
 from sidecar.cli import config_option, example
-from sidecar.cli.shared.printing import console
+from sidecar.cli.shared.output import say, say_json
+from sidecar.cli.shared.printing import Column, Listing, line, numbers, show
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
 from sidecar.core.records import TopicPartition
-from sidecar.errors import EXIT_UNAVAILABLE, UnavailableError
+from sidecar.errors import EXIT_OK, EXIT_UNAVAILABLE, UnavailableError
 from sidecar.ops.admin import reachable_url, read_address
 from sidecar.ops.health import HEALTHY, Health
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 TIMEOUT_SECONDS = 5.0
 ANSWER_BYTES_MAX = 64 << 20
@@ -31,19 +32,21 @@ _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", 
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--check", is_flag=True, help="Print only its health; exit with 69 unless it is healthy or degraded.")
-def status(path: str, as_json: bool, check: bool) -> None:
+def status(path: str, as_json: bool, check: bool) -> int:
     """Show what the running daemon has consumed, delivered and still holds."""
     snapshot = ask(load(path))
     if check:
         health = Health(**snapshot["health"])
-        click.echo(json.dumps(health.to_json()) if as_json else str(health))
-        sys.exit(0 if health.ready else EXIT_UNAVAILABLE)
+        if as_json:
+            say_json(health.to_json())
+        else:
+            say(str(health))
+        return EXIT_OK if health.ready else EXIT_UNAVAILABLE
     if as_json:
-        click.echo(json.dumps(snapshot))
-        return
-    out = console()
-    for line in lines(snapshot):
-        out.print(line)
+        say_json(snapshot)
+    else:
+        show(*lines(snapshot))
+    return EXIT_OK
 
 
 def ask(settings: Settings) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def _get(url: str) -> dict[str, Any] | None:
     return body if isinstance(body, dict) and body.keys() >= _EXPECTED else None
 
 
-def lines(snapshot: dict[str, Any]) -> list[str | Table]:
+def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
     """What people are shown of a status object, top down."""
     stopped = f"intake stopped: {', '.join(snapshot['intake_stopped'])}; " if snapshot["intake_stopped"] else ""
     health = Health(**snapshot["health"])
@@ -95,21 +98,21 @@ def lines(snapshot: dict[str, Any]) -> list[str | Table]:
     memory = f"{snapshot['held_bytes']:,} of {snapshot['budget_bytes']:,} bytes held"
     rows = [_partition(row) for row in snapshot["partitions"]]
     return [
-        f"[bold]{escape(snapshot['group_id'])}[/]: [{color}]{escape(str(health))}[/]",
-        *(f"[red]{escape(problem)}[/]" for problem in snapshot["problems"][1:]),
-        f"{escape(stopped)}running since {snapshot['started_at']}, version {snapshot['version']}",
-        f"{memory}, {stored}",
-        *_lane(snapshot.get("lane")),
-        _table(("partition", "watermark", "position", "lag", *BOOKS), [*rows, _all(snapshot)]),
-        *_reloaded(snapshot.get("reload")),
-        *(_waiting(wait) for wait in snapshot["retrying"]),
-        *(_holding(block) for block in snapshot["blocking"]),
+        line(snapshot["group_id"], "bold").append(": ", "none").append_text(line(str(health), f"not bold {color}")),
+        *(line(problem, "red") for problem in snapshot["problems"][1:]),
+        line(f"{stopped}running since {snapshot['started_at']}, version {snapshot['version']}"),
+        line(f"{memory}, {stored}"),
+        *map(line, _lane(snapshot.get("lane"))),
+        Listing([Column("partition"), *numbers("watermark", "position", "lag", *BOOKS)], [*rows, _all(snapshot)]),
+        *map(line, _reloaded(snapshot.get("reload"))),
+        *(line(_waiting(wait)) for wait in snapshot["retrying"]),
+        *(line(_holding(block)) for block in snapshot["blocking"]),
     ]
 
 
 def _lane(lane: dict[str, Any] | None) -> list[str]:
     """Why the fast lane is not used."""
-    return [] if lane is None or lane["used"] else [escape(f"without the fast lane: {lane['reason']}")]
+    return [] if lane is None or lane["used"] else [f"without the fast lane: {lane['reason']}"]
 
 
 def _reloaded(reload: dict[str, Any] | None) -> list[str]:
@@ -122,20 +125,21 @@ def _reloaded(reload: dict[str, Any] | None) -> list[str]:
         f"of the configuration file, {waits} wait: {reload['reason'] or 'until nothing is open'}": waits,
         f"of the configuration file, {after} need a restart": after,
     }
-    return [escape(line) for line, holds in lines.items() if holds]
+    return [line for line, holds in lines.items() if holds]
 
 
 def _waiting(wait: dict[str, Any]) -> str:
     text = f"group {wait['group']} waits since {wait['since']} after {wait['attempts']} attempts"
-    return escape(f"{text} ({wait['reason']}), next try {wait['next_try']}")
+    return f"{text} ({wait['reason']}), next try {wait['next_try']}"
 
 
 def _holding(block: dict[str, Any]) -> str:
-    return escape(f"group {block['group']} holds the watermark of {_place(block)}")
+    return f"group {block['group']} holds the watermark of {_place(block)}"
 
 
 def _partition(row: dict[str, Any]) -> list[Any]:
-    return [_place(row), row["watermark"], row["position"], row["lag"], *(row[name] for name in BOOKS)]
+    numbers = (row["watermark"], row["position"], row["lag"], *(row[name] for name in BOOKS))
+    return [_place(row), *("?" if value is None else value for value in numbers)]
 
 
 def _place(row: dict[str, Any]) -> str:
@@ -144,13 +148,4 @@ def _place(row: dict[str, Any]) -> str:
 
 
 def _all(snapshot: dict[str, Any]) -> list[Any]:
-    return ["all", "", "", snapshot["lag"], *(snapshot[name] for name in BOOKS)]
-
-
-def _table(head: tuple[str, ...], rows: list[list[Any]]) -> Table:
-    table = Table(box=None)
-    for name in head:
-        table.add_column(name, justify="left" if name == "partition" else "right")
-    for row in rows:
-        table.add_row(*("?" if value is None else escape(str(value)) for value in row))
-    return table
+    return ["all", "", "", "?" if snapshot["lag"] is None else snapshot["lag"], *(snapshot[name] for name in BOOKS)]

@@ -26,6 +26,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import TIMEOUT_SECONDS, ask
 from sidecar.cli.file.check import running
 from sidecar.cli.file.validate import summary
+from sidecar.cli.shared.output import say
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, StateError, UnavailableError
@@ -70,7 +71,7 @@ def support_bundle(path: str, output: Path | None) -> None:
                 bundle.addfile(entry, io.BytesIO(content))
     except OSError as error:
         raise StateError(f"cannot write {target}: {error.strerror}", hint="choose another file with -o") from error
-    click.echo(f"{target}: {target.stat().st_size:,} bytes; look into it before you give it away: tar -tzf {target}")
+    say(f"{target}: {target.stat().st_size:,} bytes; look into it before you give it away: tar -tzf {target}")
 
 
 def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
@@ -106,7 +107,7 @@ def without_texts(value: Any) -> Any:
 
 def without_text(text: str) -> str:
     """The text up to the answer of a receiver, which may quote a message."""
-    return re.sub(r"(HTTP \d{3}|not valid HTTP): .*", r"\1: …", text, flags=re.DOTALL)
+    return re.sub(r"(HTTP \d{3}): .*", r"\1: …", text, flags=re.DOTALL)
 
 
 def _metrics(settings: Settings) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,7 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import request
-from sidecar.config.file.explain import printable
+from sidecar.cli.shared.output import say, say_json, shown
 from sidecar.config.file.loader import load
 from sidecar.ops.snapshot import TAP_OUTCOMES
 
@@ -47,17 +46,20 @@ def tap(path: str, outcomes: tuple[str, ...], group: str | None, step: int, coun
 
     What the daemon cannot hand out at once is left out and counted; it is not slowed down.
     """
-    settings, shown = load(path), 0
+    settings, passed = load(path), 0
     opened = request(settings, "tap/open", {"outcomes": outcomes or TAP_OUTCOMES, "group": group, "step": step})
     with suppress(KeyboardInterrupt):
-        while count is None or shown < count:
+        while count is None or passed < count:
             answer = request(settings, "tap/read", opened)
-            for row in answer["rows"][: None if count is None else count - shown]:
-                click.echo(json.dumps(row) if as_json else _line(row))
-                shown += 1
+            for row in answer["rows"][: None if count is None else count - passed]:
+                if as_json:
+                    say_json(row)
+                else:
+                    say(shown(_line(row)))
+                passed += 1
             if answer["dropped"]:
-                click.echo(f"… {answer['dropped']:,} were left out", err=True)
-            if count is None or shown < count:
+                say(f"… {answer['dropped']:,} were left out", err=True)
+            if count is None or passed < count:
                 time.sleep(EVERY_S)
     request(settings, "tap/close", opened)
 
@@ -66,5 +68,4 @@ def _line(row: dict[str, Any]) -> str:
     place = ":".join(str(row[name]) for name in ("topic", "broker", "partition", "offset") if name in row)
     tags = f" tags {', '.join(row['tags'])}" if row.get("tags") else ""
     more = f" {row.get('part') or row.get('reason') or ''}".rstrip()
-    text = f"{row['outcome']:9} {place} {row['group'] if row['group'] is not None else '-'}{tags}{more}"
-    return printable(text, len(text))
+    return f"{row['outcome']:9} {place} {row['group'] if row['group'] is not None else '-'}{tags}{more}"

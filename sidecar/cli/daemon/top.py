@@ -6,19 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask, lines
-from sidecar.cli.shared.printing import console
+from sidecar.cli.shared.printing import line, show_again
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 RATES = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered")
 
@@ -32,38 +32,32 @@ def top(path: str, interval: float, count: int | None) -> None:
 
     A daemon that stops meanwhile is waited for.
     """
-    out, shown = console(), islice(_frames(load(path), interval), count)
+    settings = load(path)
     with suppress(KeyboardInterrupt):
-        if not out.is_terminal:
-            for frame in shown:
-                out.print(frame)
-            return
-        with Live(console=out, screen=True, auto_refresh=False) as live:
-            for frame in shown:
-                live.update(frame, refresh=True)
+        show_again(islice(_frames(settings, interval), count))
 
 
-def _frames(settings: Settings, interval_s: float) -> Iterator[RenderableType]:
+def _frames(settings: Settings, interval_s: float) -> Iterator[list[RenderableType]]:
     """What is shown, without an end.
 
     Raises:
         UnavailableError: No daemon runs at the beginning.
     """
     now, at_s = ask(settings), time.monotonic()
-    yield Group(*lines(now))
+    yield lines(now)
     while True:
         time.sleep(interval_s)
         before, before_s = now, at_s
         try:
             now, at_s = ask(settings), time.monotonic()
         except UnavailableError as error:
-            yield Text(str(error))
+            yield [line(str(error))]
             continue
-        yield Group(*lines(now), _rates(before, now, at_s - before_s))
+        yield [*lines(now), line(_rates(before, now, at_s - before_s))]
 
 
-def _rates(before: dict[str, Any], now: dict[str, Any], seconds: float) -> Text:
+def _rates(before: dict[str, Any], now: dict[str, Any], seconds: float) -> str:
     if before["started_at"] != now["started_at"]:
-        return Text("the daemon was started again")
+        return "the daemon was started again"
     rates = (f"{(now[name] - before[name]) / seconds:,.0f} {name}" for name in RATES)
-    return Text(f"a second: {', '.join(rates)}")
+    return f"a second: {', '.join(rates)}"

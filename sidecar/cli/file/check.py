@@ -6,12 +6,12 @@ import sys
 from contextlib import suppress
 
 import click
-import orjson
 
 from sidecar.check.checks import checks_of
 from sidecar.check.findings import Finding, exit_code, gather
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
+from sidecar.cli.shared.output import say, say_json, say_marked, shown
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
@@ -33,7 +33,7 @@ def check(path: str, as_json: bool) -> int:
     code = exit_code(findings)
     if as_json:
         found = [{**finding._asdict(), "ok": finding.ok} for finding in findings]
-        click.echo(orjson.dumps({"ok": code == 0, "file": path, "checks": found}, option=orjson.OPT_INDENT_2).decode())
+        say_json({"ok": code == 0, "file": path, "checks": found}, indent=2)
     else:
         for finding in findings:
             _show(finding)
@@ -51,10 +51,10 @@ def running(settings: Settings) -> str:
 
 def _show(finding: Finding) -> None:
     good, bad = ("✓", "✗") if _can_print("✓✗") else ("ok  ", "FAIL")
-    mark = click.style(good, fg="green") if finding.ok else click.style(bad, fg="red")
-    click.echo(f"{mark} {finding.subject}: {finding.text}")
+    mark, color = (good, "green") if finding.ok else (bad, "red")
+    say_marked(mark, color, f"{finding.subject}: {finding.text}")
     if finding.cure:
-        click.echo(f"  Try: {finding.cure}")
+        say(f"  Try: {shown(finding.cure)}")
 
 
 def _can_print(text: str) -> bool:

@@ -15,6 +15,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from sidecar.cli import example
+from sidecar.cli.shared.output import say
 from sidecar.config.file.loader import InvalidConfigError, load
 from sidecar.config.sinks import HttpSink
 from sidecar.config.source.kafka import KafkaSource
@@ -137,10 +138,10 @@ def init(
     text = rendered(_answers(servers, topics, group, url, is_kafka=rocketmq is None), file, os.environ)
     _prove(text)
     if file == "-":
-        click.echo(text, nl=False)
+        say(text.removesuffix("\n"))
     else:
         _write(Path(file), text)
-        click.echo(f"wrote {file}; next: sidecar check -c {file}", err=True)
+        say(f"wrote {file}; next: sidecar check -c {file}", err=True)
 
 
 def _answers(servers: str | None, topics: str | None, group: str | None, url: str | None, *, is_kafka: bool) -> Answers:

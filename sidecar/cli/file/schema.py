@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import click
-import orjson
 
 from sidecar.cli import example
+from sidecar.cli.shared.output import say_json
 
 
 @click.command(epilog=example("sidecar schema > sidecar.schema.json"))
@@ -14,4 +14,4 @@ def schema(config: str | None) -> None:  # noqa: ARG001
     """Print the JSON Schema of the configuration file."""
     from sidecar.config import schema as json_schema
 
-    click.echo(orjson.dumps(json_schema(), option=orjson.OPT_INDENT_2).decode())
+    say_json(json_schema(), indent=2)

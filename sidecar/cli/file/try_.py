@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import json
 from contextlib import closing
 from typing import IO, Any
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
 from sidecar.cli import config_option, example
+from sidecar.cli.shared.output import say_json
 from sidecar.cli.shared.places import Place
-from sidecar.cli.shared.printing import console
+from sidecar.cli.shared.printing import Column, Listing, show
 from sidecar.config.base import HIDDEN
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
@@ -47,7 +45,7 @@ def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
             "messages": [_decision(each) for each in decisions],
             "requests": [_fields(settings, each, secret) for each in requests],
         }
-        click.echo(json.dumps(told))
+        say_json(told)
         return
     _print(settings, decisions, requests, secret)
 
@@ -81,29 +79,23 @@ def _fields(settings: Settings, request: Request, secret: set[str]) -> dict[str,
 
 
 def _print(settings: Settings, decisions: list[Decision], requests: list[Request], secret: set[str]) -> None:
-    out = console()
-    table = Table("message", "tags", "outcome", "group", "why", box=None)
-    for each in decisions:
-        place = str(Place(each.message.tp, each.message.offset))
-        cells = (place, ", ".join(each.tags), each.outcome, each.group or "", each.why)
-        table.add_row(*(escape(_shown(cell)) for cell in cells))
-    out.print(table)
+    tags, why = Column("tags", prose=True), Column("why", prose=True)
+    cells = ((_place(each), ", ".join(each.tags), each.outcome, each.group or "", each.why) for each in decisions)
+    show(Listing([Column("message"), tags, Column("outcome"), Column("group"), why], cells))
     http = settings.sink.http
     for request in requests:
-        out.print()
+        show("")
         if http is not None:
-            out.print(f"POST {hide_query(http.url)}", markup=False)
-        for name, value in _headers(request, secret).items():
-            out.print(f"{name}: {value}", markup=False)
+            show(f"POST {hide_query(http.url)}")
+        show(*(f"{name}: {value}" for name, value in _headers(request, secret).items()), "")
         if "Content-Encoding" in request.headers:
-            out.print(f"\n({len(request.body):,} compressed bytes)")
+            show(f"({len(request.body):,} compressed bytes)")
             continue
         lines = request.body.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
-        out.print("\n".join(["", *map(_shown, lines[:BODY_LINES_MAX])]), markup=False)
+        show(*lines[:BODY_LINES_MAX])
         if len(lines) > BODY_LINES_MAX:
-            out.print(f"… {len(lines) - BODY_LINES_MAX:,} more rows")
+            show(f"… {len(lines) - BODY_LINES_MAX:,} more rows")
 
 
-def _shown(text: str) -> str:
-    """The text without what a terminal would obey."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def _place(each: Decision) -> str:
+    return str(Place(each.message.tp, each.message.offset))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import orjson
 
 from sidecar.cli import config_option, example
+from sidecar.cli.shared.output import say, say_json
 from sidecar.config import InvalidConfigError, Settings, load
 from sidecar.config.file.explain import dotted
 from sidecar.errors import EXIT_CONFIG, ConfigError
@@ -33,12 +33,12 @@ def validate(path: str, as_json: bool, engine: str) -> int | None:
     except ConfigError as error:
         if not as_json:
             raise
-        click.echo(_dumps({"ok": False, "file": path, "problems": _problems(error)}))
+        say_json({"ok": False, "file": path, "problems": _problems(error)}, indent=2)
         return EXIT_CONFIG
     if as_json:
-        click.echo(_dumps({"ok": True, "file": path, "settings": settings.public()}))
+        say_json({"ok": True, "file": path, "settings": settings.public()}, indent=2)
     else:
-        click.echo("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings, engine))]))
+        say("\n".join([f"{path}: OK", *(f"  {line}" for line in summary(settings, engine))]))
     return None
 
 
@@ -52,10 +52,6 @@ def _load_for_spark(path: str) -> Settings:
     from sidecar.spark.run.supported import load_for_run
 
     return load_for_run(path)
-
-
-def _dumps(value: dict[str, Any]) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def _problems(error: ConfigError) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import click
 import urllib3
 
 from sidecar.cli.daemon.status import ANSWER_BYTES_MAX, ask
+from sidecar.cli.shared.output import say
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
@@ -103,7 +104,7 @@ def _status(settings: Settings, *, is_needed: bool = False) -> dict[str, Any] | 
 
 
 def _tell(line: str) -> None:
-    click.echo(line, err=True)
+    say(line, err=True)
 
 
 def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, Any]:

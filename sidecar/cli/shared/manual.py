@@ -21,6 +21,7 @@ _STATUS = {
     "70": "a bug",
     "71": "the system gives no more threads, memory or open files",
     "73": "the state folder cannot be used",
+    "74": "what the command prints cannot be written",
     "77": "credentials or rights are missing",
     "78": "the configuration cannot be used",
 }

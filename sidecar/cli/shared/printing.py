@@ -1,18 +1,31 @@
-"""What several commands share: times as options, tables for a terminal or a pipe, and a question before an act."""
+"""What several commands share: times as options, listings for a terminal or a pipe, and a question before an act."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
+from rich.cells import cell_len
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
+from sidecar.cli.shared.output import say, shown
 from sidecar.core.messages.instants import parse_instant
 
-PIPE_COLUMNS = 200
+PIPE_COLUMNS = 1_000_000
+"""A program reads a row as one line, however long it is."""
+PROSE_COLUMNS = 24
+"""Width down to which prose is wrapped in a table."""
+FACT_COLUMNS = 30
+"""Width of a value with its name, up to which several share a line."""
 
 
 class TimeType(click.ParamType[int]):
@@ -28,7 +41,116 @@ class TimeType(click.ParamType[int]):
         return at_ms
 
 
-def console() -> Console:
+class Column(NamedTuple):
+    """A column of a listing, which is never cut.
+
+    Args:
+        name: Its head.
+        number: Whether it is right-justified.
+        prose: Whether it may be wrapped in a table.
+    """
+
+    name: str
+    number: bool = False
+    prose: bool = False
+
+
+def numbers(*names: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(name, number=True) for name in names]
+
+
+class Listing:
+    """Rows as a table, if the screen has the width for each number, time and place; otherwise each row on own lines.
+
+    Args:
+        columns: The columns; the first one is the head of a row.
+        rows: A value for each column; None is a `-`.
+    """
+
+    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+        self._columns = columns
+        self._rows = [["-" if value is None else shown(str(value)) for value in row] for row in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich calls to lay it out."""
+        widths = [max(map(cell_len, cells)) for cells in zip(*self._with_head(), strict=True)]
+        least = (
+            min(width, PROSE_COLUMNS) if each.prose else width
+            for each, width in zip(self._columns, widths, strict=True)
+        )
+        if sum(least) + 2 * len(widths) <= options.max_width:
+            yield self._table()
+        else:
+            for row in self._rows:
+                yield from self._stacked(row)
+
+    def _with_head(self) -> list[list[str]]:
+        return [[each.name for each in self._columns], *self._rows]
+
+    def _table(self) -> Table:
+        table = Table(box=None)
+        for each in self._columns:
+            table.add_column(
+                line(each.name), justify="right" if each.number else "left", no_wrap=not each.prose, overflow="fold"
+            )
+        for row in self._rows:
+            table.add_row(*map(line, row))
+        return table
+
+    def _stacked(self, row: list[str]) -> Iterator[RenderableType]:
+        """The head of the row, short values side by side, and each long one on its own lines."""
+        head, *others = zip(self._columns, row, strict=True)
+        yield line(f"{head[0].name} {head[1]}" if head[0].number else head[1], "bold")
+        facts = [f"{column.name} {value}" for column, value in others if value]
+        short = [each for each in facts if cell_len(each) <= FACT_COLUMNS]
+        yield Padding(Columns(map(line, short), padding=(0, 2, 0, 0)), (0, 0, 0, 2))
+        for each in facts:
+            if each not in short:
+                yield Padding(line(each), (0, 0, 0, 2))
+
+
+def line(text: str, style: str = "") -> Text:
+    """A line that is wrapped, also within a word, and never cut."""
+    return Text(shown(text), style, overflow="fold")
+
+
+def show(*parts: str | RenderableType) -> None:
+    """Print lines and listings, laid out for the terminal, or for a pipe."""
+    out = _console()
+    for part in parts:
+        out.print(line(part) if isinstance(part, str) else part)
+
+
+def show_again(frames: Iterable[Sequence[RenderableType]]) -> None:
+    """Show one frame after the other in the place of the one before; in a pipe, below it."""
+    out = _console()
+    if not out.is_terminal:
+        for frame in frames:
+            out.print(*frame, sep="\n")
+        return
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        for frame in frames:
+            live.update(_Frame(frame), refresh=True)
+
+
+class _Frame:
+    """What fits on the screen, and in its last line how much does not."""
+
+    def __init__(self, parts: Sequence[RenderableType]) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(Group(*self._parts), options.update(height=None), pad=False)
+        if len(lines) > options.size.height:
+            left = len(lines) - options.size.height + 1
+            lines[options.size.height - 1 :] = [[Segment(f"… {left:,} more lines: `sidecar status` has all")]]
+        for each in lines:
+            yield from each
+            yield Segment.line()
+
+
+def _console() -> Console:
     """A console that is as wide as the terminal, or wide enough for a pipe."""
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
 
@@ -53,11 +175,11 @@ def agreed(question: str, *, yes: bool) -> bool:
     if yes:
         return True
     try:
-        is_agreed = click.confirm(question + "?", err=True)
+        is_agreed = click.confirm(shown(question) + "?", err=True)
     except click.Abort as error:
         if sys.stdin.isatty():
             raise
         raise click.UsageError("nobody answers the question: give --yes") from error
     if not is_agreed:
-        click.echo("nothing was done", err=True)
+        say("nothing was done", err=True)
     return is_agreed

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
 from sidecar.cli import config_option, example
-from sidecar.cli.shared.printing import TimeType, agreed, console, progress
+from sidecar.cli.shared.output import say, say_json
+from sidecar.cli.shared.printing import Column, Listing, TimeType, agreed, numbers, progress
+from sidecar.cli.shared.printing import show as show_
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
@@ -88,24 +87,17 @@ def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: b
     with opened(load(path), place) as letters:
         if as_json:
             for letter in letters.each(picked, after, limit):
-                click.echo(json.dumps(outline(letter)))
+                say_json(outline(letter))
             return
-        table = Table(box=None)
-        table.add_column("id", justify="right")
-        for name in ("first tried", "message", "group", "status", "reason"):
-            table.add_column(name)
-        last = after
-        for letter in letters.each(picked, after, limit):
-            table.add_row(*map(escape, _cells(letter)))
-            last = letter.id
-        totals = letters.totals(picked)
-        out = console()
-        out.print(table)
-        out.print(
-            f"{told(totals)} in all" + (f"; the next have --after {last}" if last not in (0, totals.last_id) else "")
+        columns = map(Column, ("first tried", "message", "group", "status"))
+        rows = [_cells(letter) for letter in letters.each(picked, after, limit)]
+        totals, last = letters.totals(picked), int(rows[-1][0]) if rows else after
+        show_(
+            Listing([*numbers("id"), *columns, Column("reason", prose=True)], rows),
+            f"{told(totals)} in all" + (f"; the next have --after {last}" if last not in (0, totals.last_id) else ""),
         )
         if letters.foreign:
-            out.print("records of other programs are left out")
+            show_("records of other programs are left out")
 
 
 @dead_letters.command(epilog=example("sidecar dead-letters show -c sidecar.yaml 17"))
@@ -118,7 +110,7 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
         found = letters.one(id_)
     if found is None:
         raise NoLetterError(f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows those there are")
-    click.echo(json.dumps(whole(found)))
+    say_json(whole(found))
 
 
 @dead_letters.command(
@@ -148,11 +140,11 @@ def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes:
                     deleted += count
                     move_on(count)
     if as_json:
-        click.echo(json.dumps({"chosen": totals.letters, "deleted": deleted}))
+        say_json({"chosen": totals.letters, "deleted": deleted})
     elif dry_run or not totals.letters:
-        click.echo(f"{told(totals)} would be deleted")
+        say(f"{told(totals)} would be deleted")
     else:
-        click.echo(f"{deleted:,} dead letters were deleted")
+        say(f"{deleted:,} dead letters were deleted")
 
 
 @dead_letters.command(epilog=example("sidecar dead-letters replay -c sidecar.yaml --reason 'HTTP 400' --rate 500"))
@@ -198,20 +190,20 @@ def replay(
         first = letters.among(Chosen(), left.ids)
         count = first + totals.letters - letters.among(picked, left.ids)
         if first:
-            click.echo(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
+            say(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
         token = letters.token() if to == "topic" else ""
         ids = LetterIds(settings, token, as_new=as_new) if to == "topic" else None
         dropped = 0 if ids is None else sum(ids.is_duplicate(message_of(each)) for each in letters.each(picked))
         rocketmq = settings.source.rocketmq if ids is not None else None
         if rocketmq is not None and count > dropped:
             most = min(AT_ONCE, count - dropped)
-            click.echo(
+            say(
                 "RocketMQ has no transaction for this: if the command is killed and run again, up to "
                 f"{most} messages that were in flight may come twice",
                 err=True,
             )
         if dropped:
-            click.echo(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
+            say(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
         done = Replayed(0, 0)
         question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
         if not dry_run and count and agreed(question, yes=yes):
@@ -223,13 +215,13 @@ def replay(
                 elif ids is not None:
                     done = Production(settings, plan, token, rate, ids, move_on, stack).run(picked)
                 else:
-                    done = Replay(settings, plan, rate, move_on, partial(click.echo, err=True), stack).run(picked)
+                    done = Replay(settings, plan, rate, move_on, partial(say, err=True), stack).run(picked)
     if as_json:
-        click.echo(json.dumps({"chosen": count, "duplicates": dropped, **done._asdict()}))
+        say_json({"chosen": count, "duplicates": dropped, **done._asdict()})
     elif dry_run or not count:
-        click.echo(f"{count - dropped:,} of {count:,} dead letters would be sent")
+        say(f"{count - dropped:,} of {count:,} dead letters would be sent")
     else:
-        click.echo(f"{done.delivered:,} dead letters were sent, {done.refused:,} stay")
+        say(f"{done.delivered:,} dead letters were sent, {done.refused:,} stay")
 
 
 def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
@@ -254,7 +246,7 @@ def opened(settings: Settings, place: PlaceName | None) -> Iterator[Place]:
         SidecarError: They cannot be read.
     """
     with ExitStack() as stack:
-        yield Place(settings, place, partial(click.echo, err=True), stack)
+        yield Place(settings, place, partial(say, err=True), stack)
 
 
 def told(totals: Totals) -> str:
@@ -269,5 +261,5 @@ def _cells(letter: StoredLetter) -> list[str]:
     return [
         str(letter.id), instant_text(letter.first_at_ms), f"{place['topic']}:{queue}:{place['offset']}",
         group_label(letter.group_name), "" if letter.status is None else str(letter.status),
-        "".join(each if each.isprintable() else "�" for each in reason),
+        reason,
     ]  # fmt: skip

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
-from rich.table import Table
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import answered, held_now, listed, owner_of
+from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.places import Place, place_argument
-from sidecar.cli.shared.printing import TimeType, console
+from sidecar.cli.shared.printing import Column, Listing, TimeType, numbers
+from sidecar.cli.shared.printing import show as show_
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import END_MS
@@ -47,16 +47,13 @@ def count(path: str, as_json: bool) -> None:
     """Count the delayed messages, by the time when they are due."""
     held = held_now(load(path))
     if as_json:
-        click.echo(json.dumps(held))
+        say_json(held)
         return
-    table = Table("due", box=None)
-    table.add_column("messages", justify="right")
-    for label, text in DUE_WITHIN.items():
-        table.add_row(text, f"{held['due'][label]:,}")
-    table.add_row("all", f"{held['held']:,}")
-    out = console()
-    out.print(table)
-    out.print(f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk")
+    counts = {**{text: held["due"][label] for label, text in DUE_WITHIN.items()}, "all": held["held"]}
+    show_(
+        Listing([Column("due"), *numbers("messages")], [(text, f"{number:,}") for text, number in counts.items()]),
+        f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk",
+    )
 
 
 @delay.command("list", epilog=example("sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10"))
@@ -93,17 +90,16 @@ def list_(
     _refuse_unknown(settings, group)
     answer = listed(settings, fields)
     if as_json:
-        click.echo(json.dumps(answer))
+        say_json(answer)
         return
-    table = Table("due", "message", box=None)
-    table.add_column("bytes", justify="right")
-    for row in answer["messages"]:
-        tp = TopicPartition(row["topic"], row["partition"], row.get("broker", ""))
-        table.add_row(row["due"], str(Place(tp, row["offset"])), f"{row['bytes']:,}")
-    out = console()
-    out.print(table)
+    columns = [Column("due"), Column("message"), *numbers("bytes")]
+    show_(Listing(columns, ((row["due"], _place(row), f"{row['bytes']:,}") for row in answer["messages"])))
     if not answer["is_all"]:
-        out.print(f"there are more: use --from {answer['messages'][-1]['due']} for the next")
+        show_(f"there are more: use --from {answer['messages'][-1]['due']} for the next")
+
+
+def _place(row: dict[str, Any]) -> Place:
+    return Place(TopicPartition(row["topic"], row["partition"], row.get("broker", "")), row["offset"])
 
 
 def _refuse_unknown(settings: Settings, group: str | None) -> None:
@@ -120,7 +116,7 @@ def _refuse_unknown(settings: Settings, group: str | None) -> None:
 def show(path: str, place: Place, due_ms: int) -> None:
     """Print a message that is held, as one JSON object."""
     answer = _ask_one(path, "show", place, due_ms)
-    click.echo(json.dumps({"due": answer["due"], **answer["message"]}))
+    say_json({"due": answer["due"], **answer["message"]})
 
 
 @delay.command(epilog=example("sidecar delay cancel -c sidecar.yaml orders:3:1207 --due 2027-01-31T12:00:00Z"))
@@ -143,7 +139,7 @@ def release(path: str, place: Place, due_ms: int) -> None:
 
 def _change(path: str, name: str, place: Place, due_ms: int) -> None:
     answer = _ask_one(path, name, place, due_ms)
-    click.echo(f"{place} is {answer['outcome']}, it was due at {answer['due']}")
+    say(f"{place} is {answer['outcome']}, it was due at {answer['due']}")
 
 
 def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:

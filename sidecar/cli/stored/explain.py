@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 
 import click
@@ -10,6 +9,7 @@ import click
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import answered
+from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.places import Place, place_argument
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
@@ -37,15 +37,15 @@ def explain(path: str, place: Place, as_json: bool) -> None:
     found = _delayed(settings, place, found)
     failing = _failing(settings, found)
     if as_json:
-        click.echo(json.dumps({**place.tp.fields(), "offset": place.offset, **found._asdict(), "failing": failing}))
+        say_json({**place.tp.fields(), "offset": place.offset, **found._asdict(), "failing": failing})
         return
     told = f", tags {', '.join(found.tags)}" if found.tags else ""
-    click.echo(f"{place}: {found.outcome}{told}" + (f", group {found.group}" if found.group else ""))
-    click.echo(f"  {found.why}")
+    say(f"{place}: {found.outcome}{told}" + (f", group {found.group}" if found.group else ""))
+    say(f"  {found.why}")
     if failing:
-        click.echo(f"  the group fails since {failing['since']}: {failing['reason']}; next try {failing['next_try']}")
+        say(f"  the group fails since {failing['since']}: {failing['reason']}; next try {failing['next_try']}")
     if found.letter is not None:
-        click.echo(f"  sidecar dead-letters show -c {path} {found.letter}")
+        say(f"  sidecar dead-letters show -c {path} {found.letter}")
 
 
 def _delayed(settings: Settings, place: Place, found: Explained) -> Explained:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from sidecar.cli import config_option, example
-from sidecar.cli.shared.printing import agreed, console
+from sidecar.cli.shared.output import say_json
+from sidecar.cli.shared.printing import Column, Listing, agreed, numbers
+from sidecar.cli.shared.printing import show as show_
 from sidecar.config.file.loader import load
 from sidecar.core.messages.instants import parse_instant
 from sidecar.errors import UnavailableError
@@ -83,13 +82,14 @@ def show(path: str, as_json: bool) -> None:
         members, rows = group.members(), group.partitions()
     if as_json:
         listed = [{**row.tp.fields(), **_fields(row)} for row in rows]
-        click.echo(json.dumps({"group_id": settings.source.group_id, "members": members, "partitions": listed}))
+        say_json({"group_id": settings.source.group_id, "members": members, "partitions": listed})
         return
-    out = console()
-    out.print(f"{settings.source.group_id}: {', '.join(members) or 'no member'}", markup=False)
-    _print(out, ("committed", "seen", "log start", "log end", "lag", "committed by"), [
-        (row.tp, row.committed, row.seen, row.low, row.high, row.lag, row.writer) for row in rows
-    ])  # fmt: skip
+    columns = [*numbers("committed", "seen", "log start", "log end", "lag"), Column("committed by", prose=True)]
+    cells = [(_place(row), row.committed, row.seen, row.low, row.high, row.lag, row.writer) for row in rows]
+    show_(
+        f"{settings.source.group_id}: {', '.join(members) or 'no member'}",
+        Listing([Column("partition"), *columns], cells),
+    )
 
 
 @offsets.command(epilog=example("sidecar offsets reset -c sidecar.yaml --to 2027-01-31T12:00:00Z --dry-run"))
@@ -125,18 +125,19 @@ def reset(
         if target.offset is not None and len(rows) > 1:
             raise click.UsageError("an offset is meant for one partition: add --topic, --partition or --broker")
         moves = [Move(row, _to(group, row, target)) for row in rows]
-        out = console()
-        _print(out, ("committed", "new", "come again", "passed over"), [
-            (move.before.tp, move.before.committed, move.to, move.again, move.passed) for move in moves
-        ])  # fmt: skip
+        columns = numbers("committed", "new", "come again", "passed over")
+        cells = [(_place(move.before), move.before.committed, move.to, move.again, move.passed) for move in moves]
         again, passed = sum(move.again for move in moves), sum(move.passed for move in moves)
-        out.print(f"up to {again:,} messages come again, up to {passed:,} are passed over")
+        show_(
+            Listing([Column("partition"), *columns], cells),
+            f"up to {again:,} messages come again, up to {passed:,} are passed over",
+        )
         if dry_run:
             return
         if not agreed("Reset these offsets", yes=yes):
             return
         group.reset({move.before.tp: move.to for move in moves})
-        out.print("the offsets are reset")
+        show_("the offsets are reset")
 
 
 def _to(group: GroupOffsets | QueueOffsets, row: PartitionOffsets, target: Target) -> int:
@@ -157,10 +158,5 @@ def _fields(row: PartitionOffsets) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(out: Console, names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    table = Table("partition", box=None)
-    for name in names:
-        table.add_column(name, justify="left" if name == "committed by" else "right")
-    for tp, *values in rows:
-        table.add_row(f"{tp.topic}:{tp.queue}", *("-" if value is None else str(value) for value in values))
-    out.print(table)
+def _place(row: PartitionOffsets) -> str:
+    return f"{row.tp.topic}:{row.tp.queue}"

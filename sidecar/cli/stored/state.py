@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 from rich.filesize import decimal
-from rich.table import Table
 
 from sidecar.cli import config_option, example
-from sidecar.cli.shared.printing import console
+from sidecar.cli.shared.output import say_json
+from sidecar.cli.shared.printing import Column, Listing, numbers, show
 from sidecar.config.file.loader import load
 from sidecar.core.messages.instants import instant_text
 from sidecar.errors import EXIT_DATA, EXIT_OK
-from sidecar.state.inspection import Content, Fault, Inspection
+from sidecar.state.inspection import Content, Fault, Held, Inspection
+
+COLUMNS = ("watermark", "committed", "fixed batches", "offsets", "size", "ids", "size", "generations", "since")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -30,7 +30,7 @@ def inspect(path: str, as_json: bool) -> None:
     """Show what the folder holds of each partition, and its dead letters."""
     content = Inspection(load(path).state.dir).content()
     if as_json:
-        click.echo(json.dumps(content.to_json()))
+        say_json(content.to_json())
     else:
         _print(content)
 
@@ -42,40 +42,33 @@ def verify(path: str, as_json: bool) -> int:
     """Check pages, tables, each row's checksum, bitmaps, and the files of message ids; changes nothing."""
     folder = load(path).state.dir
     faults: list[Fault] = []
-    out = console()
     for fault in Inspection(folder).faults():
         faults.append(fault)
         if not as_json:
-            out.print(f"✗ {fault.what} {fault.where}: {fault.reason}", markup=False)
+            show(f"✗ {fault.what} {fault.where}: {fault.reason}")
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "faults": [fault._asdict() for fault in faults]}))
+        say_json({"folder": str(folder), "faults": [fault._asdict() for fault in faults]})
     elif faults:
-        out.print('The daemon sets damaged parts aside when it starts: see docs/operation.md, "The state folder"')
+        show('The daemon sets damaged parts aside when it starts: see docs/operation.md, "The state folder"')
     else:
-        out.print(f"✓ state folder {folder}: sound", markup=False)
+        show(f"✓ state folder {folder}: sound")
     return EXIT_DATA if faults else EXIT_OK
 
 
 def _print(content: Content) -> None:
-    out = console()
     used = f"in use by {content.holder}" if content.holder else "not in use"
-    out.print(f"{content.folder}: {used}, {decimal(content.file_bytes)}, schema {content.schema}", markup=False)
-    out.print(f"group {content.group_id}, cluster {content.cluster_id or '-'}", markup=False)
-    table = Table("partition", box=None)
-    for name in ("watermark", "committed", "fixed batches", "offsets", "size", "ids", "size", "generations", "since"):
-        table.add_column(name, justify="right")
-    for held in content.partitions:
-        since = "-" if held.since_ms is None else instant_text(held.since_ms)
-        table.add_row(
-            f"{held.tp.topic}:{held.tp.queue}", _number(held.watermark), _number(held.committed),
-            f"{held.batches:,}", f"{held.remembered:,}", decimal(held.bitmap_bytes),
-            f"{held.ids:,}", decimal(held.id_bytes), str(held.generations), since,
-        )  # fmt: skip
-    out.print(table)
-    out.print(f"{content.dead_letters:,} dead letters, {decimal(content.dead_letter_bytes)}")
-    for name in content.set_aside:
-        out.print(f"set aside because it was damaged: {name}", markup=False)
+    show(
+        f"{content.folder}: {used}, {decimal(content.file_bytes)}, schema {content.schema}",
+        f"group {content.group_id}, cluster {content.cluster_id or '-'}",
+        Listing([Column("partition"), *numbers(*COLUMNS)], map(_cells, content.partitions)),
+        f"{content.dead_letters:,} dead letters, {decimal(content.dead_letter_bytes)}",
+        *(f"set aside because it was damaged: {name}" for name in content.set_aside),
+    )
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
+def _cells(held: Held) -> tuple[object, ...]:
+    return (
+        f"{held.tp.topic}:{held.tp.queue}", held.watermark, held.committed, f"{held.batches:,}",
+        f"{held.remembered:,}", decimal(held.bitmap_bytes), f"{held.ids:,}", decimal(held.id_bytes), held.generations,
+        None if held.since_ms is None else instant_text(held.since_ms),
+    )  # fmt: skip

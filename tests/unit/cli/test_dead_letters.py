@@ -79,7 +79,7 @@ def test_the_table_tells_how_to_go_on(store: Store, tmp_path: Path) -> None:
     )
     shown = run(tmp_path, "list").stdout
     assert "orders:3:7" in shown
-    assert "[red]no[/red] markup�" in shown
+    assert "[red]no[/red] markup\\n" in shown
     assert "--after" not in shown
 
 

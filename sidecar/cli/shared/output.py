@@ -1,0 +1,133 @@
+"""Standard output and error of a command: text is escaped, and a failed write has an exit code. Lays out nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO, cast
+
+import click
+
+from sidecar.errors import EXIT_IO, SidecarError
+
+
+class OutputError(SidecarError):
+    """Standard output does not take what the command prints."""
+
+    exit_code = EXIT_IO
+
+
+class ReaderGoneError(Exception):
+    """The reader of the pipe has closed it: it wants no more, which is not a failure."""
+
+
+def shown(text: str) -> str:
+    """The text without what a terminal would obey: brokers, producers and receivers wrote parts of it."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines, which the terminal wraps; all but line ends is escaped."""
+    click.echo("\n".join(map(shown, text.split("\n"))), err=err)
+
+
+def say_marked(mark: str, color: str, text: str) -> None:
+    """Print a line with a colored mark in front."""
+    click.echo(f"{click.style(mark, fg=color)} {shown(text)}")
+
+
+def say_json(value: Any, *, indent: int | None = None) -> None:
+    """Print a value as JSON in ASCII, which no terminal obeys."""
+    click.echo(json.dumps(value, indent=indent))
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Let a failed write to stdout raise `OutputError` or `ReaderGoneError`, and one to stderr nothing.
+
+    A message that nobody can read must not end what the command does; its exit code tells the outcome.
+    """
+    _open_closed()
+    streams = sys.stdout, sys.stderr
+    try:
+        with (
+            redirect_stdout(cast("TextIO", _Output(sys.stdout))),
+            redirect_stderr(cast("TextIO", _Messages(sys.stderr))),
+        ):
+            yield
+    finally:
+        for stream in streams:
+            _detach_failing(stream)
+
+
+def _detach_failing(stream: TextIO) -> None:
+    """What is left in the buffer of a stream must not fail again when the process ends."""
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _open_closed() -> None:
+    """Open what the caller closed, or the next file or socket would get its number, and what is printed.
+
+    A write to stdout fails as before; what goes to stderr is discarded.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the lowest number that is free, which is this one
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+class _Stream:
+    """A stream with other writes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # whatever the locale cannot write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Output(_Stream):
+    def write(self, text: str) -> int:
+        with self._failing():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._failing():
+            self._stream.flush()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot write to standard output: {error.strerror}",
+                hint="check where the output goes: the disk is full, or the stream is closed",
+            ) from error
+
+
+class _Messages(_Stream):
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
