@@ -54,9 +54,9 @@ Expression: TypeAlias = Annotated[Text, Kind("expression"), AfterValidator(_expr
 
 
 def canonical(expression: str) -> list[str]:
-    """The tags of an expression, the same list for every spelling; ``["*"]`` for all."""
+    """The tags of an expression, the same list for every spelling; ``["*"]`` for all, and the tag ``*`` in quotes."""
     tags = parse_expression(expression)
-    return ["*"] if tags is None else sorted(tag.decode() for tag in tags)
+    return ["*"] if tags is None else sorted("'*'" if tag == b"*" else tag.decode() for tag in tags)
 
 
 class Tags(Model):
@@ -72,7 +72,9 @@ class Tags(Model):
         default=None, description="Separator of several tags in one value. Without it, the whole value is one tag."
     )
     subscribe: Expression = Field(
-        default="*", description="Wanted tags, `a || b`; `*` accepts all messages, including those without a tag."
+        default="*",
+        description="Wanted tags, `a || b`; `*` accepts all messages, including those without a tag. A tag with "
+        "characters of another syntax stands in quotes of its own.",
     )
     exclude: Expression | None = Field(default=None, description="Tags that are never wanted, `a || b`.")
     groups: Annotated[dict[Text, Expression], Kind("section of expressions")] = Field(

@@ -87,7 +87,9 @@ def pushed_expression(settings: Settings) -> str:
     if wanted == ["*"] or tags.field != Field("header", "TAGS") or tags.split:
         return "*"
     unwanted = canonical(tags.exclude) if tags.exclude else []
-    return " || ".join(tag for tag in wanted if tag not in unwanted)
+    asked = [tag for tag in wanted if tag not in unwanted]
+    # Brokers know no quotes: they would divide such a tag, or take it for all.
+    return "*" if any(tag == "'*'" or "|" in tag or tag != tag.strip() for tag in asked) else " || ".join(asked)
 
 
 def is_retried(tp: TopicPartition) -> bool:

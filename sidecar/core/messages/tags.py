@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
@@ -26,20 +27,52 @@ class TagError(ValueError):
 def parse_expression(text: str) -> frozenset[bytes] | None:
     """Tags of an expression in RocketMQ's syntax, ``a || b``; None for ``*``, which also selects untagged messages.
 
+    In quotes, a tag is taken as it is: ``"a, b"`` is one tag. Without them, what can only be a mistake is refused: it
+    would be a tag that no message has.
+
     Raises:
-        TagError: An empty tag, a lone ``|``, or ``*`` beside a tag.
+        TagError: An empty tag, a lone ``|``, ``*`` beside or in a tag, or another syntax; the text has the right form.
     """
-    tags = [tag.strip() for tag in text.split("||")]
-    if tags == ["*"]:
+    if text.strip() == "*":
         return None
-    for tag in tags:
-        if not tag:
-            raise TagError(f"{text!r} has an empty tag: write a || b, or * for all")
-        if tag == "*":
-            raise TagError(f"{text!r} has * beside other tags: * alone takes all")
-        if "|" in tag:
+    tags: list[str] = []
+    position, more = 0, True
+    while more:
+        found = _TAG.match(text, position)
+        if found is None:
             raise TagError(f"{text!r} has a single |: alternatives are separated by ||")
+        quoted, bare = found[1] or found[2], found[3]
+        if quoted is None and (why := _mistake(bare)):
+            raise TagError(f"{text!r} {why}")
+        tags.append(bare if quoted is None else quoted)
+        position, more = found.end(), bool(found[4])
     return frozenset(tag.encode("utf-8", "surrogateescape") for tag in tags)
+
+
+def _mistake(tag: str) -> str:
+    """Why the text can be no tag unless it is in quotes; empty if it can."""
+    if not tag:
+        return "has an empty tag: write a || b, or * for all"
+    if tag == "*":
+        return "has * beside other tags: * alone takes all"
+    quote = "'" if '"' in tag else '"'
+    literal = f"or {quote}{tag}{quote} in quotes if this is the tag itself"
+    if negated := _NEGATED.match(tag):
+        return f"negates a tag: write {tag[negated.end() :]} into exclude, {literal}"
+    if "*" in tag:
+        return f"has a * in a tag, which is no wildcard: name each tag, as in a || b, {literal}"
+    parts = [part for part in _OTHER_SYNTAX.split(tag) if part]
+    if parts != [tag]:
+        return f"has several tags without || between them: write {' || '.join(parts) or 'a || b'}, {literal}"
+    if tag[0] in _QUOTES or tag[-1] in _QUOTES or any(tag.count(a) != tag.count(b) for a, b in _BRACKETS):
+        return f"has a quote or bracket without its counterpart: write {tag.strip(_ODD) or 'a || b'}, {literal}"
+    return ""
+
+
+_TAG = re.compile(r"""\s*(?:"([^"]+)"|'([^']+)'|([^|]*?))\s*(\|\||\Z)""")
+_NEGATED = re.compile(r"!\s*|not\s+", re.IGNORECASE)
+_OTHER_SYNTAX = re.compile(r"\s*(?:[,;]|&&)\s*|\s+(?:(?:or|and)\s+)?", re.IGNORECASE)
+_QUOTES, _BRACKETS, _ODD = "'\"", (("(", ")"), ("[", "]"), ("{", "}")), "'\"()[]{}"
 
 
 def string_hash_code(tag: str) -> int:

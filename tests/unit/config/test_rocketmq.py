@@ -103,12 +103,12 @@ def test_keys_are_read_from_files_and_variables_and_never_shown(tmp_path: Path) 
         (LAST, LAST + NATIVE + "    tls: {}\n", "8:5: source.rocketmq.tls: is not supported by librocketmq"),
         (
             LAST,
-            LAST + NATIVE + "tags: {subscribe: 'a,b'}\n",
+            LAST + NATIVE + "tags: {subscribe: '\"a,b\"'}\n",
             "8:19: tags.subscribe: has the tag 'a,b', which",
         ),
         (
             LAST,
-            LAST + NATIVE + "tags: {subscribe: a || b = 5}\n",
+            LAST + NATIVE + "tags: {subscribe: a || 'b = 5'}\n",
             "8:19: tags.subscribe: has the tag 'b = 5'",
         ),
         ("", "dedup: {by: offset_msg_id, as: int}\n", "10:32: dedup.as: cannot be used with dedup.by: offset_msg_id"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,54 @@ def test_expressions_as_rocketmq_writes_them() -> None:
     assert parse_expression(" * ") is None
 
 
-@pytest.mark.parametrize("text", ["a || ", "a || *", "a | b", ""])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("created, paid", 'several tags without || between them: write created || paid, or "created, paid" in quotes'),
+        ("created,paid", "write created || paid,"),
+        ("a && b", "write a || b,"),
+        ("a&&b", "write a || b,"),
+        ("a or b", "write a || b,"),
+        ("a OR b And c", "write a || b || c,"),
+        ("a;b", "write a || b,"),
+        ("a b", "write a || b,"),
+        ("a\nb", "write a || b,"),
+        ("c || a b", "write a || b,"),
+        (",", "write a || b,"),
+        ("!x", 'negates a tag: write x into exclude, or "!x" in quotes'),
+        ("NOT x", "write x into exclude"),
+        ("a || ! x", "write x into exclude"),
+        ("a* || b", """has a * in a tag, which is no wildcard: name each tag, as in a || b, or "a*" in quotes"""),
+        ("a.*", "no wildcard"),
+        ("(a || b)", 'bracket without its counterpart: write a, or "(a" in quotes'),
+        ("[a]b]", "without its counterpart: write a]b,"),
+        ('"a', """without its counterpart: write a, or '"a' in quotes"""),
+        ("don' || b", "without its counterpart: write don,"),
+        ("'", "without its counterpart: write a || b,"),
+    ],
+)
+def test_other_syntaxes_are_refused_with_the_right_form(text: str, says: str) -> None:
+    """A tag that can only be a mistake would discard every message."""
+    with pytest.raises(TagError, match=re.escape(says)):
+        parse_expression(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "tags"),
+    [
+        ('"created, paid"', {b"created, paid"}),
+        ("""'a || b' || "*" || c""", {b"a || b", b"*", b"c"}),
+        (""" "!x"||'a b' """, {b"!x", b"a b"}),
+        ("""'"a"' || " b " """, {b'"a"', b" b "}),
+        ("R&D || f(x) || order.paid || a-b || don't || né || nota || a=b", None),
+    ],
+)
+def test_quotes_insist_on_a_tag(text: str, tags: frozenset[bytes] | None) -> None:
+    """What is in quotes is one tag; tags as people name them need none."""
+    assert set(parse_expression(text) or ()) == (tags or {tag.strip().encode() for tag in text.split("||")})
+
+
+@pytest.mark.parametrize("text", ["a || ", "a || *", "a | b", "", " ", "|| a", '""'])
 def test_bad_expressions_are_refused(text: str) -> None:
     """Empty tags, a star beside tags and single bars are errors."""
     with pytest.raises(TagError):
