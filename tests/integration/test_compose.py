@@ -10,7 +10,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,12 @@ def last(word: str) -> str:
 def words(text: str) -> list[str]:
     """A command of the Dockerfile in its exec form."""
     return [str(word) for word in YAML(typ="safe").load(text)]
+
+
+CHECKS = {
+    "image": words(last("HEALTHCHECK").partition(" CMD ")[2]),
+    "spark-run": SERVICES["spark-run"]["healthcheck"]["test"][1:],
+}
 
 
 class Stage:
@@ -80,7 +89,8 @@ class Stage:
 
     def run(self, container: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return subprocess.run(self.command(container), capture_output=True, text=True, check=False, cwd=ROOT)
+        env = {**os.environ, "http_proxy": "http://127.0.0.1:1"}  # the engine sets the proxy of its configuration
+        return subprocess.run(self.command(container), capture_output=True, text=True, check=False, cwd=ROOT, env=env)
 
     @contextlib.contextmanager
     def running(self, name: str, container: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
@@ -182,13 +192,53 @@ def test_the_image_builds(tmp_path: Path) -> None:
 
 
 def copy_in(folder: Path, arguments: str) -> None:
-    """Do a `COPY` of files or of one folder."""
+    """Do a `COPY` of files or of one folder, of what `.dockerignore` lets through."""
     *names, target = shlex.split(arguments)
     for name in names:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, folder / target)
+        files = [path for path in (ROOT / name, *(ROOT / name).rglob("*")) if path.is_file()]
+        sent = [path for path in files if is_sent(path.relative_to(ROOT))]
+        assert sent, f"COPY {name}: .dockerignore leaves it out"
+        for path in sent:
+            to = folder / target / (path.relative_to(ROOT / name) if path != ROOT / name else path.name)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, to)
+
+
+def is_sent(path: Path) -> bool:
+    """Whether a file is in the context of the build: the last fitting line of `.dockerignore` decides."""
+    excluded = False
+    for line in (ROOT / ".dockerignore").read_text().split():
+        pattern = re.escape(line.removeprefix("!")).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+        if any(re.fullmatch(pattern, each.as_posix()) for each in (path, *path.parents[:-1])):
+            excluded = not line.startswith("!")
+    return not excluded
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("check", CHECKS, ids=CHECKS)
+def test_a_health_check_asks_the_daemon_and_no_proxy(check: str, status: int) -> None:
+    """A check uses no proxy of the environment, and passes if the daemon answers with 200."""
+    program, *arguments = CHECKS[check]
+    assert program == "python"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Livez, status)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = [re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{server.server_port}", each) for each in arguments]
+        env = {"http_proxy": "http://127.0.0.1:1"}
+        code = subprocess.run([sys.executable, *here], env=env, capture_output=True, check=False).returncode
+        server.shutdown()
+    assert (code == 0) == (status == 200)
+
+
+class Livez(BaseHTTPRequestHandler):
+    """Answers with a status."""
+
+    def __init__(self, status: int, *args: Any) -> None:
+        self._status = status
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        self.send_response(self._status)
+        self.end_headers()
 
 
 def test_the_services_work_together(stage: Stage) -> None:
