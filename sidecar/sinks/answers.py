@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
@@ -49,7 +48,8 @@ class Reply:
     """
 
     status: int
-    headers: Mapping[str, str] | Message
+    headers: Mapping[str, str]
+    """By names in lower case."""
     body: bytes = b""
     whole: bool = True
 
@@ -76,7 +76,7 @@ def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answe
         redact: Removes secrets from the receiver's text, which may repeat them.
     """
     status = reply.status
-    after_ms = retry_after_ms(reply.headers.get("Retry-After"), now)
+    after_ms = retry_after_ms(reply.headers.get("retry-after"), now)
     if status == 207:
         return _judge_partial(reply, count, after_ms, redact)
     verdict = verdict_of(status)

@@ -3,67 +3,126 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
+import ssl
+import struct
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from urllib3.connection import HTTPConnection, HTTPSConnection
-
+from sidecar.dialer import Dialer, Stopped, poll, secure
 from sidecar.sinks.formats import joined
-from sidecar.sinks.response import WholeResponse
+from sidecar.sinks.response import Response
 
 PIECES_MAX = os.sysconf("SC_IOV_MAX")
+RECEIVE_BYTES = 64 * 1024
+LOOK_S = 0.1
+"""A receiver that reads nothing for so long may have answered already."""
+_ENDED_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+BROKEN = (BrokenPipeError, ConnectionResetError, *_ENDED_TLS)
+"""The receiver stopped reading: its answer may still be readable."""
 
 
-class Connection(HTTPConnection):
-    """A connection that holds the head back, so that it goes out with the body, with few calls and without a copy."""
+class Connection:
+    """A connected socket of a receiver."""
 
-    response_class = WholeResponse
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._prepare()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._head = b""
+    def close(self) -> None:
+        """Close it."""
+        self.sock.close()
 
-    def send(self, data: Any) -> None:
-        """Take the head of a request."""
-        self._head += data
+    @property
+    def is_quiet(self) -> bool:
+        """Whether an idle connection can be used: not closed meanwhile, and without bytes that nothing asked for."""
+        return not poll(self.sock, select.POLLIN, 0)
 
-    def flush(self, body: Iterable[bytes]) -> None:
-        """Send head and body.
+    def send(self, head: bytes, body: Iterable[bytes], response: Response) -> bool:
+        """Send a request; False if the receiver refused it, or stopped reading, before it had the whole body.
 
         Raises:
             OSError: The connection broke.
+            InvalidError: What it answered meanwhile is invalid.
         """
-        left: deque[Any] = deque([self._head, *body])
-        self._head = b""
+        try:
+            return self._send([head, *body], response)
+        except BROKEN:
+            return False
+
+    def receive(self, response: Response) -> None:
+        """Read until the answer has ended.
+
+        Raises:
+            OSError: The connection broke.
+            InvalidError: The answer is invalid, or cut off.
+        """
+        while not response.ended:
+            response.feed(self.sock.recv(RECEIVE_BYTES))
+
+    def _prepare(self) -> None:
+        # A send that waits returns now and then. A time-out of Python's would poll before each call of the system.
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, int(LOOK_S * 1e6)))
+
+    def _send(self, pieces: list[bytes], response: Response) -> bool:
+        left: deque[Any] = deque(pieces)
         while left:
-            sent = self.sock.sendmsg([left[i] for i in range(min(len(left), PIECES_MAX))])
+            try:
+                sent = self.sock.sendmsg([left[i] for i in range(min(len(left), PIECES_MAX))])
+            except BlockingIOError:
+                if self._refused(response):
+                    return False
+                continue
             while left and sent >= len(left[0]):
                 sent -= len(left.popleft())
             if sent:
                 left[0] = memoryview(left[0])[sent:]
+        return True
 
-    def answer(self) -> WholeResponse:
-        """The answer as the standard library has it: urllib3's object beside it took 40 microseconds.
-
-        Raises:
-            OSError: The connection broke.
-            HTTPException: It is damaged.
-        """
-        response = super(HTTPConnection, self).getresponse()
-        assert isinstance(response, WholeResponse)
-        return response
+    def _refused(self, response: Response) -> bool:
+        """Whether the receiver has refused already. A success cannot be meant before it has the whole body."""
+        while not response.ended and poll(self.sock, select.POLLIN, 0):
+            try:
+                response.feed(self.sock.recv(RECEIVE_BYTES))
+            except ssl.SSLWantReadError:  # no data of the receiver: a message of TLS itself
+                break
+        return response.refuses
 
 
-class TlsConnection(Connection, HTTPSConnection):
+class TlsConnection(Connection):
     """The same with TLS, which copies everything once anyway."""
 
-    def flush(self, body: Iterable[bytes]) -> None:
-        """Send head and body.
+    sock: ssl.SSLSocket
 
-        Raises:
-            OSError: The connection broke.
-        """
-        head, self._head = self._head, b""
-        for piece in joined([head, *body]):
-            self.sock.sendall(piece)
+    def _prepare(self) -> None:
+        pass
+
+    def _send(self, pieces: list[bytes], response: Response) -> bool:
+        self.sock.settimeout(LOOK_S)
+        for piece in joined(pieces):
+            left = memoryview(piece)
+            while left:
+                try:
+                    left = left[self.sock.send(left) :]
+                except TimeoutError:
+                    self.sock.settimeout(0)
+                    if self._refused(response):
+                        self.sock.settimeout(None)
+                        return False
+                    self.sock.settimeout(LOOK_S)
+        self.sock.settimeout(None)
+        return True
+
+
+def open_connection(dialer: Dialer, tls: ssl.SSLContext | None, deadline: float, stopped: Stopped) -> Connection:
+    """A new connection.
+
+    Raises:
+        OSError: There is none before the deadline, of `time.monotonic`.
+    """
+    sock = dialer.connect(deadline, stopped)
+    if tls is None:
+        return Connection(sock)
+    return TlsConnection(secure(sock, tls, dialer.host, deadline, stopped))

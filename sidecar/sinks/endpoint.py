@@ -49,6 +49,21 @@ class Endpoint:
         all_headers = {**(headers or {}), **(dict([credentials]) if credentials else {})}
         self.headers = _checked(all_headers)
         self._secrets = _secrets(all_headers.values())
+        if self.tls is not None:
+            self.tls.set_alpn_protocols(["http/1.1"])
+        plain = not any(name.lower() == "accept-encoding" for name in self.headers)
+        self._common = f" {self.uri} HTTP/1.1\r\nHost: {self._host_header()}\r\n" + (
+            "Accept-Encoding: identity\r\n" if plain else ""  # the text of a refusal is shown
+        )
+
+    def head(self, method: str, headers: Mapping[str, str]) -> bytes:
+        """The head of a request with these headers, which include the endpoint's."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{method}{self._common}{lines}\r\n".encode("latin-1")
+
+    def _host_header(self) -> str:
+        host = f"[{self.host.partition('%')[0]}]" if ":" in self.host else self.host
+        return host if self.port in (None, 443 if self.tls else 80) else f"{host}:{self.port}"
 
     def redacted(self, raw: bytes) -> bytes:
         """The text with the values of the endpoint's headers, which a receiver may repeat, replaced by ``***``."""

@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import socket
 import ssl
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
-
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    NameResolutionError,
-    NewConnectionError,
-)
-from urllib3.exceptions import SSLError as PooledSSLError
 
 from sidecar.config.sinks import Auth
 from sidecar.config.sinks import HttpSink as HttpSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Framer, Verdict, group_label
+from sidecar.dialer import Dialer
 from sidecar.errors import extra
-from sidecar.sinks.answers import Reply, body_limit, judge
+from sidecar.sinks.answers import Reply, body_limit, excerpt, judge
 from sidecar.sinks.base import Context
-from sidecar.sinks.connection import Connection, TlsConnection
+from sidecar.sinks.connection import BROKEN, Connection, open_connection
 from sidecar.sinks.deadlines import Deadlines, Exchange
 from sidecar.sinks.endpoint import Endpoint, basic, bearer
 from sidecar.sinks.formats import FORMATS, FormatName, body_length, body_pieces, joined, make_framer
+from sidecar.sinks.response import CutOffError, InvalidError, Response
 from sidecar.tls import Tls
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
 _GZIP_WBITS = 31
 _GZIP_LEVEL = 1  # nearly twice as fast as the default of 6, for bodies a sixth larger
-_NOT_AN_ANSWER = (HTTPError, OSError, http.client.HTTPException)
-_ENDED_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+
+
+class UnconnectedError(OSError):
+    """No connection came about, so nothing was sent."""
 
 
 def build(settings: HttpSettings, context: Context) -> HttpSink:
@@ -85,7 +81,7 @@ class HttpSink:
         format: Determines media type and framing of the body.
         compression: Compression of the body; the receiver must support it.
         concurrency: Limit of idle connections that are kept.
-        timeout_ms: Limit of the whole exchange, from name resolution to the last byte of the answer.
+        timeout_ms: Limit of the whole exchange, from name resolution over all addresses to the last byte of the answer.
     """
 
     def __init__(
@@ -108,6 +104,7 @@ class HttpSink:
         if compression == "zstd":
             with extra("zstd", "sink.http.compression: zstd", "zstandard"):
                 import zstandard  # noqa: F401
+        self._dialer = Dialer(endpoint.host, endpoint.port or (443 if endpoint.tls else 80))
         self._idle: list[Connection] = []
         self._idle_max = concurrency
         self._closed = False
@@ -120,7 +117,7 @@ class HttpSink:
         with self._deadlines.exchange() as exchange:
             try:
                 return self._exchange(exchange, headers, chunks, int(headers["Sidecar-Count"]))
-            except _NOT_AN_ANSWER as error:
+            except (OSError, InvalidError) as error:
                 return self._without_answer(exchange, error)
 
     def close(self) -> None:
@@ -149,48 +146,49 @@ class HttpSink:
         }, chunks
 
     def _exchange(self, exchange: Exchange, headers: dict[str, str], chunks: Iterable[bytes], count: int) -> Answer:
-        connection = self._connection(exchange)
-        keep = False
+        connection, response = self._connection(exchange), Response(lambda status: body_limit(status, count))
+        sent = keep = False
         try:
-            sent = _send(connection, self._endpoint.uri, headers, chunks)
-            reply, ended = _receive(connection, count)
-            if exchange.cut:  # the apparent end of the answer may be the cut
-                raise TimeoutError
-            keep = sent and ended and not connection.is_closed and reply.status >= 200
+            try:
+                sent = connection.send(self._endpoint.head("POST", headers), chunks, response)
+                connection.receive(response)
+            except (OSError, InvalidError) as error:
+                if exchange.cut and not response.refuses:
+                    raise TimeoutError(response.progress if sent else "the request was still being sent") from error
+                if not response.refuses:
+                    raise
+            if exchange.cut and not response.refuses:  # the apparent end of the answer may be the cut
+                raise TimeoutError(response.progress)
+            keep = sent and response.reusable and not exchange.cut
         finally:
             if not keep:
                 connection.close()
         if keep:
             self._keep(connection)
-        if reply.status // 100 == 2 and not sent:
-            reason = f"HTTP {reply.status} before the whole body was sent"
-            return Answer(Verdict.RETRY, reason, reply.status)
+        if response.status // 100 == 2 and not sent:
+            reason = f"HTTP {response.status} before the whole body was sent"
+            return Answer(Verdict.RETRY, reason, response.status)
+        reply = Reply(response.status, response.headers, bytes(response.body), response.whole)
         return judge(reply, count, time.time(), self._endpoint.redacted)
 
     def _connection(self, exchange: Exchange) -> Connection:
         while self._idle:
             with contextlib.suppress(IndexError):  # another thread took the last one
                 connection = self._idle.pop()
-                if connection.is_connected:
+                if connection.is_quiet:
                     exchange.attach(connection.sock)
                     return connection
                 connection.close()
-        connection = self._new_connection()
         try:
-            connection.connect()
-        except BaseException:
-            connection.close()
+            connection = open_connection(
+                self._dialer, self._endpoint.tls, exchange.deadline, lambda: self._closed or exchange.cut
+            )
+        except (TimeoutError, socket.gaierror, ssl.SSLError):
             raise
-        connection.timeout = None  # `Deadlines` cuts it: no poll before each call of the system
+        except OSError as error:
+            raise UnconnectedError(error.strerror or str(error)) from error
         exchange.attach(connection.sock)
         return connection
-
-    def _new_connection(self) -> Connection:
-        endpoint = self._endpoint
-        connect_s = self._timeout_s / 2  # for each address of the host, so that two dead ones may not take longer
-        if endpoint.tls is None:
-            return Connection(endpoint.host, endpoint.port, timeout=connect_s)
-        return TlsConnection(endpoint.host, endpoint.port, timeout=connect_s, ssl_context=endpoint.tls)
 
     def _keep(self, connection: Connection) -> None:
         if self._closed or len(self._idle) >= self._idle_max:
@@ -200,47 +198,18 @@ class HttpSink:
 
     def _without_answer(self, exchange: Exchange, error: Exception) -> Answer:
         """The answer if it is unknown whether anything was stored: the batch is retried, as one more attempt."""
-        if exchange.cut and self._closed:
+        if self._closed and (exchange.cut or isinstance(error, TimeoutError)):
             return Answer(Verdict.RETRY, "aborted: the sink was closed")
-        if isinstance(error, NameResolutionError):
-            return Answer(Verdict.RETRY, f"the host {self._endpoint.host} cannot be resolved")
-        if isinstance(error, NewConnectionError):
-            return Answer(Verdict.RETRY, f"cannot connect to {self._endpoint.netloc}: {_cause(error)}")
-        if exchange.cut or isinstance(error, TimeoutError | ConnectTimeoutError):
-            return Answer(Verdict.RETRY, f"timed out after {self._timeout_s:g} s")
+        if isinstance(error, socket.gaierror):
+            return Answer(Verdict.RETRY, f"the host {self._endpoint.host} cannot be resolved: {error.strerror}")
+        if isinstance(error, UnconnectedError):
+            return Answer(Verdict.RETRY, f"cannot connect to {self._endpoint.netloc}: {error}")
+        if isinstance(error, TimeoutError):
+            return Answer(Verdict.RETRY, f"timed out after {self._timeout_s:g} s: {error}")
+        if isinstance(error, InvalidError) and not isinstance(error, CutOffError):
+            text = excerpt(self._endpoint.redacted(str(error).encode()))
+            return Answer(Verdict.RETRY, f"the answer is not valid HTTP: {text}")
         return _broken(error)
-
-
-def _send(connection: Connection, uri: str, headers: Mapping[str, str], chunks: Iterable[bytes]) -> bool:
-    """Send a request; return False if the receiver stopped reading, perhaps to answer early."""
-    connection.request("POST", uri, None, headers)
-    try:
-        connection.flush(chunks)
-    except (BrokenPipeError, ConnectionResetError, *_ENDED_TLS):
-        return False
-    return True
-
-
-def _receive(connection: Connection, count: int) -> tuple[Reply, bool]:
-    """The answer, with as much of its body as may be needed, and whether it ended there.
-
-    A 2xx counts once its body has ended, or its limit is reached: a receiver that dies in between has not answered.
-    """
-    response = connection.answer()
-    limit = body_limit(response.status, count)
-    try:
-        body = response.read(limit + 1)
-        if len(body) <= limit and response.length:
-            raise http.client.IncompleteRead(body, response.length)
-    except _NOT_AN_ANSWER:
-        if response.status // 100 == 2:
-            raise
-        response.close()
-        return Reply(response.status, response.headers), False
-    whole = len(body) <= limit
-    if not whole:
-        response.close()
-    return Reply(response.status, response.headers, body[:limit], whole), whole
 
 
 def compress(compression: Compression, chunks: Iterable[bytes], size: int) -> list[bytes]:
@@ -259,25 +228,9 @@ def compress(compression: Compression, chunks: Iterable[bytes], size: int) -> li
 
 
 def _broken(error: Exception) -> Answer:
-    tls = _tls_error(error)
-    if isinstance(tls, ssl.SSLCertVerificationError):
-        return Answer(Verdict.HALT, f"the receiver's certificate cannot be trusted: {tls.verify_message}")
-    if tls is not None and not isinstance(tls, _ENDED_TLS):
-        return Answer(Verdict.HALT, f"TLS failed: {tls.reason or tls}")
-    return Answer(Verdict.RETRY, f"the connection broke before the answer was complete: {_cause(error)}")
-
-
-def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return error
-        inner = error.args[0] if isinstance(error, PooledSSLError) and error.args else None
-        error = inner if isinstance(inner, BaseException) else error.__cause__
-    return None
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost error's text: outer texts have names and addresses of objects in memory."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Answer(Verdict.HALT, f"the receiver's certificate cannot be trusted: {error.verify_message}")
+    if isinstance(error, ssl.SSLError) and not isinstance(error, BROKEN):
+        return Answer(Verdict.HALT, f"TLS failed: {error.reason or error}")
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Answer(Verdict.RETRY, f"the connection broke before the answer was complete: {text}")

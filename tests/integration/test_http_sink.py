@@ -276,6 +276,7 @@ def test_dripping_anywhere_in_an_answer_is_cut_off(piece: bytes) -> None:
     with raw_server(answering(piece, then=drip)) as url, sink_to(url, timeout_ms=400) as sink:
         answer = in_time(sink, batch())
     assert answer.verdict is Verdict.RETRY
+    assert "timed out after 0.4 s: " in answer.reason
 
 
 def test_a_receiver_that_reads_slowly_is_cut_off() -> None:
@@ -323,56 +324,6 @@ def test_an_answer_cut_short_counts_only_when_it_is_no_success(receiver: Receive
         assert sink.deliver(batch()).verdict is Verdict.RETRY
     with raw_server(answering(b"HTTP/1.1 422 No\r\nContent-Length: 10\r\n\r\nbad")) as url, sink_to(url) as sink:
         assert sink.deliver(batch()).verdict is Verdict.REJECT
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"HTTP/1.1 200",
-        b"HTTP/1.1 200 OK\r\n",
-        b"HTTP/1.1 200 OK\r\nX: y\r\n",
-        b"\r\n",
-        b"hello\r\n\r\n",
-        b"HTTP/1.1 20x OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
-        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nok",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nok",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 6\r\n\r\nok",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2, 6\r\n\r\nok",
-        b"HTTP/1.1 101 Switching\r\n\r\n",
-        b"HTTP/1.1 103 Early Hints\r\n\r\n",
-        b"SSH-2.0-x\r\n",
-    ],
-)
-def test_what_is_no_answer_is_a_retry(raw: bytes) -> None:
-    """Whatever speaks no HTTP, or only interim answers, has not acknowledged anything."""
-    with raw_server(answering(raw)) as url, sink_to(url, timeout_ms=2000) as sink:
-        assert sink.deliver(batch()).verdict is Verdict.RETRY
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"HTTP/1.0 200 OK\r\n\r\n",
-        b"HTTP/1.0 200 OK\n\nstored",
-        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nstored",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-        b"HTTP/1.1 100 C\r\n\r\nHTTP/1.1 204 \r\n\r\n",
-        b"HTTP/1.1 204\r\n\r\n",
-    ],
-)
-def test_answers_of_every_framing_count(raw: bytes) -> None:
-    """An answer ended by the connection's end, by chunks or after an interim one acknowledges as any other."""
-    verdicts = []
-    with raw_server(answering(raw)) as url:
-        for _ in range(2):
-            # A sink of its own: the server closes unannounced, and a connection used before that is heard is a retry.
-            with sink_to(url) as sink:
-                verdicts.append(sink.deliver(batch()).verdict)
-    assert verdicts == [Verdict.ACK] * 2
 
 
 def test_an_answer_before_the_whole_body_was_sent() -> None:

@@ -107,7 +107,7 @@ def without_texts(value: Any) -> Any:
 
 def without_text(text: str) -> str:
     """The text up to the answer of a receiver, which may quote a message."""
-    return re.sub(r"(HTTP \d{3}): .*", r"\1: …", text, flags=re.DOTALL)
+    return re.sub(r"(HTTP \d{3}|not valid HTTP): .*", r"\1: …", text, flags=re.DOTALL)
 
 
 def _metrics(settings: Settings) -> str:

@@ -148,7 +148,7 @@ def test_a_date_is_in_gmt_whatever_the_zone_of_the_host(monkeypatch: pytest.Monk
 
 def test_retry_after_counts_where_something_is_sent_again() -> None:
     """A wait is taken from retries and partial answers, and from no other answer."""
-    headers = {"Retry-After": "3"}
+    headers = {"retry-after": "3"}
     assert judge(Reply(503, headers), 1, NOW).retry_after_ms == 3000
     assert judge(Reply(429, headers), 1, NOW).retry_after_ms == 3000
     assert judge(Reply(207, headers, b'{"failed":[{"index":0,"retry":true}]}'), 1, NOW).retry_after_ms == 3000
@@ -178,7 +178,7 @@ def test_a_redirect_says_that_it_is_not_followed() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(100, 999), st.binary(max_size=300), st.dictionaries(st.sampled_from(["Retry-After"]), st.text()))
+@given(st.integers(100, 999), st.binary(max_size=300), st.dictionaries(st.sampled_from(["retry-after"]), st.text()))
 def test_any_answer_is_judged(status: int, body: bytes, headers: dict[str, str]) -> None:
     """Whatever a receiver writes there is one verdict, a printable reason, and rows only in a partial one."""
     answer = judge(Reply(status, headers, body), 2, NOW)
