@@ -65,7 +65,7 @@ class Dialer:
         raise failure
 
     def _addresses(self, deadline: float, stopped: Stopped) -> list[Any]:
-        with suppress(socket.gaierror):
+        with suppress(socket.gaierror, UnicodeError):  # a name, not an address
             return socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         with self._lock:
             found = self._look_up

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 from sidecar.check.findings import Finding
 from sidecar.config.sinks import HttpSink, hide_query
+from sidecar.dialer import Dialer, secure
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
+from sidecar.sinks.answers import excerpt
+from sidecar.sinks.connection import RECEIVE_BYTES
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.http import endpoint_of
+from sidecar.sinks.response import InvalidError, Response
 
 CONNECT_S = 4.0
 ANSWER_S = 4.0
@@ -27,41 +31,49 @@ def check_receiver(settings: HttpSink) -> Iterator[Finding]:
 
 
 def _judged(subject: str, endpoint: Endpoint) -> Finding:
-    port = endpoint.port or (443 if endpoint.tls else 80)
+    dialer = Dialer(endpoint.host, endpoint.port or (443 if endpoint.tls else 80))
     try:
-        connected = socket.create_connection((endpoint.host, port), CONNECT_S)
+        connected = dialer.connect(time.monotonic() + CONNECT_S)
     except socket.gaierror as error:
         text = f"the name {endpoint.host} cannot be looked up: {error.strerror}"
         return Finding(subject, text, "correct the host in sink.http.url, or the name server", EXIT_UNAVAILABLE)
-    except (OSError, UnicodeError) as error:
-        text = f"no connection to {endpoint.host}:{port}: {getattr(error, 'strerror', None) or error}"
+    except OSError as error:
+        text = f"no connection to {endpoint.host}:{dialer.port}: {_text_of(error)}"
         return Finding(subject, text, "start the receiver, or correct sink.http.url", EXIT_UNAVAILABLE)
-    with connected:
+    with closing(connected):
         try:
-            connected.settimeout(ANSWER_S)
-            secured = endpoint.tls.wrap_socket(connected, server_hostname=endpoint.host) if endpoint.tls else connected
+            deadline = time.monotonic() + ANSWER_S
+            secured = secure(connected, endpoint.tls, endpoint.host, deadline) if endpoint.tls else connected
         except ssl.SSLCertVerificationError as error:
             text = f"its certificate is not trusted: {error.verify_message}"
             return Finding(subject, text, "set sink.http.tls.ca to the authority that signed it", EXIT_NO_PERMISSION)
         except OSError as error:
-            text = f"no TLS: {getattr(error, 'reason', None) or error}"
+            text = f"no TLS: {getattr(error, 'reason', None) or _text_of(error)}"
             return Finding(subject, text, "check sink.http.tls, and whether the URL is https", EXIT_CONFIG)
-        with secured:
-            return _asked(subject, endpoint, secured, port)
+        with closing(secured):
+            return _asked(subject, endpoint, secured)
 
 
-def _asked(subject: str, endpoint: Endpoint, connected: socket.socket, port: int) -> Finding:
-    connection = http.client.HTTPConnection(endpoint.host, port, timeout=ANSWER_S)
-    connection.sock = connected
+def _asked(subject: str, endpoint: Endpoint, connected: socket.socket) -> Finding:
     begun_s = time.monotonic()
+    response = Response(lambda _: 0, "HEAD")
     try:
-        connection.request("HEAD", endpoint.uri, headers={**endpoint.headers, "Host": endpoint.netloc or endpoint.host})
-        answer = connection.getresponse()
-    except (OSError, http.client.HTTPException) as error:
-        text = f"connected, but no answer to HEAD: {str(error) or type(error).__name__}"
+        connected.sendall(endpoint.head("HEAD", endpoint.headers))
+        while not response.ended:
+            left_s = begun_s + ANSWER_S - time.monotonic()
+            connected.settimeout(max(left_s, 0.001))
+            response.feed(connected.recv(RECEIVE_BYTES))
+    except (OSError, InvalidError) as error:
+        text = f"connected, but no answer to HEAD: {_text_of(error)}"
         return Finding(subject, text, "check that an HTTP service listens there, and its log", EXIT_UNAVAILABLE)
     took_ms = round((time.monotonic() - begun_s) * 1000)
-    return _answered(subject, answer.status, answer.getheader("Location") or "", took_ms)
+    return _answered(subject, response.status, response.headers.get("location", ""), took_ms)
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return (error.strerror if isinstance(error, OSError) else None) or excerpt(str(error).encode())
 
 
 def _answered(subject: str, status: int, location: str, took_ms: int) -> Finding:

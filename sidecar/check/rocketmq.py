@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -10,6 +10,7 @@ from sidecar.check.findings import Finding
 from sidecar.config.address import address
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
+from sidecar.dialer import Dialer
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
 from sidecar.sources.rocketmq.config import is_refusal, sign_of, tls_of
 from sidecar.sources.rocketmq.wire.codes import Code
@@ -38,7 +39,7 @@ def check_rocketmq(settings: RocketMqSource) -> Iterator[Finding]:
 def _endpoint(endpoint: str) -> Finding:
     subject, (host, port) = f"endpoint {endpoint}", address(endpoint, "localhost:8081")
     try:
-        with socket.create_connection((host, port), ASK_S):
+        with Dialer(host, port).connect(time.monotonic() + ASK_S):
             return Finding(subject, "reachable; rights are not checked with client: grpc")
     except (OSError, UnicodeError) as error:
         text = text_of(error)

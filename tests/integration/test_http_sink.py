@@ -26,6 +26,7 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.messages import ListColumns, tags_of
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver
+from tests.support.silent import silent_addresses
 
 TP = TopicPartition("orders", 3)
 
@@ -339,6 +340,119 @@ def test_an_answer_before_the_whole_body_was_sent() -> None:
         with raw_server(serve) as url, sink_to(url) as sink:
             answer = sink.deliver(batch(b"x" * 50_000_000))
         assert answer.verdict is verdict
+
+
+def stalling(*answers: bytes, then_reads: bool = False) -> Callable[[socket.socket], None]:
+    """Reads the beginning of a request, gives these answers, and leaves the connection open."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1000)
+        for answer in answers[: -1 if then_reads else None]:
+            connection.sendall(answer)
+        if not then_reads:
+            return time.sleep(60)
+        left = 49_000_000
+        while left > 0:
+            left -= len(connection.recv(1 << 20))
+        connection.sendall(answers[-1])
+        return wait_for_end(connection)
+
+    return serve
+
+
+REFUSAL = b"HTTP/1.1 413 Large\r\nContent-Length: 5\r\n\r\nlarge"
+
+
+@pytest.mark.parametrize("answers", [[REFUSAL], [b"HTTP/1.1 102 P\r\n\r\n", REFUSAL], [REFUSAL[:40], REFUSAL[40:]]])
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_refusal_counts_while_the_body_is_still_being_sent(
+    certificates: Certificates, answers: list[bytes], secured: bool
+) -> None:
+    """A receiver that refuses, keeps the connection and reads no more is heard long before the timeout."""
+    with (
+        raw_server(over(certificates, stalling(*answers), secured)) as url,
+        sink_for(url, certificates, secured) as sink,
+    ):
+        begun = time.monotonic()
+        answer = in_time(sink, batch(b"x" * 50_000_000))
+    assert (answer.verdict, answer.reason) == (Verdict.TOO_LARGE, "HTTP 413: large")
+    assert time.monotonic() - begun < 8
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_an_interim_answer_does_not_end_the_sending(certificates: Certificates, secured: bool) -> None:
+    """A receiver may say that it works while it does not read: the body goes on, and the final answer counts."""
+    serve = stalling(b"HTTP/1.1 102 P\r\n\r\n" * 3, b"HTTP/1.1 204 \r\n\r\n", then_reads=True)
+
+    def late(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 103 E\r\n\r\n")
+        time.sleep(0.5)  # longer than a send waits before it looks for an answer
+        serve(connection)
+
+    with raw_server(over(certificates, late, secured)) as url, sink_for(url, certificates, secured) as sink:
+        assert in_time(sink, batch(b"x" * 50_000_000)).verdict is Verdict.ACK
+
+
+def over(
+    certificates: Certificates, serve: Callable[[socket.socket], None], secured: bool
+) -> Callable[[socket.socket], None]:
+    """The same, with TLS if it is wanted."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.server)
+
+    def secured_serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as inner:
+            serve(inner)
+
+    return secured_serve if secured else serve
+
+
+@contextlib.contextmanager
+def sink_for(url: str, certificates: Certificates, secured: bool, **how: Any) -> Iterator[HttpSink]:
+    """A sink to such a server."""
+    if secured:
+        url, how["tls"] = url.replace("http:", "https:"), Tls(ca=certificates.ca)
+    with sink_to(url, **how) as sink:
+        yield sink
+
+
+def test_with_tls_an_answer_to_the_end_counts_only_if_tls_ended(certificates: Certificates) -> None:
+    """Without length or chunks, an end that TLS does not announce may be a cut (RFC 9112, 9.8)."""
+    raw = b"HTTP/1.0 200 OK\r\n\r\nstored"
+
+    def announced(connection: socket.socket) -> None:
+        answering(raw)(connection)
+        assert isinstance(connection, ssl.SSLSocket)
+        connection.unwrap()
+
+    for serve, verdict in ((announced, Verdict.ACK), (answering(raw), Verdict.RETRY)):
+        with (
+            raw_server(over(certificates, serve, secured=True)) as url,
+            sink_for(url, certificates, secured=True) as sink,
+        ):
+            answer = in_time(sink, batch())
+        assert answer.verdict is verdict
+        assert bool(answer.reason) == (verdict is Verdict.RETRY)
+
+
+def test_silent_addresses_take_one_timeout_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many addresses a host has, a delivery ends in time, and says that it could not connect."""
+    real = socket.getaddrinfo
+
+    def found(host: str, *args: Any, **more: Any) -> list[Any]:
+        if host != "receiver.test":
+            return real(host, *args, **more)
+        if more.get("flags"):
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in silent]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with silent_addresses(8) as silent, sink_to("http://receiver.test/", timeout_ms=1000) as sink:
+        begun = time.monotonic()
+        answer = in_time(sink, batch())
+        assert time.monotonic() - begun < 2
+    assert (answer.verdict, answer.reason) == (Verdict.RETRY, "timed out after 1 s: connecting")
 
 
 def test_no_redirect_is_followed(receiver: Receiver) -> None:

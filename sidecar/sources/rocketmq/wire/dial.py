@@ -10,6 +10,7 @@ import ssl
 import time
 
 from sidecar import threads
+from sidecar.dialer import Dialer, secure
 
 CONNECT_TIMEOUT_S = 3.0
 REDIAL_S = 0.5
@@ -58,21 +59,19 @@ class Dial:
 def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    connected = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
-    try:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if tls is not None:
-            connected = tls.wrap_socket(connected, server_hostname=host)
-        connected.settimeout(0)
-    except BaseException:
-        connected.close()
-        raise
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    connected = Dialer(host, int(port)).connect(deadline)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if tls is not None:
+        connected = secure(connected, tls, host, deadline)
+    connected.settimeout(0)
     return connected
 
 
 def text_of(error: Exception) -> str:
     """The reason for which a connection failed or broke."""
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection was closed by the other side"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}".replace("_", " ").lower().replace("tls", "TLS")
     if isinstance(error, socket.gaierror):

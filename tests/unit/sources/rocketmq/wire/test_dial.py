@@ -1,0 +1,33 @@
+"""A connection to a name server or a broker is there, or failed with its reason, within its time."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from sidecar.sources.rocketmq.wire import dial
+from sidecar.sources.rocketmq.wire.dial import Dial, text_of
+from tests.support.process import wait_until
+from tests.support.silent import silent_addresses
+
+
+def test_all_addresses_of_a_name_share_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight silent addresses of a name server take the time of one."""
+
+    def found(host: str, *args: Any, **more: Any) -> list[Any]:
+        if more.get("flags"):
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in silent]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(dial, "CONNECT_TIMEOUT_S", 0.5)
+    with silent_addresses(8) as silent:
+        begun = time.monotonic()
+        attempt = Dial("nameserver.test:9876", None)
+        result = wait_until(lambda: attempt.turn(time.monotonic(), wanted=True), 20, "the attempt ends")
+        assert time.monotonic() - begun < 2
+    assert isinstance(result, TimeoutError)
+    assert text_of(result) == "no connection within 3 s"
