@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# How long the soak of `make chaos` lasts.
+HOURS ?= 1
 # The stamps stand for the environment's packages, and for all of it: gone or older than what it is made from, it is made again.
 PACKAGES := $(VENV)/packages
 INSTALLED := $(VENV)/installed
@@ -37,7 +39,7 @@ help:
 	@echo "make prove   run the checks with larger numbers; writes docs/proof.md"
 	@echo "make prove-spark   the same for Spark: kills of zone writers, jobs and executors; both engines compared"
 	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
-	@echo "make chaos   random kills, rebalances and outages"
+	@echo "make chaos   random kills, rebalances and outages, and a soak under all of them: HOURS=1"
 
 test: lint jars
 	@$(PYTEST) -m "not slow" $(PURE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
@@ -112,6 +114,7 @@ chaos: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove kills kills-by-group kills-no-state members outages \
 		delayed-kills delayed-requests delayed-cancels delayed-takeovers delayed-zombies delayed-outages \
 		delayed-postgresql delayed-postgresql-members
+	@$(BIN)/python -m tests.prove --scale $(HOURS) soak
 
 prove-spark: $(INSTALLED) jars
 	@$(BIN)/python -m tests.prove spark

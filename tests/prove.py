@@ -27,7 +27,20 @@ from typing import Any
 from benchmarks import memory
 from tests.scenarios import delayed_proof as delayed
 from tests.scenarios import exactly_once as once
-from tests.scenarios import health, ids, kills, ledger, library, members, reloads, rewinds, rocketmq, tables, upgrade
+from tests.scenarios import (
+    health,
+    ids,
+    kills,
+    ledger,
+    library,
+    members,
+    reloads,
+    rewinds,
+    rocketmq,
+    soak,
+    tables,
+    upgrade,
+)
 from tests.scenarios import lane as both_ways
 from tests.scenarios import rocketmq_resets as resets
 from tests.simulation import run as simulation
@@ -144,6 +157,7 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
         "ids": lambda broker, folder: [ids.restored(broker, folder, n(30_000_000, 1_000_000), n(200_000, 2_000))],
         "ids-lane": lambda broker, folder: [ids.switched(broker, folder, n(300_000, 20_000), n(50, 4))],
         "health": lambda broker, folder: [health.outages(broker, folder, n(5))],
+        "soak": lambda broker, folder: [soak.soak(broker, folder, n.scale)],
         "library": lambda broker, folder: [library.kills(broker, folder, n(20, 2))],
         "memory": partial(held, n(64, 32) * memory.MIB),
         "tables": killed_tables,
