@@ -7,11 +7,14 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict
 
 PATIENCE_MS = 5_000
 # A lost server is noticed within some 10 s; its answers may take half of that.
+CONNECT_S = 5
+HOST_MIN_S = 2
+"""The least that psycopg waits for a host."""
 CONNECTION: dict[str, Any] = {
-    "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -40,7 +43,8 @@ def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequen
     """
     secret: dict[str, Any] = {"password": password} if password else {}
     # Not prepared: a plan that was made for a few rows would be used for many.
-    db = psycopg.connect(url, autocommit=True, prepare_threshold=None, **CONNECTION, **secret)
+    how = {**CONNECTION, **secret, "connect_timeout": timeout_s(url, CONNECT_S)}
+    db = psycopg.connect(url, autocommit=True, prepare_threshold=None, **how)
     try:
         for setting in (*SETTINGS, *settings):
             db.execute(f"SET {setting}")
@@ -57,6 +61,16 @@ def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequen
         db.close()
         raise
     return db
+
+
+def timeout_s(url: str, all_s: float) -> int:
+    """The `connect_timeout` of each host of a URL, whose hosts together take `all_s`, or two seconds each.
+
+    Raises:
+        psycopg.Error: The URL cannot be read.
+    """
+    hosts = str(conninfo_to_dict(url).get("host") or "").count(",") + 1
+    return max(HOST_MIN_S, int(all_s / hosts))
 
 
 def text_of(error: psycopg.Error) -> str:

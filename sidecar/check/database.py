@@ -11,7 +11,7 @@ import psycopg
 from sidecar.check.findings import Finding
 from sidecar.config.postgresql import Database
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
-from sidecar.postgresql import text_of
+from sidecar.postgresql import text_of, timeout_s
 
 CONNECT_S = 4
 _STATE = """
@@ -49,7 +49,8 @@ def check_database(subject: str, database: Database, key: str, tables: Sequence[
     """
     secret: dict[str, Any] = {"password": database.secret} if database.secret else {}
     try:
-        with closing(psycopg.connect(database.url, autocommit=True, connect_timeout=CONNECT_S, **secret)) as db:
+        secret["connect_timeout"] = timeout_s(database.url, CONNECT_S)
+        with closing(psycopg.connect(database.url, autocommit=True, **secret)) as db:
             yield _looked(subject, db, list(tables))
     except psycopg.ProgrammingError as error:
         yield Finding(subject, text_of(error), f"correct {key}.url", EXIT_CONFIG)
