@@ -106,6 +106,8 @@ class Sorted(NamedTuple):
     rows: list[Rows]
     filtered: int
     duplicate: int
+    odd_ids: int
+    """Of wanted messages: ids that count as missing because their header is given more than once."""
     stamp_ms: int | None
     """Timestamp of the first message."""
 
@@ -162,7 +164,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_keep": (ct.c_int, _P, ct.c_char_p, _I64),
     "fl_columns": (ct.POINTER(Columns), _P),
     "fl_groups": (ct.POINTER(_Group), _P),
-    "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
+    "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
 }
 """By name: the type of the result, and those of the arguments."""
 
@@ -322,7 +324,9 @@ class Reader:
         self._heads: dict[tuple[bytes, int], bytes] = {}
         self._topics: dict[bytes, str] = {}
         self._runs = self._c.fl_runs(self._at)
-        self._filtered, self._duplicate, self._has_stamp, self._stamp = _I32(), _I32(), _I32(), _I64()
+        self._filtered, self._duplicate, self._odd_ids, self._has_stamp, self._stamp = (
+            _I32(), _I32(), _I32(), _I32(), _I64(),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the client. Call this before the client is closed; a second call does nothing."""
@@ -457,9 +461,9 @@ class Reader:
         """See `Run.columns`."""
         self._sort(run, rules)
         ids = None if rules.id_place == "none" else self._ids()[0]
-        self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)
+        self._tally()
         found = self._c.fl_columns(self._at).contents
-        return table_of(found, rules.wants, self._names, ids, self._filtered.value)
+        return table_of(found, rules.wants, self._names, ids, self._filtered.value, self._odd_ids.value)
 
     def _sort(self, run: Run, rules: Rules) -> int:
         self._noted = None
@@ -490,9 +494,12 @@ class Reader:
             self._noted = None
         groups = self._c.fl_groups(self._at)
         rows = [self._rows(groups[number], with_ids=fresh is not None) for number in range(count)]
-        self._c.fl_tally(self._at, self._filtered, self._duplicate, self._stamp, self._has_stamp)
+        self._tally()
         stamp_ms = self._stamp.value if self._has_stamp.value else None
-        return Sorted(rows, self._filtered.value, self._duplicate.value, stamp_ms)
+        return Sorted(rows, self._filtered.value, self._duplicate.value, self._odd_ids.value, stamp_ms)
+
+    def _tally(self) -> None:
+        self._c.fl_tally(self._at, self._filtered, self._duplicate, self._odd_ids, self._stamp, self._has_stamp)
 
     def _rows(self, group: _Group, *, with_ids: bool) -> Rows:
         return Rows(

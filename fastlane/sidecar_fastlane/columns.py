@@ -74,12 +74,16 @@ class Table(NamedTuple):
     """What `Rules.group_of` has said so far: it grows with later runs; once tags are forgotten it is another list."""
     ids: array[int] | None
     """The id of each row, or the reader's `no_id`."""
+    odd_ids: int
+    """Of wanted messages: ids that count as missing because their header is given more than once."""
     key: Cells | None
     value: Cells | None
     headers: Headers | None
 
 
-def table_of(c: Columns, wants: frozenset[Want], groups: list[str], ids: array[int] | None, filtered: int) -> Table:
+def table_of(
+    c: Columns, wants: frozenset[Want], groups: list[str], ids: array[int] | None, filtered: int, odd_ids: int
+) -> Table:
     """A copy, which lasts."""
     return Table(
         c.rows,
@@ -90,6 +94,7 @@ def table_of(c: Columns, wants: frozenset[Want], groups: list[str], ids: array[i
         c.codes.copy(),
         groups,
         ids,
+        odd_ids,
         c.keys.copy() if "key" in wants else None,
         c.values.copy() if "value" in wants else None,
         Headers(c.header_ends.copy(), c.names.copy(), c.contents.copy()) if "headers" in wants else None,

@@ -70,7 +70,7 @@ typedef struct reader {
   int polls;
 
   int doing, at; /* the run that was begun, -1 for none, and its next message */
-  int32_t filtered, duplicate;
+  int32_t filtered, duplicate, odd_ids;
   int64_t stamp, last; /* of the first message; the offset of the last wanted one */
   int has_stamp;
   int64_t no_id;          /* stands for a missing one */
@@ -384,17 +384,14 @@ static int raw_of(reader *r, const rd_kafka_message_t *m, int place, const char 
   return RAW_SEVERAL;
 }
 
-/* 1 with an id, the signed number of `text_id`; 0 without. */
+/* 1 with an id, the signed number of `text_id`; 0 without. Several values are none, and are counted. */
 static int id_of(reader *r, const rd_kafka_message_t *m, const char *topic, int64_t *id) {
   const char *at;
   size_t len;
   int kind = raw_of(r, m, r->id_place, r->id_header, topic, &at, &len);
   if (kind < 0) return kind;
-  if (kind == RAW_SEVERAL) {
-    memcpy(&len, at, 8);
-    at += 8;
-  }
-  if (kind == RAW_NONE || !len) return 0;
+  r->odd_ids += kind == RAW_SEVERAL;
+  if (kind != RAW_ONE || !len) return 0;
   *id = (int64_t)(xxh3_64(at, len) ^ (uint64_t)1 << 63);
   return 1;
 }
@@ -569,7 +566,7 @@ static void begin(reader *r, int which) {
   r->at = r->runs[which].start;
   r->ids.len = r->wanted.len = 0;
   r->last = -1;
-  r->filtered = r->duplicate = 0;
+  r->filtered = r->duplicate = r->odd_ids = 0;
   r->nslots = 0;
   columns_clear(&r->columns);
   r->sorting++;
@@ -691,9 +688,10 @@ API const columns *fl_columns(const reader *r) { return &r->columns; }
 
 API const group *fl_groups(const reader *r) { return r->groups; }
 
-API void fl_tally(const reader *r, int32_t *filtered, int32_t *duplicate, int64_t *stamp, int32_t *has_stamp) {
+API void fl_tally(const reader *r, int32_t *filtered, int32_t *duplicate, int32_t *odd_ids, int64_t *stamp, int32_t *has_stamp) {
   *filtered = r->filtered;
   *duplicate = r->duplicate;
+  *odd_ids = r->odd_ids;
   *stamp = r->stamp;
   *has_stamp = r->has_stamp;
 }

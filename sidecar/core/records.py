@@ -194,6 +194,8 @@ class SortedRows(Protocol):
     @property
     def duplicate(self) -> int: ...  # noqa: D102
     @property
+    def odd_ids(self) -> int: ...  # noqa: D102
+    @property
     def stamp_ms(self) -> int | None: ...  # noqa: D102
 
 

@@ -354,4 +354,5 @@ class IdKeeper:
             oldest_seconds=max((now_s - generation.begun_ms / 1000 for generation in sets), default=0.0),
             rotations=self._pipeline.intake.ids.room.rotations,
             loading=len(self.loading),
+            unusable=odd.count if (odd := self._pipeline.intake.odd_ids) is not None else 0,
         )

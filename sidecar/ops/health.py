@@ -61,6 +61,12 @@ KINDS = {
         "if they wait for a commit, check the broker and the network; otherwise check the receiver's speed, raise "
         "sink.http.concurrency, or add processes",
     ),
+    "all_filtered": Kind(
+        DEGRADED, "compare tags.subscribe and exclude with the tags in the reason; if none is to come, ignore this"
+    ),
+    "ids_unusable": Kind(
+        DEGRADED, "give each message one id, or correct dedup.by; meanwhile such messages are delivered, not compared"
+    ),
     "dead_letters": Kind(DEGRADED, "check the dead letters and their reasons; correct the producer or the receiver"),
 }
 """All kinds, the worst first. The words are the label `reason` of the metric `sidecar_problem`."""
@@ -111,6 +117,11 @@ class Health(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}. Next: {self.next_step}" if self.reason else self.state
+
+
+def all_filtered(tags: str) -> str:
+    """The text of `all_filtered`, with the tags that were seen."""
+    return f"nothing that was read so far is wanted, and all of it is filtered; tags seen: {tags}"
 
 
 def in_order(problems: Collection[Problem]) -> tuple[Problem, ...]:

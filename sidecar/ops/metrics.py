@@ -227,6 +227,9 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("sidecar_ids_oldest_seconds", "Age of the oldest message ids.", value=ids.oldest_seconds)
     yield CounterMetricFamily("sidecar_ids_rotations", "Generations of ids forgotten.", value=ids.rotations)
     yield GaugeMetricFamily("sidecar_ids_loading", "Partitions whose ids are being loaded.", value=ids.loading)
+    yield CounterMetricFamily(
+        "sidecar_ids_unusable", "Messages whose id cannot be compared, and counts as missing.", value=ids.unusable
+    )
     yield GaugeMetricFamily("sidecar_dead_letters_stored", "Dead letters in the state folder.", value=now.dead_letters)
     if now.delay is not None:
         due = GaugeMetricFamily("sidecar_delayed_due", "Delayed messages by when they are due.", labels=["within"])

@@ -89,6 +89,8 @@ class IdsStatus:
     """Generations forgotten since the start."""
     loading: int = 0
     """Partitions that are not read yet, because their ids are being loaded."""
+    unusable: int = 0
+    """Messages since the start whose id cannot be compared, and which count as having none."""
 
 
 DUE_WITHIN = {

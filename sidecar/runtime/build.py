@@ -19,8 +19,8 @@ from sidecar.core.intake.reading import Reading, ReadTags
 from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.due import ReadDue, due_reader
 from sidecar.core.messages.fields import Field, Raw
-from sidecar.core.messages.ids import id_reader, key_reader
-from sidecar.core.messages.tags import UNTAGGED, Memo
+from sidecar.core.messages.ids import OddIds, id_reader, key_reader
+from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
@@ -92,6 +92,11 @@ def pushed_expression(settings: Settings) -> str:
     return "*" if any(tag == "'*'" or "|" in tag or tag != tag.strip() for tag in asked) else " || ".join(asked)
 
 
+def filters_at_broker(settings: Settings) -> bool:
+    """Whether brokers of RocketMQ leave unwanted messages out."""
+    return bool(settings.source.chosen.pushed_filter) or pushed_expression(settings) != "*"
+
+
 def is_retried(tp: TopicPartition) -> bool:
     """Whether this is the group's retry topic, to which RocketMQ's brokers copy messages that are handed back."""
     return tp.topic.startswith("%RETRY%")
@@ -121,9 +126,9 @@ def _groups_by(
     return lambda tp, messages: map(groups.__getitem__, read_tags(tp, messages))
 
 
-def pipeline_groups(settings: Settings) -> Mapping[Raw, str | None]:
+def pipeline_groups(settings: Settings, filter_: TagFilter | None = None) -> Mapping[Raw, str | None]:
     """The pipeline's group by raw tags: the tag group, or one for all messages if the sink joins them."""
-    groups = settings.tags.filter().groups
+    groups = (filter_ or settings.tags.filter()).groups
     if not settings.sink.chosen.joins_groups:
         return groups
     return Memo(lambda raw: None if groups[raw] is None else UNTAGGED)
@@ -198,19 +203,24 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     read_tags = _tag_reader(settings, columns)
     sink = sink_of(settings, in_rows, read_tags)
     framer = framer_of(settings, columns, _tags_of(settings, read_tags), sink.framer)
-    lane = lane_rules(settings) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
+    filter_ = settings.tags.filter()
+    lane = lane_rules(settings, filter_) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     dedup, group_id = settings.dedup, settings.source.group_id
+    odd = OddIds(dedup.field, dedup.as_, columns) if dedup.field else None
     reading = Reading(
         columns=columns,
         framer=framer,
         tags=read_tags,
-        groups=pipeline_groups(settings),
+        groups=pipeline_groups(settings, filter_),
+        unwanted=filter_.unwanted.keys(),
+        filtered_at_broker=bool(settings.source.rocketmq) and filters_at_broker(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
         capacity=dedup.capacity,
         bitmap_ids=dedup.as_ == "int",
         keep_ms=dedup.keep_ms,
         copies=is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
-        keys=key_reader(dedup.field, dedup.as_, columns, group_id) if dedup.field and dedup.ledger else None,
+        keys=key_reader(dedup.field, dedup.as_, columns, group_id, odd) if dedup.field and dedup.ledger else None,
+        odd_ids=odd,
         **lane,
     )
     return reading, sink

@@ -9,6 +9,7 @@ import numpy as np
 
 from sidecar.config.model import Settings
 from sidecar.core.messages.fields import Field
+from sidecar.core.messages.tags import TagFilter
 from sidecar.core.windows.idruns import Keys, Mask, SortedRun
 from sidecar.sinks.formats import row_head, tag_members
 
@@ -73,7 +74,7 @@ def is_built() -> bool:
     return LIBRARY.exists()
 
 
-def lane_rules(settings: Settings) -> Mapping[str, Any]:
+def lane_rules(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
     """The fields of `Reading` that are the lane's."""
     from sidecar_fastlane.search import Search
 
@@ -84,14 +85,14 @@ def lane_rules(settings: Settings) -> Mapping[str, Any]:
         native.find(runs, keys, found)
         return found
 
-    return {"sorting": rules_of(settings), "search": search}
+    return {"sorting": rules_of(settings, filter_), "search": search}
 
 
-def rules_of(settings: Settings) -> Rules:
+def rules_of(settings: Settings, filter_: TagFilter | None = None) -> Rules:
     """The rules of the lane for these settings, which `refusal` does not refuse."""
     from sidecar_fastlane import Rules
 
-    filter_ = settings.tags.filter()
+    filter_ = filter_ or settings.tags.filter()
     return Rules(
         group_of=filter_.groups.__getitem__,
         row_head=row_head,

@@ -28,6 +28,7 @@ class Sorted(NamedTuple):
     filtered: int
     duplicate: int
     stamp_ms: int | None = None
+    odd_ids: int = 0
 
 
 class Sorter:

@@ -69,7 +69,8 @@ class Side:
         found = self.intake.sort(partition, run, 1.0)
         partition.reach.position = run.last + 1
         assert self.reading.digest is not None
-        return [found.filtered, found.duplicate, self.reading.digest(run.messages[-1]), *_groups(found)]
+        odd = self.intake.odd_ids.count if self.intake.odd_ids is not None else 0
+        return [found.filtered, found.duplicate, odd, self.reading.digest(run.messages[-1]), *_groups(found)]
 
 
 def _groups(found: Sorted) -> list[Any]:
@@ -117,7 +118,7 @@ class Twins:
         if ours != theirs:
             self.mismatches.append(f"{run.tp}@{run.first}-{run.last}: {ours!r:.2000} in C, {theirs!r:.2000} in Python")
         self.tally.update(messages=seen, runs=1, filtered=theirs[0], duplicate=theirs[1])
-        for _, framed, data, ids, odd, *_ in theirs[3:]:
+        for _, framed, data, ids, odd, *_ in theirs[4:]:
             self.tally.update(rows=len(framed), bytes=len(data), ids=len(ids), unframeable=len(odd))
 
 

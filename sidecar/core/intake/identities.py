@@ -23,6 +23,7 @@ class Identities:
 
     def __init__(self, reading: Reading, windows: Deduplicator[TopicPartition]) -> None:
         self._read = reading.ids
+        self._odd = reading.odd_ids
         self._copies = reading.copies
         self._windows = windows
 
@@ -34,7 +35,10 @@ class Identities:
     def read(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[int | None]:
         """The id of each message."""
         assert self._read is not None
-        return self._read(tp, messages) if messages else ()
+        numbers = self._read(tp, messages) if messages else ()
+        if self._odd is not None and None in numbers:
+            self._odd.look(tp, [message for message, number in zip(messages, numbers, strict=True) if number is None])
+        return numbers
 
     def take(self, partition: Partition, last: int, numbers: Sequence[int | None], now_ms: float) -> list[bool]:
         """Whether the id of each message is new, in the order of their offsets; new ids are known from now on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, groupby, repeat
 from operator import call, itemgetter, not_
 
@@ -16,7 +16,9 @@ from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.positions import Positions
 from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.unwanted import Unwanted
 from sidecar.core.intents import Intent
+from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane
@@ -35,6 +37,10 @@ class Sorted:
 
     duplicate: int = 0
     filtered: int = 0
+    judged: int = 0
+    """The filtered ones, and those that a tag group wants."""
+    is_all_unwanted: bool = False
+    """Whether with this run so many messages were filtered, and none was wanted, that a person should know."""
     opened: list[tuple[str, Fragment]] = field(default_factory=list)
     """Groups and fragments for the open lanes."""
     collected_bytes: int = 0
@@ -62,6 +68,8 @@ class Intake:
         """Is shown each run and what became of it; None as long as nobody looks."""
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
+        self.unwanted = Unwanted()
+        """Whether nothing of what was read under these rules was wanted."""
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
         self._appends: Memo[Callable[[Message], None]] = Memo(
@@ -79,9 +87,24 @@ class Intake:
 
     def change(self, reading: Reading) -> None:
         """Go on with another filter and format; how ids, due times and names are read stays."""
-        self._r = reading
+        self.unwanted = Unwanted()
+        self._r = replace(reading, keys=self._r.keys, odd_ids=self._r.odd_ids)
         self._chosen.clear()
         self._appends.clear()
+
+    @property
+    def unwanted_tags(self) -> str:
+        """The first unwanted tags of messages that were read, for people."""
+        return ", ".join(self._r.unwanted) or "unknown, since the broker filters"
+
+    def passed(self, offsets: int) -> bool:
+        """Take offsets without messages; return whether with them all was unwanted, see `Sorted.is_all_unwanted`."""
+        return self._r.filtered_at_broker and self.unwanted.add(0, offsets)
+
+    @property
+    def odd_ids(self) -> OddIds | None:
+        """Counts ids that cannot be compared; None without ids."""
+        return self._r.odd_ids
 
     def forget(self, tp: TopicPartition) -> None:
         """Drop the memory of a partition that is no longer owned."""
@@ -97,6 +120,8 @@ class Intake:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
         """
         result = self._sorted(partition, run, now_ms)
+        if not partition.is_delayed:
+            result.is_all_unwanted = self.unwanted.add(result.judged - result.filtered, result.filtered)
         if self.tap is not None:
             self.tap(self._r, partition, run.messages, result)
         return result
@@ -110,12 +135,14 @@ class Intake:
             and not partition.reach.replaying
             and self.positions.take_whole(partition, run)
         ):
+            result.judged = len(run.messages)
             self._sort_by(run.sorter, partition, result, now_ms)
             return result
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
         if self._r.cancels is not None and not partition.is_delayed:
             messages = self._without_cancellers(messages, result)
+        result.judged = result.filtered + len(messages)
         if not messages:
             return result
         # Of the first message only: one look at each message would cost more than its place in a batch.
@@ -142,6 +169,8 @@ class Intake:
             fresh = self.identities.take_all(partition, last, numbers, now_ms)
         found = sorter.sort(self._r.sorting, fresh)
         result.filtered, result.duplicate = found.filtered, found.duplicate
+        if self._r.odd_ids is not None:
+            self._r.odd_ids.note(partition.tp, found.odd_ids)
         for rows in found.rows:
             fragment = Fragment(rows.offsets, rows.data, rows.ids, rows.unframeable, now_ms)
             fragment.after, fragment.stamp_ms = partition.passed.pop(rows.group), found.stamp_ms

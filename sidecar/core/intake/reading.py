@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.messages.cancels import ReadCancels
 from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.ids import OddIds
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
 from sidecar.core.windows.idruns import Search, search
 
@@ -38,6 +39,9 @@ class Reading:
             from the clock: otherwise a part that is read again would have other members.
         search: Looks ids up in sorted runs.
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
+        unwanted: The first unwanted tags of messages, for people.
+        filtered_at_broker: Whether the broker leaves unwanted messages out, so that they are gaps.
+        odd_ids: Counts ids that cannot be compared.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
     """
 
@@ -56,3 +60,6 @@ class Reading:
     cancels: ReadCancels | None = None
     sorting: object | None = None
     search: Search = search
+    odd_ids: OddIds | None = None
+    unwanted: Collection[str] = ()
+    filtered_at_broker: bool = False

@@ -103,6 +103,12 @@ class Field:
             return lambda tp, messages: columns.header(messages, self.name)
         return lambda tp, messages: header_column(columns, messages, self.name)
 
+    def id_reader(self, columns: Columns) -> Callable[[TopicPartition, Sequence[Message]], list[Raw]]:
+        """See `reader`; a list, an object and a boolean in JSON are several values, since none of them is an id."""
+        if self.kind == "json":
+            return lambda tp, messages: [json_at(value, self.path, _id_raw) for value in columns.values(messages)]
+        return self.reader(columns)
+
 
 def header_column(columns: Columns, messages: Sequence[Message], name: str) -> list[Raw]:
     """The value of header `name` of each message; a tuple if it is repeated."""
@@ -121,15 +127,21 @@ def _header(row: Sequence[Header], name: str) -> Raw:
     return tuple(matching) if len(matching) > 1 else matching[0] if matching else None
 
 
-def json_at(value: bytes | None, path: JsonPath) -> Raw:
+def _raw(value: Json) -> Raw:
+    if isinstance(value, list):
+        return tuple(raw for raw in map(_scalar, value) if raw is not None)
+    return _scalar(value)
+
+
+def json_at(value: bytes | None, path: JsonPath, raw_of: Callable[[Json], Raw] = _raw) -> Raw:
     """The value at `path` of a JSON text: text and numbers as bytes, a list as several, anything else as nothing."""
     if not value:
         return None
     try:
         try:
-            return _raw(_walk(orjson.loads(value), path))
+            return raw_of(_walk(orjson.loads(value), path))
         except ValueError:  # no JSON to orjson, or a number that it may have changed
-            return _raw(_walk(_literal(value), path))
+            return raw_of(_walk(_literal(value), path))
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
@@ -152,10 +164,8 @@ def _member(value: Json, step: str | int) -> Json:
     return value[step] if isinstance(value, list) else None
 
 
-def _raw(value: Json) -> Raw:
-    if isinstance(value, list):
-        return tuple(raw for raw in map(_scalar, value) if raw is not None)
-    return _scalar(value)
+def _id_raw(value: Json) -> Raw:
+    return () if isinstance(value, list | dict | bool) else _scalar(value)
 
 
 def _scalar(value: Json) -> bytes | None:

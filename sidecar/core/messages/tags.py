@@ -12,6 +12,8 @@ UNTAGGED = ""
 """The group of messages without a tag."""
 MEMO_MAX = 65_536
 MEMO_KEY_BYTES_MAX = 64
+UNWANTED_MAX, UNWANTED_CHARACTERS_MAX = 10, 64
+NO_TAG = "no tag"
 
 V = TypeVar("V")
 
@@ -140,6 +142,8 @@ class TagFilter:
             raise TagError("exclude: * would take no message at all")
         self._excluded = excluded
         self._separator = split.encode()
+        self.unwanted: dict[str, None] = {}
+        """The first unwanted tags that messages had, for people; `NO_TAG` stands for messages without one."""
         self._rest: str | None = None
         self._named: dict[bytes, str] = {}
         for name, expression in (groups or {}).items():
@@ -195,6 +199,14 @@ class TagFilter:
         return self.groups[tags]
 
     def _resolve(self, raw: Raw) -> str | None:
+        group = self._group_of(raw)
+        if group is None and len(self.unwanted) < UNWANTED_MAX:
+            tags = self.tags(raw)
+            shown = repr(tags[0].decode("utf-8", "backslashreplace")[:UNWANTED_CHARACTERS_MAX]) if tags else NO_TAG
+            self.unwanted[shown] = None
+        return group
+
+    def _group_of(self, raw: Raw) -> str | None:
         # Not preceded by a test of 64-bit masks: one look-up in the set of wanted tags takes 70-340 ns for any number
         # of groups, the masks of the message's tags alone 1,100-5,600.
         tags = self.tags(raw)

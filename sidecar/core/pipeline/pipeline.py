@@ -119,7 +119,7 @@ class Pipeline:
                 again, run = self.intake.divide(run, reach.seen)
                 if again is not None:
                     self._read(partition, again, now_ms)
-                self.read_past(run.tp, reach.seen, now_ms)
+                self._read_past(run.tp, reach.seen, now_ms)
             self._read(partition, run, now_ms)
         except HoleError as hole:
             self._apply([GivenUp(run.tp, f"{hole} was skipped before")], now_ms)
@@ -145,7 +145,13 @@ class Pipeline:
                 self.commits.touch(run.tp, now_ms)
                 self._output.report("partition.joint", **run.tp.fields())
         self.gate.has_read(self.memory.held_bytes - before_bytes)
-        self.read_past(run.tp, run.last + 1, now_ms)
+        self._read_past(run.tp, run.last + 1, now_ms)
+        if sorted_run.is_all_unwanted:
+            self._tell_unwanted()
+
+    def _tell_unwanted(self) -> None:
+        count, tags = self.intake.unwanted.count, self.intake.unwanted_tags
+        self._output.report("messages.all_filtered", "warning", count=count, tags=tags)
 
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
         """Record that the store has the messages of each `Hold` up to a token, and that this is durable.
@@ -170,6 +176,12 @@ class Pipeline:
 
     def read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
         """Record that nothing below `position` is left to read, neither messages nor gaps."""
+        partition = self.partitions.get(tp)
+        if partition is not None and self.intake.passed(max(0, position - partition.reach.position)):
+            self._tell_unwanted()
+        self._read_past(tp, position, now_ms)
+
+    def _read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
         partition = self.partitions.get(tp)
         if partition is None or position <= partition.reach.position:
             return

@@ -8,7 +8,7 @@ import structlog
 
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.stages import Stage
-from sidecar.core.records import group_label
+from sidecar.core.records import TopicPartition, group_label
 from sidecar.ops.health import DEGRADED, HEALTHY, KINDS, STARTING, STOPPED, Health, Problem, in_order, judge
 
 SUMMARY_EVERY_S = 60.0
@@ -53,6 +53,7 @@ class Chronicle:
         self._troubled, self._stopped = Spells(), Spells()
         self._summary_at_s = 0.0
         self._failed = 0
+        self._unusable, self._unusable_at_s = 0, 0.0
 
     def health(self, problems: Iterable[Problem], now_s: float) -> None:
         """Take the present problems; log a line if the word of health or the worst problem's kind has changed."""
@@ -83,6 +84,13 @@ class Chronicle:
         for word in [word for word in lasting if word not in known]:
             level = "info" if word == "draining" else _LEVELS[KINDS[word].state]
             _tell("intake.stopped", level, reason=word, detail=stops[word])
+
+    def ids_unusable(self, tp: TopicPartition, why: str, count: int, now_s: float) -> None:
+        """Log that further ids cannot be compared, at most once a minute."""
+        self._unusable += count
+        if now_s >= self._unusable_at_s:
+            log.warning("ids.unusable", **tp.fields(), reason=why, count=self._unusable)
+            self._unusable, self._unusable_at_s = 0, now_s + SUMMARY_EVERY_S
 
     def outage(self, delivery: Delivery, now_s: float) -> None:
         """Log a line a minute while sends to any group fail."""

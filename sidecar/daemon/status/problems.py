@@ -12,7 +12,7 @@ from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.ops.health import STOPPED, Problem
+from sidecar.ops.health import STOPPED, Problem, all_filtered
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.sources.base import SESSION
@@ -58,6 +58,7 @@ class Problems:
         self._unread = Lasting[tuple[TopicPartition, int]]()
         self._waiting = Lasting[tuple[str, str | None, float]]()
         self._look_at_s = 0.0
+        self._odd, self._odd_at_s = 0, 0.0
         self._lettered, self._lettered_at_s, self._lettered_at = 0, 0.0, ""
 
     def find(
@@ -90,6 +91,9 @@ class Problems:
         for tp in sorted(pipeline.gate.paused if not pipeline.gate.stops else ()):
             problems.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
         problems += self._dead_letters(totals, now_s)
+        problems += self._odd_ids(pipeline, now_s)
+        if pipeline.intake.unwanted.is_all:
+            problems.append(Problem("all_filtered", all_filtered(pipeline.intake.unwanted_tags)))
         # Waits that a known stop causes are no further problem.
         stopped = any(problem.state == STOPPED for problem in problems)
         self._look(() if stopped else partitions, pipeline, now_s, stopped=stopped)
@@ -109,6 +113,16 @@ class Problems:
         self._lettered = totals.dead_lettered
         if self._lettered_at and now_s - self._lettered_at_s < TOLD_S:
             yield Problem("dead_letters", f"dead letters were added, the last at {self._lettered_at}")
+
+    def _odd_ids(self, pipeline: Pipeline, now_s: float) -> Iterator[Problem]:
+        odd = pipeline.intake.odd_ids
+        if odd is None or odd.last is None:
+            return
+        if odd.count > self._odd:
+            self._chronicle.ids_unusable(odd.last, odd.why, odd.count - self._odd, now_s)
+            self._odd, self._odd_at_s = odd.count, now_s
+        if now_s - self._odd_at_s < TOLD_S:
+            yield Problem("ids_unusable", f"ids of {odd.last.topic} count as missing: {odd.why}")
 
     def _look(self, partitions: Iterable[PartitionStatus], pipeline: Pipeline, now_s: float, *, stopped: bool) -> None:
         if now_s < self._look_at_s:

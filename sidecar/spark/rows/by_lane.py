@@ -44,7 +44,7 @@ class LaneRows:
     def __init__(self, settings: Settings, sieve: Sieve, names: Sequence[str]) -> None:
         self._kafka = settings.source.kafka
         self._sieve = sieve
-        self._filter = settings.tags.filter()
+        self._filter = sieve.filter
         self._rules = self._rules_of(settings, names)
         self._texts = _Texts()
         makes: Mapping[str, _Make] = {
@@ -121,6 +121,8 @@ class LaneRows:
         batch = pa.RecordBatch.from_arrays([make(tp, table) for make in self._makes], schema=self._schema)
         batch = batch.slice(0, rows)
         window = self._sieve.window
+        if self._sieve.odd_ids is not None:
+            self._sieve.odd_ids.note(tp, table.odd_ids)
         if window is None or table.ids is None:
             return batch
         ids = np.array(table.ids[:rows], np.int64)

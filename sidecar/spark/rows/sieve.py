@@ -9,7 +9,7 @@ from itertools import compress
 from sidecar.config.model import Settings
 from sidecar.core.books import Books
 from sidecar.core.messages.fields import Raw
-from sidecar.core.messages.ids import id_reader
+from sidecar.core.messages.ids import OddIds, id_reader
 from sidecar.core.messages.tags import UNTAGGED
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
@@ -38,10 +38,13 @@ class Sieve:
 
     def __init__(self, settings: Settings, columns: Columns) -> None:
         tags, dedup = settings.tags, settings.dedup
-        self.groups: Mapping[Raw, str | None] = tags.filter().groups
+        self.filter = tags.filter()
+        self.groups: Mapping[Raw, str | None] = self.filter.groups
         """The group of each message, by its raw tags."""
         self._tags = tags.field.reader(columns) if tags.field else None
         self._ids = id_reader(dedup.field, dedup.as_, columns) if dedup.field else None
+        self.odd_ids = OddIds(dedup.field, dedup.as_, columns) if dedup.field else None
+        """Counts ids that cannot be compared."""
         self.window = RotatingSet(dedup.capacity) if dedup.field else None
         """The ids of the messages so far; None if positions are the ids: a range has each once."""
         self.books = Books()
@@ -59,7 +62,10 @@ class Sieve:
                 messages, raws = list(compress(messages, wanted)), list(compress(raws, wanted))
         filtered = count - len(messages)
         if self._ids is not None and self.window is not None and messages:
-            new = self.window.take(self._ids(tp, messages))
+            numbers = self._ids(tp, messages)
+            if self.odd_ids is not None and None in numbers:
+                self.odd_ids.look(tp, [one for one, number in zip(messages, numbers, strict=True) if number is None])
+            new = self.window.take(numbers)
             if not all(new):
                 messages, raws = list(compress(messages, new)), list(compress(raws, new))
         self.books.read(count, count - filtered - len(messages), filtered)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sidecar.core.books import Books
+from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Outcome:
     """Identity of the partition in the names of parts."""
     lane: str | None = None
     """Why the fast lane did not read it, empty if it did; None if it was not wanted."""
+    odd_ids: int = 0
+    """Messages whose id cannot be compared."""
+    unwanted: Collection[str] = ()
+    """Unwanted tags, for people."""
 
 
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -49,13 +54,21 @@ def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "batches": [[*pair, count] for pair, count in _sum([outcome.batches for outcome in outcomes]).items()],
         "letters": [name for outcome in outcomes for name in outcome.letters],
         "lane": sorted({outcome.lane for outcome in outcomes if outcome.lane is not None}),
+        "odd_ids": sum(outcome.odd_ids for outcome in outcomes),
+        "unwanted": list({tag: None for outcome in outcomes for tag in outcome.unwanted})[:UNWANTED_MAX],
     }
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The books of the tasks of a micro-batch that fills a table, which have no sends and no letters, as one."""
     lane = {reason for part in parts for reason in part["lane"]}
-    return books_of([]) | {"partitions": [one for part in parts for one in part["partitions"]], "lane": sorted(lane)}
+    unwanted = list({tag: None for part in parts for tag in part.get("unwanted", ())})[:UNWANTED_MAX]
+    return books_of([]) | {
+        "partitions": [one for part in parts for one in part["partitions"]],
+        "lane": sorted(lane),
+        "odd_ids": sum(part.get("odd_ids", 0) for part in parts),
+        "unwanted": unwanted,
+    }
 
 
 def _sum(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:

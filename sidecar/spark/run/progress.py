@@ -15,10 +15,12 @@ from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.delivery.delivered import Delivered
 from sidecar.core.histogram import Distribution, Histogram
+from sidecar.core.intake.unwanted import FIRST
+from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
-from sidecar.ops.health import Problem
-from sidecar.ops.snapshot import NO_SECONDS, Activity, PartitionStatus, StatusSnapshot
+from sidecar.ops.health import Problem, all_filtered
+from sidecar.ops.snapshot import NO_SECONDS, Activity, IdsStatus, PartitionStatus, StatusSnapshot
 from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS
 from sidecar.spark.reports import observed_rows, places_in, seconds
 from sidecar.spark.run.folder import RunFolder
@@ -59,6 +61,11 @@ class Tally:
         """With a table: its rows, see `table_counters`."""
         self.seconds = Histogram(MICRO_BATCH_BOUNDS)
         """Durations of micro-batches."""
+        self.odd_ids = 0
+        """Messages whose id cannot be compared."""
+        self.unwanted = ""
+        """The tags that were seen, if nothing that was read is wanted; otherwise empty."""
+        self._tags: dict[str, None] = {}
         self._told: set[str] = set()
         """What was told of the fast lane."""
 
@@ -103,6 +110,7 @@ class Tally:
             status += counted
         total = _sum_of(counts.values())
         self.totals += total
+        self._judge_tags(books)
         self._cuts.update(books["cuts"])
         for table, rows in ((self._sends, books["sends"]), (self._batches, books["batches"])):
             for group, kind, count in rows:
@@ -124,6 +132,16 @@ class Tally:
             "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
             parts=sum(books["cuts"].values()), **rejected, seconds=seconds(report),
         )  # fmt: skip
+
+    def _judge_tags(self, books: Mapping[str, Any]) -> None:
+        self.odd_ids += books.get("odd_ids", 0)
+        if len(self._tags) < UNWANTED_MAX:
+            self._tags |= dict.fromkeys(books.get("unwanted", ()))
+        known, self.unwanted = self.unwanted, ""
+        if self.totals.consumed == self.totals.filtered >= FIRST:
+            self.unwanted = ", ".join(self._tags) or "unknown, since they are filtered before a task"
+            if not known:
+                log.warning("messages.all_filtered", count=self.totals.filtered, tags=self.unwanted)
 
     def _ranges(self, report: Mapping[str, Any]) -> dict[TopicPartition, int]:
         """Number of offsets, including gaps, of each partition in the micro-batch."""
@@ -306,6 +324,12 @@ class RunProgress:
         problems = [Problem(kind, self._problem or text)] if self._problem or text else []
         if self._resolver is not None and self._resolver.problem is not None:
             problems.append(self._resolver.problem)
+        if self._tally.unwanted:
+            problems.append(Problem("all_filtered", all_filtered(self._tally.unwanted)))
+        if self._tally.odd_ids:
+            problems.append(
+                Problem("ids_unusable", "ids of messages count as missing: they are no single text or number")
+            )
         problems += [Problem("group", f"{name}: {text}") for name, text in self._folder.notes.all().items()]
         return StatusSnapshot(
             group_id=self._settings.source.group_id,
@@ -317,6 +341,7 @@ class RunProgress:
             partitions=partitions,
             problems=tuple(problems),
             budget_bytes=self._settings.memory.budget_bytes,
+            ids=IdsStatus(unusable=self._tally.odd_ids),
             dead_letters=self._state.letters.count(),
             activity=self._tally.activity(self._resolver.waiting if self._resolver else 0),
         )

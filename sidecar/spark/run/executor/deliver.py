@@ -304,6 +304,8 @@ class _Delivery:
             carried=pipeline.carried,
             errors=self._claims.errors,
             scope=task.scope,
+            odd_ids=self.reading.odd_ids.count if self.reading.odd_ids is not None else 0,
+            unwanted=list(self.reading.unwanted),
         )
 
     @property

@@ -55,7 +55,10 @@ def rows_of_place(job: Job, place: Place) -> Iterator[pa.RecordBatch]:
         windows.save(sieve.window, place.batch)
     if job.query == TABLE:
         sieve.books.settle("delivered", sieve.books.in_flight)
-        place.folder.books.put_range(place.batch, Outcome(place.tp, books=sieve.books, lane=place.found.told))
+        odd_ids = sieve.odd_ids.count if sieve.odd_ids is not None else 0
+        unwanted = list(sieve.filter.unwanted)
+        outcome = Outcome(place.tp, books=sieve.books, lane=place.found.told, odd_ids=odd_ids, unwanted=unwanted)
+        place.folder.books.put_range(place.batch, outcome)
 
 
 def _rows(settings: Settings, place: Place, sieve: Sieve) -> Iterator[pa.RecordBatch]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import doctest
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from sidecar.core.messages import tags
 from sidecar.core.messages.fields import Field, FieldError, json_at, parse_json_path
-from sidecar.core.messages.ids import id_reader, int_id, text_id
+from sidecar.core.messages.ids import OddIds, id_reader, int_id, key_reader, text_id
 from sidecar.core.messages.tags import MEMO_MAX, Memo, TagError, TagFilter, parse_expression, string_hash_code
 from sidecar.core.records import TopicPartition
 
@@ -194,13 +194,51 @@ def test_bad_json_paths_are_refused(text: str) -> None:
 
 def test_ids_of_messages() -> None:
     """Text is hashed to 64 bits, numbers are read; what is none has no id."""
-    assert text_id(b"x") == text_id((b"x", b"y"))
     assert -(1 << 63) <= (text_id(b"x") or 0) < 1 << 63
     assert [text_id(raw) for raw in (None, b"", ())] == [None, None, None]
-    numbers = (b"12", (b"7", b"8"), b"9223372036854775807", b"9223372036854775808", b"-1", b"x", b"", None, b"1" * 20)
+    numbers = (b"12", b"007", b"9223372036854775807", b"9223372036854775808", b"-1", b"x", b"", None, b"1" * 20)
     assert [int_id(raw) for raw in numbers] == [12, 7, (1 << 63) - 1, None, None, None, None, None, None]
     assert id_reader(Field("key"), "int", columns(keys=[b"5", None]))(TP, [0, 0]) == [5, None]
     assert id_reader(Field("key"), "text", columns(keys=[b"5"]))(TP, [0]) == [text_id(b"5")]
+
+
+def test_several_values_are_no_id() -> None:
+    """The first of several values would make twins of messages that only begin alike."""
+    assert [text_id(raw) for raw in ((b"x", b"y"), (b"x",))] == [None, None]
+    assert [int_id(raw) for raw in ((b"7", b"8"), (b"7",))] == [None, None]
+
+
+def test_ids_that_cannot_be_compared_are_counted() -> None:
+    """Messages without an id are not among them."""
+    headers = [[("id", b"a"), ("id", b"b")], [("id", b"a")], [("id", b"a"), ("id", None)], [], [("id", b"")]]
+    odd = OddIds(Field("header", "id"), "text", columns(headers=headers))
+    odd.look(TP, [0] * 5)
+    assert (odd.count, odd.last, odd.why) == (1, TP, "its header is given more than once")
+    values = [
+        b'{"a":%s}' % value for value in (b'["x"]', b"[]", b"{}", b"true", b"false", b"null", b'""', b"0", b'"x"')
+    ]
+    odd = OddIds(Field("json", path=("a",)), "text", columns(values=[*values, b"{}", b"no JSON", None]))
+    odd.look(TP, [0] * 12)
+    assert (odd.count, odd.why) == (5, "it is a list, an object or a boolean")
+    odd = OddIds(Field("key"), "int", columns(keys=[b"x", None, b"", b"-1"]))
+    odd.look(TP, [0] * 4)
+    assert (odd.count, odd.why) == (2, "it is no number")
+    odd = OddIds(Field("json", path=("a",)), "int", columns(values=[]))
+    odd.look(TP, [])
+    assert (odd.count, odd.last, odd.why) == (0, None, "it is a list, an object or a boolean, or it is no number")
+
+
+@pytest.mark.parametrize("kind", ["text", "int"])
+@pytest.mark.parametrize("value", [b"[7,8]", b"[7]", b"{}", b"true"])
+def test_an_id_in_json_that_is_none(value: bytes, kind: Literal["text", "int"]) -> None:
+    """Neither windows nor a ledger take a list, an object or a boolean for an id."""
+    field, read = Field("json", path=("a",)), columns(values=[b'{"a":%s}' % value] * 2)
+    assert id_reader(field, kind, read)(TP, [0, 0]) == [None, None]
+    odd = OddIds(field, kind, read)
+    keys = key_reader(
+        field, kind, columns(values=[b'{"a":%s}' % value] * 2, offsets=[1, 2], details=[None] * 2), "g", odd
+    )(TP, [0, 0])
+    assert (keys[:16] != keys[16:], odd.count) == (True, 2)
 
 
 def test_long_values_are_decided_but_not_remembered() -> None:

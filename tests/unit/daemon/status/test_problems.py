@@ -33,7 +33,10 @@ class World:
         delivery = SimpleNamespace(letters={})
         self.held_up: list[tuple[str, str | None, float]] = []
         self.pipeline: Any = SimpleNamespace(
-            gate=SimpleNamespace(stops={}, paused=frozenset()), delivery=delivery, held_up=lambda: list(self.held_up)
+            gate=SimpleNamespace(stops={}, paused=frozenset()),
+            delivery=delivery,
+            held_up=lambda: list(self.held_up),
+            intake=SimpleNamespace(odd_ids=None, unwanted=SimpleNamespace(is_all=False), unwanted_tags="'a', no tag"),
         )
         self.record = Record()
         self.record.assigned()
@@ -50,6 +53,37 @@ class World:
     def kinds(self, now_s: float) -> list[str]:
         """What is found at this time."""
         return [one.kind for one in self.problems.find([self.place], self.totals, [], now_s)]
+
+
+def test_that_everything_is_filtered_lasts_until_a_message_is_wanted() -> None:
+    """The problem names the tags that were seen."""
+    world = World()
+    assert world.kinds(1.0) == []
+    world.pipeline.intake.unwanted.is_all = True
+    (found,) = world.problems.find([world.place], world.totals, [], 2.0)
+    assert (found.kind, found.state, "tags seen: 'a', no tag" in found.text) == ("all_filtered", "degraded", True)
+    world.pipeline.intake.unwanted.is_all = False
+    assert world.kinds(3.0) == []
+
+
+def test_ids_that_cannot_be_compared_are_told_for_minutes() -> None:
+    """The problem has the reason; the log has the number, at most once a minute."""
+    world, odd = World(), SimpleNamespace(count=0, last=None, why="its header is given more than once")
+    world.pipeline.intake.odd_ids = odd
+    assert world.kinds(1.0) == []
+    with structlog.testing.capture_logs() as lines:
+        odd.count, odd.last = 3, TP
+        (found,) = world.problems.find([world.place], world.totals, [], 2.0)
+        assert found.text == "ids of orders count as missing: its header is given more than once"
+        odd.count = 5
+        assert world.kinds(3.0) == ["ids_unusable"]
+        odd.count = 6
+        assert world.kinds(2.0 + SUMMARY_EVERY_S) == ["ids_unusable"]
+    assert [(line["event"], line["topic"], line["count"]) for line in lines] == [
+        ("ids.unusable", "orders", 3),
+        ("ids.unusable", "orders", 3),
+    ]
+    assert world.kinds(2.0 + SUMMARY_EVERY_S + TOLD_S) == []
 
 
 def test_the_worst_problem_makes_the_word() -> None:
