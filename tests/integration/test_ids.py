@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.runtime.lane import is_built
 from tests.scenarios.ids import outgoing, restored, switched
-from tests.support.kafka import Broker, produce, unique
+from tests.support.kafka import Broker, Outgoing, produce, unique
 from tests.support.process import Daemon, http_get, wait_until
 from tests.support.receiver import Receiver
 from tests.support.scene import Scene
@@ -106,3 +106,38 @@ def test_a_file_of_ids_that_is_cut_short_ends_one_life_at_most(kafka: Broker, tm
         assert [one["reason"] for one in damages] in (["not as long as it was"], ["no file of message ids"])
         assert len(receiver.rows()) >= 3_000
         daemon.stop()
+
+
+def test_an_id_that_is_given_twice_drops_nothing_and_is_told(kafka: Broker, tmp_path: Path) -> None:
+    """A thousand messages whose first value is the same are delivered; metric and problem tell of them."""
+    topic = unique("odd-ids")
+    kafka.create_topic(topic, 1)
+    with Receiver() as receiver:
+        daemon = Scene(kafka, tmp_path, receiver, topic, unique("group")).daemon(dedup={"by": {"header": "id"}})
+        with daemon:
+            twice = [Outgoing(0, b"%d" % i, None, [("id", b"same"), ("id", b"%d" % i)]) for i in range(1_000)]
+            produce(kafka.bootstrap, topic, [*twice, *(Outgoing(0, b"x", None, [("id", b"one")]) for _ in range(2))])
+            daemon.wait_ready()
+            wait_until(lambda: settled(daemon, 1_001, 1), 30, "all is delivered", detail=daemon.log_tail)
+            wait_until(lambda: daemon.status()["ids"]["unusable"] == 1_000, 5, "they are counted")
+            assert "sidecar_ids_unusable_total 1000.0" in http_get(f"{daemon.admin_url}/metrics")[1].decode()
+            assert daemon.status()["health"]["kind"] == "ids_unusable"
+
+
+def test_that_nothing_is_wanted_is_told_with_the_tags(kafka: Broker, tmp_path: Path) -> None:
+    """All is filtered and committed, and the problem names the tags that were seen."""
+    topic = unique("unwanted")
+    kafka.create_topic(topic, 1)
+    with Receiver() as receiver:
+        tags = {"from": {"header": "tag"}, "subscribe": "'created, paid'"}
+        daemon = Scene(kafka, tmp_path, receiver, topic, unique("group")).daemon(tags=tags)
+        with daemon:
+            wrong = [Outgoing(0, b"x", None, [("tag", (b"created", b"paid")[i % 2])]) for i in range(2_000)]
+            produce(kafka.bootstrap, topic, wrong)
+            daemon.wait_ready()
+            wait_until(lambda: daemon.status()["health"]["kind"] == "all_filtered", 30, "it is told")
+            wait_until(lambda: daemon.status()["lag"] == 0, 30, "all is committed")
+            assert "tags seen: 'created', 'paid'" in daemon.status()["health"]["reason"]
+            assert "messages.all_filtered" in daemon.log_tail()
+            produce(kafka.bootstrap, topic, [Outgoing(0, b"x", None, [("tag", b"created, paid")])])
+            wait_until(lambda: daemon.status()["health"]["state"] == "healthy", 30, "a wanted message ends it")
