@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry, Point, Record
+from sidecar.delay.changelog.interface import LOST, Entry, Point, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import PlacedRow
@@ -120,6 +120,11 @@ class ModelChangelog:
             if not entries:
                 self._way.pop(0)
                 self._landed.append((done, offset))
+
+    def refuse(self) -> None:
+        """A later owner has claimed the partition: nothing of what is on the way is appended."""
+        self._landed += [(done, LOST) for _, done in self._way]
+        self._way = []
 
     @property
     def is_idle(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Changelog, Entry
@@ -16,6 +17,22 @@ SYNC_PATIENCE_S = 5.0
 ENTRY_BYTES = 100
 """Memory of an entry on the way, beyond its key and value."""
 REMOVED_AT_ONCE = 1_000
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of `append` that is not acknowledged."""
+
+    lowest: int | None
+    nbytes: int
+    owned: Owned
+    then: Callable[[int], None] | None
+
+    def tell(self, offset: int) -> None:
+        """Call `then`, the first time only."""
+        then, self.then = self.then, None
+        if then is not None:
+            then(offset)
 
 
 class Appends:
@@ -31,8 +48,8 @@ class Appends:
         """Number of calls so far that appended something."""
         self.entries = 0
         """Number of entries since a user set it to 0."""
-        self._waiting: dict[int, tuple[int | None, int, Owned]] = {}
-        """Calls that are not acknowledged: lowest position, bytes, and the partition."""
+        self._waiting: dict[int, _Call] = {}
+        """Calls that are not acknowledged."""
         self.lost: dict[TopicPartition, Owned] = {}
         """Partitions that a later owner has claimed."""
         self.waiting_bytes = 0
@@ -46,7 +63,8 @@ class Appends:
     @property
     def lowest(self) -> int:
         """The lowest position of what is not acknowledged; above all positions if there is none."""
-        return min((lowest for lowest, *_ in self._waiting.values() if lowest is not None), default=POSITION_MAX + 1)
+        lowest = (call.lowest for call in self._waiting.values() if call.lowest is not None)
+        return min(lowest, default=POSITION_MAX + 1)
 
     def append(
         self,
@@ -60,13 +78,14 @@ class Appends:
         Args:
             owned: The partition.
             entries: At least one.
-            then: Gets the offset of the last one once all are acknowledged.
+            then: Called exactly once: with the offset of the last one when all are acknowledged, or with `LOST` when
+                that cannot happen any more, because another owner has claimed the partition or it was left.
             lowest: The lowest position of the messages among them.
         """
         self.changes += 1
         change, count = self.changes, len(entries)
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
-        self._waiting[change] = lowest, nbytes, owned
+        call = self._waiting[change] = _Call(lowest, nbytes, owned, then)
         self.waiting_bytes += nbytes
         owned.behind += count
         self.entries += count
@@ -76,19 +95,24 @@ class Appends:
                 return
             if offset == LOST:  # it waits until the partition is left: nothing may take it for durable
                 self.lost[owned.tp] = owned
+                call.tell(LOST)
                 return
-            self.waiting_bytes -= self._waiting.pop(change)[1]
+            self._end(change)
             owned.acknowledged(count, offset)
-            if then is not None:
-                then(offset)
+            call.tell(offset)
 
         self._changelog.append(owned.tp, entries, done)
 
+    def _end(self, change: int) -> _Call:
+        call = self._waiting.pop(change)
+        self.waiting_bytes -= call.nbytes
+        return call
+
     def leave(self, owned: Owned) -> None:
-        """Nothing waits any more for what was appended to a partition."""
+        """What was appended to a partition is not waited for any more."""
         self.lost.pop(owned.tp, None)
-        for change in [change for change, waiting in self._waiting.items() if waiting[2] is owned]:
-            self.waiting_bytes -= self._waiting.pop(change)[1]
+        for change in [change for change, call in self._waiting.items() if call.owned is owned]:
+            self._end(change).tell(LOST)
 
     def remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
         """Append records that say that these keys are not needed any more."""
@@ -102,7 +126,7 @@ class Appends:
             StateError: It takes too long.
         """
         until_s = time.monotonic() + SYNC_PATIENCE_S
-        while any(owned.tp not in self.lost for *_, owned in self._waiting.values()) and not self._changelog.broken:
+        while any(call.owned.tp not in self.lost for call in self._waiting.values()) and not self._changelog.broken:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise StateError(f"the broker has not acknowledged {self.waiting_bytes} bytes of delayed messages")

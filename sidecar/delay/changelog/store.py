@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
 from sidecar.delay.changelog.cancels import NamedMessages
-from sidecar.delay.changelog.interface import Changelog, Entry, KeptRows
+from sidecar.delay.changelog.interface import LOST, Changelog, Entry, KeptRows
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.parked import ParkedParts
@@ -162,7 +162,7 @@ class ChangelogStore(ParkedParts, NamedMessages):
             return
         if not owned.is_named:
             owned.is_named = True
-            self._keep(owned, lambda _: self._proved(owned))
+            self._keep(owned, lambda offset: self._proved(owned, offset))
             if owned.reach is None:
                 self._appends.remove(owned, owned.garbage)
             else:  # at once, or what is void would be missed where the source is read on
@@ -171,9 +171,10 @@ class ChangelogStore(ParkedParts, NamedMessages):
         self._appends.remove(owned, owned.ended(watermark))
         self._vouching.remove_changed(owned)
 
-    def _proved(self, owned: Owned) -> None:
-        owned.is_proved = True
-        self._vouching.hurry()
+    def _proved(self, owned: Owned, offset: int) -> None:
+        if offset != LOST:
+            owned.is_proved = True
+            self._vouching.hurry()
 
     # Partitions
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import Entry, KeptRows, Point
+from sidecar.delay.changelog.interface import LOST, Entry, KeptRows, Point
 from sidecar.delay.changelog.notes import Note, decoded, encoded
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import Bookmark, bookmark_entry
@@ -38,7 +38,7 @@ class _Taking:
     drafts: list[tuple[Owned, Note]]
     spare: list[Note]
     left: int
-    """Marks that are not acknowledged."""
+    """Bookmarks that are neither acknowledged nor lost."""
     changes: int
     """Changes of the files that must be durable next."""
     is_written: bool = False
@@ -168,7 +168,8 @@ class Vouching:
 
             def acknowledged(offset: int) -> None:
                 taking.left -= 1
-                owned.bookmark_offset = None if owned.next_offset is None else offset
+                is_valid = offset != LOST and owned.next_offset is not None
+                owned.bookmark_offset = offset if is_valid else None
 
             owned.bookmark, owned.bookmark_offset = self._bookmark, None
             taking.left += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sidecar.delay.changelog import vouching
@@ -298,3 +300,51 @@ def test_nothing_is_noted_when_nothing_happens(scene: Scene) -> None:
     records = list(scene.log.records)
     scene.note()
     assert scene.log.records == records
+
+
+# Bookmarks that no broker acknowledges
+
+
+def bookmark_on_the_way(scene: Scene) -> None:
+    """A note is being taken, and the broker has not acknowledged its bookmark."""
+    scene.put(10)
+    scene.now_s += vouching.NOTE_S
+    for _ in range(3):
+        scene.sync()
+
+
+def leave(scene: Scene) -> None:
+    """The partition moves to another owner."""
+    scene.store.leave(scene.number)
+
+
+def lose(scene: Scene) -> None:
+    """A later owner claims the partition, and the broker refuses the bookmark; then the partition leaves."""
+    Scene(scene.log, scene.epoch)
+    scene.changelog.refuse()
+    scene.store.poll()
+    leave(scene)
+
+
+@pytest.mark.parametrize("end", [leave, lose])
+def test_a_partition_that_leaves_with_its_bookmark_on_the_way_stops_no_later_note(
+    scene: Scene, end: Callable[[Scene], None]
+) -> None:
+    """The next owner of the same process takes notes, so checkpoints go on."""
+    bookmark_on_the_way(scene)
+    end(scene)
+    scene.land()
+    scene.number = scene.own(scene.epoch)
+    scene.commit()
+    scene.put(20, first=1)
+    scene.note()
+    scene.note()
+    assert scene.restarted().taken_over.note is not None
+
+
+def test_a_note_that_is_taken_while_a_partition_leaves_is_of_the_others_alone(scene: Scene) -> None:
+    """The partition's bookmark never came, so nothing vouches for its files."""
+    bookmark_on_the_way(scene)
+    leave(scene)
+    scene.note()
+    assert scene.restarted().taken_over.note is None
