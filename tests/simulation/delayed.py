@@ -705,6 +705,14 @@ class World:
         self._named = max(self._named, state.stores.epoch)  # a reset removes it
         return [each for offset, each in self.log.messages() if counts(self._named, offset, each.epoch)]
 
+    def _parked_copies(self) -> Counter[int]:
+        """In how many parked parts each offset is, or may soon be; void ones may count after a reset."""
+        if self.log is None:
+            held = [each for host in self.hosts for each in host.disk.durable()]
+        else:
+            held = [*(each for _, each in self.log.messages()), *self.log.on_the_way()]
+        return Counter(offset for each in held if each.position >= PARKED_FROM for offset in set(_members(each)))
+
     def _counted(self, state: PartitionState) -> set[int]:
         """The same without parked parts of which it is not sure that they count."""
         return {
@@ -847,17 +855,15 @@ class World:
         for host in self.hosts:
             if host.alive:
                 host.die()
-        at, held = int(self.chance() * LENGTH), self.durable(self.broker.state)
+        at = int(self.chance() * LENGTH)
         counted = self._counted(self.broker.state)
         self.broker.incarnation += 1
         self.broker.found = Committed(PartitionState(at, at))
         late = Counter(each for batch in self.wandering for _, offsets in _offsets(batch) for each in offsets)
         self._allowed |= {offset: self._deliveries[offset] + late[offset] + 1 for offset in range(at, LENGTH)}
-        held |= {
-            offset for each in (self.log.on_the_way() if self.log is not None else ()) for offset in _members(each)
-        }
-        for offset in held & set(range(at, LENGTH)):  # the known limit: a parked part that spans the offset
-            self._allowed[offset] += 1
+        for offset, copies in self._parked_copies().items():  # the known limit: they are not read again
+            if offset >= at:
+                self._allowed[offset] += copies
         is_kept = self.log is not None or len(self.hosts) == 1
         self.skipped.update(set(range(at)) - (counted if is_kept else set()))
         if len(self.hosts) > 1 and self.log is None:

@@ -150,8 +150,12 @@ class Parking:
     # Sending
 
     def following(self, group: str) -> Parked | None:
-        """The record of a group that is to be loaded next, which has the lowest first offset; None if none may be."""
-        for _, number in self._waiting.get(group, ()):
+        """The record of a group that is to be loaded next, which has the lowest first offset; None if none may be.
+
+        None may be before a commit has proved the ownership: if it is refused, its halves are stored, and would count
+        for the next owner as if this one had been proved.
+        """
+        for _, number in self._waiting.get(group, ()) if self.is_proved else ():
             return self._records[number] if number <= self._proved else None
         return None
 

@@ -210,7 +210,7 @@ class Takeovers:
     def stale(self) -> Mapping[TopicPartition, str]:
         """The partitions that the source is to give anew, with the reason."""
         doubts = dict.fromkeys(self._stale, "its offset does not fit to its delayed messages: it is asked for again")
-        return doubts | dict.fromkeys(self._store.lost(), "another process has claimed its delayed messages")
+        return doubts | dict(self._store.lost())
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""

@@ -33,6 +33,10 @@ class Owned:
     """Whether a commit has named the epoch."""
     is_proved: bool = False
     """Whether the changelog tells so, too: a reset removes the commit."""
+    is_doubted: bool = False
+    """Whether it tells so behind a record of another owner."""
+    ended_below: int = 0
+    """The watermark of the last commit: messages below it are not needed any more."""
     reach: Reach | None = None
     """How far the source was read, if the changelog fences."""
     moved: dict[int, list[bytes]] = field(default_factory=dict)
@@ -65,6 +69,11 @@ class Owned:
         owned = cls(name, tp, lineage, found.store, found.epoch, found.kept, list(found.garbage))
         owned.staying, owned.next_offset, owned.reach = list(found.staying), found.next_offset, found.reach
         return owned
+
+    @property
+    def may_remove(self) -> bool:
+        """Whether what it removes is void, or ended, for all owners to come."""
+        return self.is_proved or self.reach is not None
 
     def put(self, origins: Iterable[int]) -> list[Entry]:
         """Messages are put; return what must be appended with them."""

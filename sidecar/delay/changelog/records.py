@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.disk.blocks import NO_KEY
 
-MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK = b"m", b"s", b"c", b"x", b"n"
+MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b"p"
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
@@ -21,11 +21,19 @@ STATE_KEY = struct.Struct(">cQ")
 """The key of a state: kind, epoch."""
 BOOKMARK_KEY = struct.Struct(">cQ")
 """The key of a bookmark: kind, epoch."""
+PROOF_KEY = struct.Struct(">cQ")
+"""The key of a proof: kind, epoch. Earlier versions ignore it."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
 """The key of a change: kind; position, epoch, origin of the message; epoch of who changed it, and the position that the
 message has from now on, or `CANCELLED`."""
 CANCELLED = 0
-_KEY_BYTES = {MESSAGE: KEY.size, STATE: STATE_KEY.size, CHANGE: CHANGE_KEY.size, BOOKMARK: BOOKMARK_KEY.size}
+_KEY_BYTES = {
+    MESSAGE: KEY.size,
+    STATE: STATE_KEY.size,
+    CHANGE: CHANGE_KEY.size,
+    BOOKMARK: BOOKMARK_KEY.size,
+    PROOF: PROOF_KEY.size,
+}
 _MESSAGE = struct.Struct(">BQIQII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
 headers, whether there is a value; key, headers and value follow."""
@@ -101,7 +109,7 @@ def message_key(position: int, epoch: int, origin: int) -> bytes:
 
 
 def kind_of(key: bytes) -> bytes:
-    """`MESSAGE`, `STATE`, `CHANGE` or `BOOKMARK`; empty for any other key, such as what another program appends."""
+    """`MESSAGE`, `STATE`, `CHANGE`, `BOOKMARK` or `PROOF`; empty for any other key, such as that of another program."""
     kind = key[:1]
     return kind if len(key) == _KEY_BYTES.get(kind) else b""
 
@@ -196,6 +204,16 @@ def read_state(raw: bytes) -> Kept:
     if version != _VERSION:
         raise ValueError(f"version {version}")
     return Kept(is_proved, watermark, seen, raw[_STATE.size :])
+
+
+def proof_entry(epoch: int) -> Entry:
+    """The record of a later owner that a commit has named this epoch."""
+    return Entry(PROOF_KEY.pack(PROOF, epoch), b"")
+
+
+def read_proof_key(key: bytes) -> int:
+    """The epoch in the key of a proof."""
+    return int(PROOF_KEY.unpack(key)[1])
 
 
 def bookmark_key(epoch: int) -> bytes:

@@ -11,10 +11,11 @@ from pyroaring import BitMap64
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
 from sidecar.delay.changelog.cancels import NamedMessages
-from sidecar.delay.changelog.interface import LOST, Changelog, Entry, KeptRows
+from sidecar.delay.changelog.interface import Changelog, Entry, KeptRows
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.parked import ParkedParts
+from sidecar.delay.changelog.proofs import Proofs
 from sidecar.delay.changelog.records import (
     CANCELLED,
     Kept,
@@ -22,7 +23,6 @@ from sidecar.delay.changelog.records import (
     change_entry,
     message_key,
     message_value,
-    state_entry,
 )
 from sidecar.delay.changelog.takeover import Moved, TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
@@ -42,7 +42,7 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore(ParkedParts, NamedMessages):
+class ChangelogStore(Proofs, ParkedParts, NamedMessages):
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:
@@ -142,39 +142,10 @@ class ChangelogStore(ParkedParts, NamedMessages):
             self._appends.leave(owned)
             self._cache.drop(number)
 
-    def lost(self) -> list[TopicPartition]:
-        """The owned partitions that a later owner has claimed."""
-        return list(self._appends.lost)
-
     def place(self, number: int) -> Place:
         """Where the messages of a partition are: all its owners have the same."""
         owned = self._owned[number]
         return Place(owned.store, f"{owned.store:x}.{owned.tp.partition}", owned.epoch)
-
-    def is_proved(self, name: bytes) -> bool:
-        """Whether all owners to come know the epoch of an owned partition."""
-        return self._owned[self._numbers[name]].is_proved
-
-    def committed(self, number: int, watermark: int) -> None:
-        """A commit succeeded, with the state of this watermark: what is ended is not needed any more."""
-        owned = self._owned.get(number)
-        if owned is None:
-            return
-        if not owned.is_named:
-            owned.is_named = True
-            self._keep(owned, lambda offset: self._proved(owned, offset))
-            if owned.reach is None:
-                self._appends.remove(owned, owned.garbage)
-            else:  # at once, or what is void would be missed where the source is read on
-                self._appends.append(owned, [*(Entry(key, None) for key in owned.garbage), owned.reach.entry()])
-            owned.garbage = []
-        self._appends.remove(owned, owned.ended(watermark))
-        self._vouching.remove_changed(owned)
-
-    def _proved(self, owned: Owned, offset: int) -> None:
-        if offset != LOST:
-            owned.is_proved = True
-            self._vouching.hurry()
 
     # Partitions
 
@@ -323,17 +294,6 @@ class ChangelogStore(ParkedParts, NamedMessages):
         owned.kept = Kept(owned.is_named, watermark, seen, state)
         if owned.is_named or owned.reach is None:  # the last owner's is there, and no void one may follow it
             self._keep(owned)
-
-    def _keep(self, owned: Owned, then: Callable[[int], None] | None = None) -> None:
-        if owned.kept is not None:
-            kept = owned.kept._replace(is_proved=owned.is_named)
-            self._appends.append(owned, [state_entry(owned.epoch, kept)], then=then)
-
-    def floor(self, number: int, origin: int) -> None:
-        """Forget the origins below this one, which the source's commit has."""
-        self._cache.floor(number, origin)
-        if (owned := self._owned.get(number)) is not None and (entries := owned.committed(origin)):
-            self._appends.append(owned, entries)
 
     def restart(self, number: int, origin: int | None) -> None:
         """Nothing: the takeover has left out what is read again."""

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.epochs import NOBODY, counts
+from sidecar.delay.changelog.epochs import NOBODY, LaterError, counts
 from sidecar.delay.changelog.interface import Entry, Record, Restorer
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.reach import Reach
@@ -24,6 +24,7 @@ from sidecar.delay.changelog.records import (
     CHANGE,
     KEY,
     MESSAGE,
+    PROOF,
     STATE,
     Bookmark,
     Kept,
@@ -32,10 +33,12 @@ from sidecar.delay.changelog.records import (
     bookmark_key,
     claim,
     kind_of,
+    proof_entry,
     read_bookmark,
     read_change,
     read_message_key,
     read_message_value,
+    read_proof_key,
     read_state,
     read_state_key,
     state_key,
@@ -106,14 +109,6 @@ class TakenOver(NamedTuple):
     """Where the owner goes on in the source, if the changelog fences."""
 
 
-class LaterError(Exception):
-    """The changelog tells of a later commit than the one that was read."""
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__(f"epoch {epoch}")
-        self.epoch = epoch
-
-
 @dataclass(slots=True)
 class Takeover:
     """One attempt.
@@ -141,20 +136,21 @@ class Takeover:
             UnavailableError: No broker answers; try again.
         """
         store, start = self.restorer.open(self.tp), self.start
-        epoch = self.restorer.append(self.tp, [claim()]) + 1
         is_same = start.stores.own == store
         named = start.stores.epoch if is_same else NOBODY
         other = start.stores.other(store)
         void_from = start.seen if other is None else other.seen
-        reading = self._read_on(store, named, void_from, epoch)
-        while reading is None:
-            reading = Reading(start, named, void_from)
-            self.adopt([], True)  # noqa: FBT003
-            try:
-                self._read(reading, epoch)
-            except LaterError as later:
-                named, reading = later.epoch, None
+        epoch = self._claim()
+        reading = self._read_on(store, named, void_from, epoch) or self._read_all(named, void_from, epoch)
         last = epoch - 1
+        if reading.void and not reading.is_proved:
+            # What is void by this commit may count without it, after a reset. So all owners to come must know of the
+            # commit first, those too that claimed the partition behind this one.
+            last = self.restorer.append(self.tp, [proof_entry(reading.named)])
+            if last != epoch:
+                epoch = self._claim()
+                reading, last = self._read_all(reading.named, void_from, epoch), epoch - 1
+        next_offset = last + 1 + len(reading.void)
         if reading.void:
             last = self.restorer.append(self.tp, [Entry(key, None) for key in reading.void])
         return TakenOver(
@@ -167,11 +163,25 @@ class Takeover:
             is_lost=bool(start.stores.epoch) and not is_same,
             moved=list(reading.moved()),
             staying=list(reading.staying()),
-            next_offset=epoch + len(reading.void) if last == epoch - 1 + len(reading.void) else None,
+            next_offset=next_offset if last + 1 == next_offset else None,
             read=reading.records,
             note=reading.note,
             removed=reading.removed,
         )
+
+    def _claim(self) -> int:
+        return self.restorer.append(self.tp, [claim()]) + 1
+
+    def _read_all(self, named: int, void_from: int, epoch: int) -> Reading:
+        while True:
+            reading = Reading(self.start, named, void_from)
+            self.adopt([], True)  # noqa: FBT003
+            try:
+                self._read(reading, epoch)
+            except LaterError as later:
+                named = later.epoch
+            else:
+                return reading
 
     def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> Reading | None:
         """Read what came since the note; None if the local files cannot be used.
@@ -219,7 +229,9 @@ class Reading:
 
     def __init__(self, start: Start, named: int, void_from: int, note: Note | None = None) -> None:
         self._start = start
-        self._named = named
+        self.named = named
+        self.is_proved = note is not None
+        """Whether the changelog tells that a commit has named this epoch."""
         self._void_from = void_from
         self.note = note
         self.kept = note.kept if note else None
@@ -250,7 +262,7 @@ class Reading:
         """Take the next records; return the messages that may be held.
 
         Raises:
-            LaterError: A state in the log was kept after a later commit.
+            LaterError: The log tells of a later commit.
             ValueError: A record has another form.
         """
         rows: list[PlacedRow] = []
@@ -268,23 +280,31 @@ class Reading:
                 self._change(record)
             elif kind == BOOKMARK and value is not None:
                 self._bookmark(record, value)
+            elif kind == PROOF and value is not None:
+                self._proof(record, read_proof_key(record.key))
         return rows
 
     def _bookmark(self, record: Record, value: bytes) -> None:
         epoch, bookmark = read_bookmark(record.key, value)
-        if epoch == self._named:
+        if epoch == self.named:
             self.bookmark = bookmark
-        if epoch <= self._named:
+        if epoch <= self.named:
             self._states.append(record.key)
 
     def _state(self, record: Record, value: bytes) -> None:
         epoch, kept = read_state_key(record.key), read_state(value)
-        if kept.is_proved and epoch > self._named:
-            raise LaterError(epoch)
-        if counts(self._named, record.offset, epoch):
+        if counts(self.named, record.offset, epoch):
             self.kept = kept
-        if epoch <= self._named:
+        if kept.is_proved:
+            self._proof(record, epoch)
+        elif epoch <= self.named:
             self._states.append(record.key)
+
+    def _proof(self, record: Record, epoch: int) -> None:
+        if epoch > self.named:
+            raise LaterError(epoch)
+        self.is_proved |= epoch == self.named
+        self._states.append(record.key)
 
     def _change(self, record: Record) -> None:
         change = read_change(record.key, record.value)
@@ -292,17 +312,17 @@ class Reading:
             self.void.pop(record.key, None)
             with suppress(KeyError, ValueError):  # of a change that was compacted away
                 self._changes[change.message].remove(record.key)
-        elif counts(self._named, record.offset, change.epoch):
+        elif counts(self.named, record.offset, change.epoch):
             self._changes.setdefault(change.message, []).append(record.key)
             if self.note is not None:
                 self.removed.add(change.message)
-        elif change.epoch < self._named:
+        elif change.epoch < self.named:
             self.void[record.key] = None
 
     def _message(self, record: Record, value: bytes) -> PlacedRow | None:
         _, position, epoch, origin = KEY.unpack(record.key)
-        if not counts(self._named, record.offset, epoch):
-            if epoch < self._named:
+        if not counts(self.named, record.offset, epoch):
+            if epoch < self.named:
                 self.void[record.key] = None
             return None
         lineage, stamp, key, headers, content = read_message_value(value)
@@ -362,7 +382,7 @@ class Reading:
         """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        of_owner = [state_key(self._named), bookmark_key(self._named)] if self.note else []
+        of_owner = [state_key(self.named), bookmark_key(self.named)] if self.note else []
         cancelled = [key for keys in self._removable() if not self._must_stay(keys[0]) for key in keys]
         return [*dict.fromkeys([*self._states, *of_owner, *ended, *cancelled])]
 

@@ -97,7 +97,7 @@ class Vouching:
         """Remove the records of changed messages, unless notes must have the change first."""
         if len(owned.withheld) + len(owned.moved) > KEYS_MAX:
             owned.next_offset = None
-        if owned.bookmark and owned.next_offset is not None:
+        if not owned.may_remove or (owned.bookmark and owned.next_offset is not None):
             return
         groups, owned.withheld = [*owned.noted, *owned.withheld], []
         owned.noted = []

@@ -64,14 +64,16 @@ class UnclaimedRestorer:
         self._restorer = restorer
         self._known = known
         self._count = count
+        self._ends = {tp: each.end for tp, each in known.items()}
 
     def open(self, tp: TopicPartition) -> int:
         """The id of the changelog."""
         return self._known[tp].store
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:  # noqa: ARG002
-        """Append nothing; return the offset that an entry would have."""
-        return self._known[tp].end
+    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+        """Append nothing; return the offset that the last entry would have."""
+        self._ends[tp] += sum(1 for _ in entries)
+        return self._ends[tp] - 1
 
     def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
         """See `Restorer`."""

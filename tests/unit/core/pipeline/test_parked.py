@@ -247,6 +247,16 @@ def test_what_was_parked_before_is_sent_without_the_rule() -> None:
     assert shell.core.books[TP].parked == 2
 
 
+def test_nothing_is_fetched_before_a_commit_has_proved_the_ownership() -> None:
+    """If it were refused, its halves would be stored, and count for the next owner as if this one had been proved."""
+    record = Parked(4, "s0", "s0", "g0", 5, 9, BitMap64([5, 9]), 8, 3, 60)
+    parking = Parking()
+    parking.restore([record], 4)
+    assert parking.following("g0") is None
+    parking.committed(4)
+    assert parking.following("g0") == record
+
+
 @pytest.mark.parametrize(
     ("halves", "count"),
     [([(5, 6), (7, 8)], {2, 3}), ([(5, 6)], {1}), ([(7, 8)], {1})],

@@ -13,10 +13,9 @@ from tests.support.changelog_scene import LINEAGE, TP, Scene
 
 @pytest.fixture
 def scene() -> Scene:
-    """A process whose epoch a commit has named."""
+    """A process that owns an empty partition, and proved it."""
     scene = Scene()
-    scene.store.committed(scene.number, 0)
-    scene.land()
+    scene.commit()
     return scene
 
 
@@ -112,6 +111,7 @@ def test_what_ended_at_its_new_time_is_not_restored(scene: Scene) -> None:
     after = restarted(scene)
     assert after.take() == [1]
     after.store.committed(after.number, 0)
+    after.land()
     after.land()
     assert after.removed == [0]
 

@@ -18,6 +18,7 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.changelog.store import NOT_OWNED, UNACKNOWLEDGED_BYTES_MAX, ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.errors import StateError
 from tests.support.changelog_scene import END, LINEAGE, NAME, TP, Scene
 from tests.support.model_changelog import ModelCache, ModelChangelog
@@ -133,6 +134,7 @@ def test_a_delivered_message_is_not_removed_before_a_commit(scene: Scene) -> Non
 
 def test_a_commit_removes_what_is_below_its_watermark(scene: Scene) -> None:
     """And nothing above it."""
+    scene.commit()
     first, _ = scene.put(10, 20)
     scene.land()
     scene.take()
@@ -143,6 +145,7 @@ def test_a_commit_removes_what_is_below_its_watermark(scene: Scene) -> None:
 
 def test_a_commit_does_not_remove_what_is_at_its_watermark(scene: Scene) -> None:
     """It is the first one that is not settled."""
+    scene.commit()
     (position,) = scene.put(10)
     scene.land()
     scene.take()
@@ -153,6 +156,7 @@ def test_a_commit_does_not_remove_what_is_at_its_watermark(scene: Scene) -> None
 
 def test_what_is_removed_is_removed_once(scene: Scene) -> None:
     """Each tombstone is kept for a day."""
+    scene.commit()
     (position,) = scene.put(10)
     scene.land()
     scene.take()
@@ -164,6 +168,7 @@ def test_what_is_removed_is_removed_once(scene: Scene) -> None:
 
 def test_a_message_that_was_taken_twice_is_removed_once(scene: Scene) -> None:
     """It was taken again after a rewind."""
+    scene.commit()
     (position,) = scene.put(10)
     scene.land()
     scene.take()
@@ -175,8 +180,8 @@ def test_a_message_that_was_taken_twice_is_removed_once(scene: Scene) -> None:
     assert scene.removed == [0]
 
 
-def test_what_other_owners_left_is_removed_with_the_first_commit() -> None:
-    """Not before: only the commit tells who the owner is."""
+def test_what_other_owners_left_is_removed_once_the_first_commit_is_proved() -> None:
+    """Not before: a reset removes the commit, and then some of it may count."""
     first = Scene()
     (position,) = first.put(10)
     first.store.keep(first.number, b"state", position + 1, position + 1)
@@ -188,6 +193,9 @@ def test_what_other_owners_left_is_removed_with_the_first_commit() -> None:
     changelog.land(100)
     assert first.removed == []
     second.committed(number, 0)
+    changelog.land(100)
+    assert first.removed == []
+    second.poll()
     changelog.land(100)
     assert first.removed == [0]
 
@@ -239,6 +247,44 @@ def test_the_epoch_is_proved_once_the_changelog_has_it(scene: Scene) -> None:
     assert not scene.store.is_proved(NAME)
     scene.land()
     assert scene.store.is_proved(NAME)
+
+
+def test_a_commit_of_the_source_alone_is_proved(scene: Scene) -> None:
+    """It names the epoch, too; what it settles may be in records of this owner, which would not count after a reset."""
+    scene.store.keep(scene.number, b"state", 0, 0)
+    scene.store.floor(scene.number, 0)
+    scene.land()
+    assert (scene.proofs, scene.store.is_proved(NAME)) == ([False, True], True)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_nothing_is_removed_before_the_epoch_is_proved(is_committed: bool) -> None:
+    """After a reset that took the commit away, a parked part that is void for this owner may count."""
+    first = Scene()
+    first.commit()
+    first.store.park(first.number, (position := PARKED_FROM, 3, 0, NO_TIMESTAMP, None, b"", b"rows"))
+    first.land()
+    second = Scene(first.log, first.epoch)
+    if is_committed:
+        second.store.committed(second.number, 0)
+    second.store.unpark(second.number, position, first.epoch, 3)
+    second.changelog.land(1 << 30)
+    assert first.removed == []
+    second.store.poll()
+    second.land()
+    assert first.removed == ([3] if is_committed else [])
+
+
+def test_a_proof_behind_a_record_of_another_owner_is_none(scene: Scene) -> None:
+    """It may be a claim, and whoever made it has not read the proof: the partition is taken over anew."""
+    scene.store.keep(scene.number, b"state", 0, 0)
+    scene.log.append(TP, [claim()])
+    scene.store.committed(scene.number, 0)
+    scene.land()
+    assert not scene.store.is_proved(NAME)
+    assert list(scene.store.lost()) == [TP]
+    scene.store.leave(scene.number)
+    assert not scene.store.lost()
 
 
 # Partitions that leave

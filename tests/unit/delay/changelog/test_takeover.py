@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,9 @@ from sidecar.core.partition_state import Other, Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
+    CLAIM,
+    MESSAGE,
+    PROOF,
     Kept,
     Lineage,
     MessageKey,
@@ -123,6 +127,52 @@ def test_what_is_void_is_removed_at_once(scene: Scene) -> None:
     key = scene.put(first, 1)
     scene.take(second)
     assert scene.removed == [key]
+
+
+def test_a_reset_does_not_bring_back_what_was_void_and_removed(scene: Scene) -> None:
+    """It is removed only where the changelog tells of the commit that made it void."""
+    first = scene.claim()
+    scene.put(first, 0)
+    scene.keep(first, proved=True)
+    second = scene.claim()
+    scene.keep(second)
+    scene.put(first, 1)
+    scene.keep(first, proved=True, watermark=9)
+    scene.take(second)
+    found = scene.take(0, store=0)
+    assert found.kept is not None
+    assert (scene.held, found.kept.state) == ([0], b"of %d" % second)
+
+
+def test_what_is_void_is_not_removed_if_another_owner_may_not_know(scene: Scene) -> None:
+    """Its claim lies before the proof: so all is read again, behind another claim."""
+    first, second = scene.claim(), scene.claim()
+    key = scene.put(first, 1)
+    late, offsets = iter([False, True]), []
+
+    def append(tp: TopicPartition, entries: Iterable[Entry]) -> int:
+        entries = list(entries)
+        if next(late, False):
+            scene.claim()
+        offsets.append(ModelLog.append(scene.log, tp, entries))
+        return offsets[-1]
+
+    scene.log.append = append  # type: ignore[method-assign]
+    found = scene.take(second)
+    kinds = [record.key[:1] for record in scene.log.records if record.offset >= offsets[0]]
+    assert kinds == [CLAIM, CLAIM, PROOF, CLAIM, MESSAGE]
+    assert (found.epoch, found.next_offset, scene.anew) == (offsets[2] + 1, offsets[3] + 1, 2)
+    assert scene.removed == [key]
+
+
+def test_a_proof_is_appended_once(scene: Scene) -> None:
+    """The next takeover finds it, and removes it once its own epoch is proved."""
+    first, second = scene.claim(), scene.claim()
+    for origin in (1, 2):
+        scene.put(first, origin)
+        found = scene.take(second)
+    (proof,) = [record.key for record in scene.log.records if record.key[:1] == PROOF]
+    assert proof in found.garbage
 
 
 def test_what_was_removed_before_is_not_removed_again(scene: Scene) -> None:

@@ -180,6 +180,7 @@ def test_what_was_delivered_since_the_note_is_ended_and_removed(scene: Scene) ->
     after = scene.restarted()
     after.store.committed(after.number, first + 1)
     after.land()
+    after.land()
     assert (origins(after), after.removed) == ([1], [0])
 
 
