@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from pyroaring import BitMap64
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.cancels import NamedMessages
 from sidecar.delay.changelog.interface import Changelog, Entry, KeptRows
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
@@ -42,7 +41,7 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore(Proofs, ParkedParts, NamedMessages):
+class ChangelogStore(Proofs, ParkedParts):
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:
@@ -253,6 +252,24 @@ class ChangelogStore(Proofs, ParkedParts, NamedMessages):
         owned.cancelled[position] = self._change(owned, held, CANCELLED)
         owned.moved.pop(position, None)
         return True
+
+    def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
+        """See `HeldStore`.
+
+        Raises:
+            StateError: A local file cannot be read.
+        """
+        owned = self._owned[number]
+        for found in self._cache.cancel_named(number, lowest, names):
+            changes: list[Entry] = []
+            for held in found:
+                keys = owned.keys(held)
+                changes.append(change_entry(keys[0], owned.epoch, CANCELLED))
+                owned.cancelled[held.position] = [*dict.fromkeys([*keys, changes[-1].key])]
+                owned.moved.pop(held.position, None)
+            if changes:
+                self._appends.append(owned, changes)
+            yield found
 
     def forget(self, number: int, position: int) -> None:
         """All owners to come know that a message was cancelled: remove it."""
