@@ -21,7 +21,8 @@ class Remembering(Model):
         default=600_000,
         alias="claim_timeout",
         description="How long a message with the same id waits while the outcome of the claimed message is "
-        "unknown; at least three times `sink.http.timeout`.",
+        "unknown; at least three times `sink.http.timeout`, and 3m with RocketMQ, whose locks last 1m (27s with "
+        "Kafka).",
     )
     keep_ms: Annotated[int, Duration("1m", "3650d")] = Field(
         default=604_800_000, alias="keep", description="How long a key is remembered after its first claim."

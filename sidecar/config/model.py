@@ -314,12 +314,22 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _claims_outlast_requests(self) -> Self:
-        ledger, limit_ms = self.dedup.ledger, self.sink.chosen.time_limit_ms
-        if ledger is None or limit_ms is None or 3 * limit_ms <= ledger.remembering.claim_timeout_ms:
+        return self._claims_outlast(self.sink.chosen.time_limit_ms or 0, f"sink.{self.sink.name}.timeout, which is")
+
+    @model_validator(mode="after")
+    def _claims_outlast_takeovers(self) -> Self:
+        name = "rocketmq" if self.source.rocketmq else "kafka"
+        why = f"the time for which the broker keeps a killed member's messages from others (source.{name}):"
+        return self._claims_outlast(self.source.chosen.takeover_ms, why)
+
+    def _claims_outlast(self, limit_ms: int, what: str) -> Self:
+        """Check that a claim lasts three times as long: else it ends before its messages have another owner."""
+        ledger = self.dedup.ledger
+        if ledger is None or 3 * limit_ms <= ledger.remembering.claim_timeout_ms:
             return self
         name = "sqlite" if ledger.sqlite else "postgresql"
         least, actual = (CLAIM_TIMEOUT.text(ms) for ms in (3 * limit_ms, ledger.remembering.claim_timeout_ms))
-        text = f"must be at least three times sink.{self.sink.name}.timeout, which is {least}"
+        text = f"must be at least three times {what} {least}"
         given = "claim_timeout_ms" in ledger.remembering.model_fields_set
         path = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
         error = problem(text if given else f"needs a claim_timeout: it {text}", actual if given else None, *path)

@@ -68,6 +68,11 @@ class SourceSettings(Model):
     """Whether the allocator returns large blocks to the system at once, because the client frees them rarely."""
 
     @property
+    def takeover_ms(self) -> int:
+        """Time for which a killed member's messages stay its own at the broker: by its session, lock or leases."""
+        raise NotImplementedError
+
+    @property
     def consumer_group(self) -> str:
         """The consumer group."""
         raise NotImplementedError

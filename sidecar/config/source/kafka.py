@@ -20,6 +20,8 @@ from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, se
 from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import Duration
 
+SESSION_TIMEOUT_MS = 9_000
+"""Time after which a coordinator gives a silent member's partitions to others."""
 TOPIC = r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}"
 
 _GROUP_COMPLAINT = "has control characters, or more than 255 characters"
@@ -115,6 +117,11 @@ class KafkaSource(SourceSettings):
 
     holds_large_blocks: ClassVar[bool] = False
     """librdkafka takes blocks of this size all the time."""
+
+    @property
+    def takeover_ms(self) -> int:
+        """See `SourceSettings`."""
+        return SESSION_TIMEOUT_MS
 
     @property
     def consumer_group(self) -> str:

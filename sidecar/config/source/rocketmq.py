@@ -21,6 +21,8 @@ from sidecar.config.marks import Kind, OnSpark
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.units import Duration
 
+LOCK_MS = 60_000
+"""Time for which a broker keeps a killed member's lock of a queue; over gRPC, leases are extended to as much."""
 TOPIC = r"[%A-Za-z0-9_|-]{1,127}"
 _NAME = r"[%A-Za-z0-9_|-]{1,255}"
 _NAME_COMPLAINT = "is not a valid RocketMQ name (letters, digits, % _ - |, at most 255)"
@@ -193,6 +195,11 @@ class RocketMqSource(SourceSettings):
         if token is not None and info.data.get("access_key", "") is None:
             raise ValueError("needs access_key and secret_key")
         return token
+
+    @property
+    def takeover_ms(self) -> int:
+        """See `SourceSettings`."""
+        return LOCK_MS
 
     @property
     def consumer_group(self) -> str:

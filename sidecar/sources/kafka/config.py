@@ -12,9 +12,9 @@ from typing import Any
 import confluent_kafka as ck
 
 from sidecar.config.base import HIDDEN, secret_name
+from sidecar.config.source.kafka import SESSION_TIMEOUT_MS
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 
-SESSION_TIMEOUT_MS = 9_000
 HEARTBEAT_MS = 500
 MESSAGE_BYTES = 400
 """Memory that the client takes for each message in its queue, beyond the value; measured."""

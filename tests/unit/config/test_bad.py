@@ -176,6 +176,27 @@ CASES = [
         "dedup.ledger.sqlite",
         "needs a claim_timeout: it must be at least three times sink.http.timeout, which is 15m",
     ),
+    Case(
+        "claim shorter than a takeover",
+        HTTP,
+        HTTP + "    timeout: 1s\ndedup: {by: key, ledger: {sqlite: {claim_timeout: 26s}}}\n",
+        "12:51",
+        "dedup.ledger.sqlite.claim_timeout",
+        "at least three times the time for which the broker keeps a killed member's messages from others "
+        "(source.kafka): 27s",
+    ),
+    *(
+        Case(
+            f"claim shorter than a lock of RocketMQ: {client}",
+            GOOD[: GOOD.index("tags:")],
+            f"source: {{rocketmq: {{{client}, group: g, topics: [orders]}}}}\n"
+            "dedup: {by: {header: KEYS}, ledger: {postgresql: {url: 'postgresql://h/d', claim_timeout: 179s}}}\n",
+            "2:91",
+            "dedup.ledger.postgresql.claim_timeout",
+            "from others (source.rocketmq): 3m",
+        )
+        for client in ("name_servers: 'h:1'", "client: grpc, endpoints: 'h:1'")
+    ),
     # meaning
     Case("pattern", "[orders]", "['^(a']", "5:14", "source.kafka.topics[0]", "not a regular expression"),
     Case("topic", "[orders]", "[a b]", "5:14", "source.kafka.topics[0]", "is not a valid topic name"),
