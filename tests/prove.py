@@ -53,7 +53,7 @@ from tests.support.rocketmq import RocketMqNode
 from tests.support.rocketmq_brokers import promoted, read_from_slave, rebalances
 from tests.support.rocketmq_fifo import fifo_kills, fifo_refused
 from tests.support.rocketmq_made_again import every_round, kept_offsets, made_again
-from tests.support.rocketmq_proxies import restarts
+from tests.support.rocketmq_proxies import held_for_long, restarts
 from tests.support.rocketmq_trio import clock, name_servers, transactions
 
 PROOF = ROOT / "docs" / "proof.md"
@@ -373,6 +373,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
             restarts(node, folder, n(8_000, 800), n(5), proxies=proxies, fifo=fifo)
             for proxies, fifo in ((1, False), (2, False), (1, True))
         ],
+        "rocketmq-grpc-held": lambda node, folder: held_for_long(node, folder, n(1_000, 300)),
         "rocketmq-grpc-skipped": lambda node, folder: [kept_offsets(node, grpc(node), folder, n(5))],
         "rocketmq-resets": lambda node, folder: [resets.resets(node, folder, resets.every_case(n(5)))],
         "rocketmq-spark-query": spark_query,

@@ -223,6 +223,10 @@ class FifoClient:
             if handle in self._leases:
                 self._broker.change(self._leases[handle].receipt, EXTENDED_S)
 
+    def is_leased(self, handle: Hashable) -> bool:
+        """False: the broker is killed at will, so that a message may come at any time."""
+        return False
+
     def release(self, handles: Collection[Hashable]) -> None:
         """Give back."""
         for handle in handles:

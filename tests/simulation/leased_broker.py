@@ -199,6 +199,10 @@ class SimulatedClient:
     def extend(self, handles: Collection[Hashable]) -> None:
         """Nothing expires by itself here."""
 
+    def is_leased(self, handle: Hashable) -> bool:
+        """False: the broker is killed at will, so that a message may come at any time."""
+        return False
+
     def release(self, handles: Collection[Hashable]) -> None:
         """Give back."""
         self._broker.expire([int(str(handle)) for handle in handles])

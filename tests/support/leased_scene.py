@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -36,6 +37,8 @@ class Client:
         self.released: list[Hashable] = []
         self.extended: list[Hashable] = []
         self.full = False
+        self.lost: set[Hashable] = set()
+        """Handles whose lease has ended."""
 
     def open(self) -> None:
         """Nothing to do."""
@@ -52,6 +55,10 @@ class Client:
     def extend(self, handles: Collection[Hashable]) -> None:
         """Note them."""
         self.extended += handles
+
+    def is_leased(self, handle: Hashable) -> bool:
+        """Those that are neither acknowledged nor lost."""
+        return handle not in self.lost and handle not in self.acked
 
     def release(self, handles: Collection[Hashable]) -> None:
         """Note them."""
@@ -87,11 +94,13 @@ class Scene:
         rules: As of `LeasedSource`.
         exchange: As of `LeasedSource`.
         keep_rows: As of `LeasedSource`.
+        clock: As of `LeasedSource`.
     """
 
     def __init__(
         self, state: MemoryState | None = None, *, held_max_bytes: int = 1 << 20, disk: Executor | None = None,
         rules: bytes = b"rule", exchange: Exchange | None = None, keep_rows: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.state = state or MemoryState()
         self.client = Client()
@@ -101,7 +110,7 @@ class Scene:
         self.source = LeasedSource(
             self.client, ["t"], "g", self.state, rules, held_max_bytes,
             lambda tp, messages: ["b" if m.handed.body.startswith(b"b") else "a" for m in messages],
-            disk=disk or Inline(), exchange=exchange, keep_rows=keep_rows,
+            disk=disk or Inline(), exchange=exchange, keep_rows=keep_rows, clock=clock,
         )  # fmt: skip
         self.source.open(self)
         self.first = self.poll()

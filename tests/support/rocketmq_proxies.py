@@ -1,4 +1,4 @@
-"""Proxies apart from their broker that are killed, or stopped, and started again: what arrives over gRPC."""
+"""Proxies apart from their broker, or around it: killed, stopped, or with messages held for long; what arrives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from tests.support.receiver import Receiver, value_hash
 from tests.support.rocketmq import Message, RocketMqNode
 from tests.support.rocketmq_flow import PATIENCE_S, QUEUES, WANTED, Bodies, await_all, await_arrival, configuration
 from tests.support.rocketmq_servers import proxy
+
+HELD_S = 90.0
+"""Messages are held for so long: the first lease of 15 s, and one of 60 s, are extended meanwhile."""
+RETURNS_S = 75.0
+"""Time after which a message whose acknowledgement matched nothing has come again."""
+MEMBERS = 2
 
 Sent = tuple[int, int, str]
 """Queue, offset as the broker gave it (requests under way overtake each other), and hash."""
@@ -85,3 +91,64 @@ def _check_order(receiver: Receiver, sent: list[Sent]) -> None:
     for queue in range(QUEUES):
         order = [arrived_at[hashed] for of_queue, _, hashed in sorted(sent) if of_queue == queue]
         assert order == sorted(order), f"queue {queue} came in the order {order}"
+
+
+def held_for_long(node: RocketMqNode, folder: Path, messages: int) -> list[Finding]:
+    """A receiver refuses everything for longer than leases last, and then accepts it: nothing comes again.
+
+    Args:
+        node: Has a broker with a proxy around it (local mode); another proxy is apart from it (cluster mode).
+        folder: Of this check.
+        messages: How many are sent to each proxy's topic, many to a batch.
+    """
+    begun_s = time.monotonic()
+    with ExitStack() as stack:
+        apart = stack.enter_context(proxy(folder / unique("proxy"), node.name_server))
+        scenes = {
+            mode: _Held(node, folder, endpoints, stack)
+            for mode, endpoints in (("local", node.endpoints), ("cluster", apart.address))
+        }
+        for scene in scenes.values():
+            scene.take(messages)
+        time.sleep(HELD_S)  # how long they are held is what is tried
+        for scene in scenes.values():
+            scene.receiver.faults.clear()
+        for scene in scenes.values():
+            await_arrival(scene.bodies, scene.receiver, *scene.daemons)
+        time.sleep(RETURNS_S)  # what did not come again by now never will
+        return [
+            Finding(
+                f"messages held for {HELD_S:.0f} s by {MEMBERS} members over `client: grpc`, a proxy in {mode} mode", 1,
+                messages, scene.bodies.tally(scene.receiver), time.monotonic() - begun_s, scene.end(),
+            )
+            for mode, scene in scenes.items()
+        ]  # fmt: skip
+
+
+class _Held:
+    """Members of a group behind one proxy, and their receiver, which refuses everything."""
+
+    def __init__(self, node: RocketMqNode, folder: Path, endpoints: str, stack: ExitStack) -> None:
+        self.bodies = Bodies(node)
+        self.receiver = stack.enter_context(Receiver(out=folder / unique("rows")))
+        self.receiver.fail("status", status=503)
+        source = {"client": "grpc", "endpoints": endpoints}
+        config = configuration(source, self.bodies, self.receiver.url)
+        self.daemons = [Daemon(folder, config, name=unique("holds")) for _ in range(MEMBERS)]
+        for daemon in self.daemons:
+            stack.enter_context(daemon).wait_ready(PATIENCE_S)
+
+    def take(self, messages: int) -> None:
+        """Send messages, and wait until members hold all of them."""
+        self.bodies.send(messages)
+        wanted = self.bodies.wanted.total()
+        wait_until(lambda: sum(one.status()["in_flight"] for one in self.daemons) >= wanted, PATIENCE_S, "all are held")
+
+    def end(self) -> str:
+        """Stop the members; the number of messages that were handed over more than once."""
+        again = sum(one.status()["duplicate"] for one in self.daemons)
+        for daemon in self.daemons:
+            daemon.stop()
+        twice = len(self.bodies.tally(self.receiver).twice)
+        assert not again, f"{again} messages came again to the member that had them, and {twice} were delivered twice"
+        return "none was handed over again"

@@ -92,6 +92,10 @@ class GrpcClient:
         """Extend the leases of these messages."""
         self._loop.call_soon_threadsafe(self._leases.extend, list(handles))
 
+    def is_leased(self, handle: Hashable) -> bool:
+        """Whether the proxy granted more time than has passed."""
+        return self._leases.is_live(handle)
+
     def release(self, handles: Collection[Hashable]) -> None:
         """Give these messages back."""
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))

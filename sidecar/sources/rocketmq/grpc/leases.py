@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.sources.rocketmq.grpc.acks import OK, Acks, Call, Lease
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
-from sidecar.sources.rocketmq.grpc.requests import Requests, renewed
+from sidecar.sources.rocketmq.grpc.requests import Requests, extended, renewed
 
 INVISIBLE_S = 15.0
 """Time after which an unacknowledged message is redelivered; messages of a killed process are awaited this long."""
@@ -59,6 +59,11 @@ class Leases:
         """The present receipt handle, empty without one; from any thread."""
         lease = self._leases.get(token)
         return lease.receipt if lease is not None else ""
+
+    def is_live(self, token: Hashable) -> bool:
+        """Whether a lease has time left; from any thread."""
+        lease = self._leases.get(token)
+        return lease is not None and lease.until_s > time.monotonic()
 
     def ack(self, tokens: Collection[Hashable]) -> None:
         """Begin to acknowledge."""
@@ -119,6 +124,6 @@ class Leases:
             except ConnectionError:
                 return 0
             if answer.status.code == OK:
-                lease.receipt = answer.receipt_handle or lease.receipt
+                lease.receipt = extended(answer.receipt_handle or lease.receipt)
                 lease.until_s = time.monotonic() + invisible_s
             return int(answer.status.code)

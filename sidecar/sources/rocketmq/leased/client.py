@@ -69,6 +69,10 @@ class LeasedClient(Protocol):
         """Extend the leases of these messages; does nothing if the client does so itself."""
         ...
 
+    def is_leased(self, handle: Hashable) -> bool:
+        """Whether the broker granted this client the message until now; False if leases are not the client's own."""
+        ...
+
     def release(self, handles: Collection[Hashable]) -> None:
         """Give these messages back; the broker hands them over again soon."""
         ...

@@ -43,6 +43,10 @@ class Settled:
     def __contains__(self, identity: bytes) -> bool:
         return identity in self._younger or identity in self._older
 
+    def is_younger(self, identity: bytes) -> bool:
+        """Whether it was settled in the present generation, so by this process."""
+        return identity in self._younger
+
     def add(self, identities: Iterable[bytes], now_s: float) -> dict[ProgressKey, str]:
         """Remember these; return the rows that change."""
         changed: dict[ProgressKey, str] = {}

@@ -33,6 +33,7 @@ from sidecar.sources.rocketmq.leased.kept import keep_message, keep_placement
 from sidecar.sources.rocketmq.leased.numberings import Numberings
 from sidecar.sources.rocketmq.leased.recovery import Recovery
 from sidecar.sources.rocketmq.leased.start import start_all
+from sidecar.sources.rocketmq.returned import Returned
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 
@@ -90,6 +91,8 @@ class LeasedSource:
         self._keys = Keys(groups_of)
         self._commits = Commits(state, group, disk or ThreadPoolExecutor(1, thread_name_prefix="progress"), clock)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
+        self._clock = clock
+        self._returned = Returned()
         self._closed = False
 
     def open(self, listener: Listener) -> None:
@@ -122,7 +125,7 @@ class LeasedSource:
         self._sort(self._recovery.stored() or self._client.receive(timeout_s))
         self._sort(self._recovery.exchanged(self._held.unsettled, self._commits.settled))
         self._give_up()
-        self._troubles.replace(self._client.problems())
+        self._troubles.replace({**self._client.problems(), **self._returned.problems(self._clock())})
         return list(numberings.hand_on(self._listener, self._held, is_full=self._gate.is_full))
 
     def _sort(self, messages: Sequence[Handed]) -> None:
@@ -137,9 +140,13 @@ class LeasedSource:
                 held.add(message)
                 new[handed.topic].append(message)
             elif (twin := held.unsettled.get(message.identity)) is not None:
+                if handed.reconsume_times and any(map(self._client.is_leased, twin.handles)):
+                    self._returned.held(self._clock())
                 twin.handles.append(handed.handle)
                 topic.repeats.append(message)
             elif message.identity in settled:
+                if handed.reconsume_times and self._client.moves and settled.is_younger(message.identity):
+                    self._returned.settled(self._clock())
                 if not held.acknowledge_late(handed.handle):
                     self._client.ack([handed.handle])
                 topic.repeats.append(message)

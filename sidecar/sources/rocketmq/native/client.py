@@ -141,6 +141,10 @@ class NativeClient:
     def extend(self, handles: Collection[Hashable]) -> None:
         """Do nothing: leases last as long as the connection."""
 
+    def is_leased(self, handle: Hashable) -> bool:  # noqa: ARG002
+        """False: after a rebalance, the library hands over again what other members read."""
+        return False
+
     def release(self, handles: Collection[Hashable]) -> None:
         """Do nothing: unacknowledged messages are handed over again at once when this process leaves."""
 

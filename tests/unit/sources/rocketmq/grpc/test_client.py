@@ -23,7 +23,7 @@ from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc import stubs
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
-from sidecar.sources.rocketmq.grpc.requests import Requests, renewed, stored_at
+from sidecar.sources.rocketmq.grpc.requests import Requests, extended, renewed, stored_at
 from sidecar.sources.rocketmq.grpc.session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
@@ -211,3 +211,17 @@ def test_a_call_within_a_session_that_is_closed_ends() -> None:
             return list(await asyncio.gather(waiting, late, return_exceptions=True))
 
     assert [type(one) for one in asyncio.run(ended())] == [ConnectionError] * 2
+
+
+@pytest.mark.parametrize("more", ["", " 0"])
+def test_an_extended_handle_begins_at_its_message(more: str) -> None:
+    """As the broker's new checkpoint does, whatever batch it came with, and however many fields follow."""
+    local = "12 1795321906376 60000 3 0 broker-a 2 17 24853754" + more
+    assert extended(local) == "17 " + local.removeprefix("12 ")
+    assert extended(extended(local)) == extended(local)
+
+
+@pytest.mark.parametrize("handle", ["", "opaque", "12 1795321906376 60000 999 0 broker-a 2 17 24853754"])
+def test_other_handles_stay_after_an_extension(handle: str) -> None:
+    """Those of FIFO queues, which have no checkpoint, and those of other forms."""
+    assert extended(handle) == handle
