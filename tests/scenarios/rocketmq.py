@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.scenarios.rocketmq_messages import PATIENCE_S, QUEUES, Flow, arrived, await_all, configuration, owned
-from tests.support.audit import Finding, Life, first_new_rows_ms
+from tests.scenarios.rocketmq_messages import PATIENCE_S, QUEUES, WANTED, Flow, arrived, await_all, configuration, owned
+from tests.support.audit import Finding, Life, Tally, first_new_rows_ms
 from tests.support.kafka import unique
 from tests.support.process import Daemon, ended_after, wait_until
 from tests.support.receiver import Receiver
-from tests.support.rocketmq import Node, RocketMqNode
+from tests.support.rocketmq import Message, Node, RocketMqNode
 from tests.support.rocketmq_reader import Reader
-from tests.support.scene import await_rest
+from tests.support.scene import await_rest, rss_bytes
 
 AGAIN_MS = 10_000
 """So long a daemon that was killed, or whose broker was, may take until it delivers again."""
 
 
 EVERY_S = 5.0
+LIMIT_MIB = 384
+"""Limit of memory in the shipped unit and manifests."""
 
 
 def flow(node: Node, folder: Path, messages: int, giants: int) -> Finding:
@@ -248,3 +251,35 @@ def new_topic(node: Node) -> tuple[str, str]:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def large_starts(node: Node, folder: Path, queues: int) -> Finding:
+    """A start where the last message of each queue is nearly 4 MB: within the shipped limit, and it soon delivers.
+
+    Raises:
+        AssertionError: It is not so.
+    """
+    begun, body = time.monotonic(), bytes(3_900_000)
+    topic, group = node.create_topic(unique("topic"), queues), node.create_group(unique("group"))
+    config = configuration(node, topic, group, "")
+    with Receiver(out=folder / unique("rows")) as receiver:
+        config["sink"]["http"]["url"] = receiver.url
+        config["source"]["rocketmq"]["start"] = "earliest"
+        for queue in range(queues):
+            node.send(topic, [Message(b"%d " % queue + body, tag=WANTED[0], queue=queue)], queues=queues)
+        with Daemon(folder, config, name=group) as daemon:
+            await_rows(daemon, receiver, queues)
+            await_rest(daemon)
+            daemon.stop()
+            sent = node.send(topic, [Message(b"%d" % queue, tag=WANTED[0], queue=queue) for queue in range(queues)])
+            daemon.start()
+            started_s = time.monotonic()
+            await_rows(daemon, receiver, queues + len(sent))
+            seconds, most_mib = time.monotonic() - started_s, rss_bytes(daemon.pid) / (1 << 20)
+            daemon.stop()
+        counts = Counter(row[3] for row in receiver.rows())
+    assert most_mib <= LIMIT_MIB, f"{most_mib:.0f} MiB"
+    assert len(counts) == counts.total() == 2 * queues, counts.total()
+    point = f"RocketMQ: a start with {queues} queues whose last messages are of 3.9 MB"
+    notes = f"{most_mib:.0f} MiB at most; all {queues} later messages delivered {seconds:.1f} s after the start"
+    return Finding(point, 1, 2 * queues, Tally(), time.monotonic() - begun, notes)

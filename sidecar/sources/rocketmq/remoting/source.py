@@ -63,6 +63,7 @@ class RocketMqSource:
         self._settings = settings
         self._state = state
         self._rules = rules
+        self._queue_bytes = queue_bytes
         self._cluster = cluster = Cluster(settings, client_id, expression, self._take_request)
         self._pulls = Pulls(cluster.asks, QUEUE_SHARE * queue_bytes)
         self._fetcher = Fetcher(cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses)
@@ -92,7 +93,14 @@ class RocketMqSource:
             self._state.bind(routes.cluster, asks.wire(asks.group))
             self._commits = Commits(cluster, self._state, listener, self._rules)
             starts = StartOffsets(
-                network, asks, routes.link, routes.cluster, settings.start, self._rules, listener.event
+                network,
+                asks,
+                routes.link,
+                routes.cluster,
+                settings.start,
+                self._rules,
+                listener.event,
+                self._queue_bytes,
             )
             queues, known = [tp for topic in settings.topics for tp in routes.queues(topic)], known_of(self._state)
             joining.await_start(lambda: starts.begin(queues, known))

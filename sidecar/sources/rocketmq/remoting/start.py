@@ -17,11 +17,11 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq.progress import Mark, QueueProgress
 from sidecar.sources.rocketmq.remoting.brokers import Boot, Brokers, LinkOf
+from sidecar.sources.rocketmq.remoting.pulls.marked import Looked, Marked, ResetError, UnknownError, is_same
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.messages import as_stored
-from sidecar.sources.rocketmq.wire.network import Ask, Network, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_offset
+from sidecar.sources.rocketmq.wire.network import Network, RefusedError
+from sidecar.sources.rocketmq.wire.requests import Asks, read_offset
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
 DOUBT_S = 300.0
@@ -53,18 +53,6 @@ class _Facts(NamedTuple):
     """Whether the newest message read is still at its offset, or has expired."""
 
 
-class _UnknownError(Exception):
-    """The broker's answer is inconclusive."""
-
-
-class _ResetError(_UnknownError):
-    """The broker reported a reset instead, which it does only once."""
-
-    def __init__(self, offset: int) -> None:
-        super().__init__(f"the offset was set to {offset} at this moment")
-        self.offset = offset
-
-
 class StartOffsets:
     """Determines start offsets.
 
@@ -76,6 +64,7 @@ class StartOffsets:
         start: Start of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
         rules: A 4-byte hash of the settings that decide where a message goes.
         tell: Writes a log event.
+        room_bytes: Limit of messages that are requested at the same time; one is always allowed.
     """
 
     def __init__(
@@ -87,6 +76,7 @@ class StartOffsets:
         start: str | int,
         rules: bytes,
         tell: Tell,
+        room_bytes: int,
     ) -> None:
         self.brokers = Brokers(network, asks, link_of)
         self._asks = asks
@@ -94,6 +84,7 @@ class StartOffsets:
         self._start = start
         self._rules = rules
         self._tell = tell
+        self._marked = Marked(self.brokers, asks, room_bytes)
         self._beginnings: dict[TopicPartition, int] = {}
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
         """Time until which it is a problem, and the offset, due to a crash or to an ignored reset of an operator."""
@@ -153,7 +144,7 @@ class StartOffsets:
                 result.assignments.append(start)
                 result.committed[tp] = -1 if queue_facts.committed is None else queue_facts.committed
                 result.lows[tp] = queue_facts.low
-            except (_UnknownError, ProtocolError) as error:
+            except (UnknownError, ProtocolError) as error:
                 result.failed[tp] = str(error)
         return result
 
@@ -187,29 +178,20 @@ class StartOffsets:
     def _facts(
         self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]
     ) -> dict[TopicPartition, _Facts | str]:
-        marks = {tp: known[tp].mark for tp in tps if tp in known}
+        marks = {tp: mark for tp in tps if tp in known and (mark := known[tp].mark) is not None}
         answers = self.brokers.ask(
-            [
-                (tp, ask)
-                for tp in tps
-                for ask in (
-                    self._asks.committed(tp),
-                    self._asks.low(tp),
-                    self._asks.high(tp),
-                    _one_message(self._asks, tp, marks.get(tp)),
-                )
-            ]
+            [(tp, ask) for tp in tps for ask in (self._asks.committed(tp), self._asks.low(tp), self._asks.high(tp))]
         )
+        looked = dict(zip(marks, self._marked.look(list(marks.items())), strict=True))
         boots = self.brokers.boots({tp.broker for tp in tps})
         facts: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
-            frames = answers[4 * i : 4 * i + 4]
             try:
-                facts[tp] = _read(frames, marks.get(tp), boots.get(tp.broker))
-            except _ResetError as reset:
+                facts[tp] = _read(answers[3 * i : 3 * i + 3], marks.get(tp), looked.get(tp), boots.get(tp.broker))
+            except ResetError as reset:
                 self.resets[tp] = reset.offset
                 facts[tp] = f"{tp.broker}: {reset}"
-            except (_UnknownError, ProtocolError) as error:
+            except (UnknownError, ProtocolError) as error:
                 facts[tp] = f"{tp.broker}: {error}"
         return facts
 
@@ -325,18 +307,17 @@ class StartOffsets:
 
     def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
         """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages."""
-        answers = self.brokers.ask([(tp, _one_message(self._asks, tp, mark)) for mark in marks])
-        for mark, frame in zip(marks, answers, strict=True):
-            if frame is None:
-                raise _UnknownError("no answer came")
-            if frame.code == Code.SUCCESS and mark.stands_in(as_stored(frame.body)):
+        for mark, looked in zip(marks, self._marked.look([(tp, mark) for mark in marks]), strict=True):
+            if looked.answer is None:
+                raise UnknownError("no answer came")
+            if looked.stands:
                 return mark
         return None
 
     def _low(self, tp: TopicPartition) -> int:
         (frame,) = self.brokers.ask([(tp, self._asks.low(tp))])
         if frame is None or frame.code != Code.SUCCESS:
-            raise _UnknownError("no answer came" if frame is None else str(RefusedError(frame, tp.broker)))
+            raise UnknownError("no answer came" if frame is None else str(RefusedError(frame, tp.broker)))
         return max(0, read_offset(frame))
 
     def _identity(self, incarnation: int) -> Identity:
@@ -373,32 +354,17 @@ _AGAIN = "a crash lost commits, or an operator reset the offset: then reset it a
 _RULES = "tags, groups, ids or format were changed in the configuration"
 
 
-def _one_message(asks: Asks, tp: TopicPartition, mark: Mark | None) -> Ask:
-    return asks.pull(tp, mark.offset if mark else 0, Subscription(tp.topic), messages_max=1)
-
-
-def _read(answers: Iterable[Frame | None], mark: Mark | None, boot: Boot | None) -> _Facts:
-    committed, low, high, message = answers
-    if committed is None or low is None or high is None or message is None or boot is None:
-        raise _UnknownError("no answer came")
+def _read(answers: Iterable[Frame | None], mark: Mark | None, looked: Looked | None, boot: Boot | None) -> _Facts:
+    committed, low, high = answers
+    if committed is None or low is None or high is None or boot is None:
+        raise UnknownError("no answer came")
     for frame in (low, high):
         if frame.code != Code.SUCCESS:
-            raise _UnknownError(str(RefusedError(frame, "the broker")))
+            raise UnknownError(str(RefusedError(frame, "the broker")))
     if committed.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-        raise _UnknownError(str(RefusedError(committed, "the broker")))
+        raise UnknownError(str(RefusedError(committed, "the broker")))
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
-    if message.code == Code.PULL_OFFSET_MOVED:  # use its own ends: the other answers may already count more messages
-        ends = read_offset(message, "minOffset"), read_offset(message, "maxOffset")
-        if ends[0] <= (mark.offset if mark else 0) <= ends[1]:
-            raise _ResetError(read_offset(message, "nextBeginOffset"))
-    is_same = True
-    if mark is not None and mark.offset >= at_low:
-        if message.code == Code.SUCCESS:
-            is_same = mark.stands_in(as_stored(message.body))
-        elif mark.offset >= at_high:
-            is_same = False
-        else:
-            raise _UnknownError(str(RefusedError(message, "the broker")))
-    return _Facts(offset, boot.stamp, at_low, at_high, is_same)
+    stands = mark is None or looked is None or is_same(mark, looked, at_low, at_high)
+    return _Facts(offset, boot.stamp, at_low, at_high, stands)

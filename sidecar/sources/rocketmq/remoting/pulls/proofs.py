@@ -15,6 +15,8 @@ from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
 from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription, read_offset
 
 PULL_TIMEOUT_S = 20.0
+AT_ONCE = 4
+"""Limit of requests under way: each is answered with a whole message of whatever size, beside the memory budget."""
 EMPTY_DELAY_S, REFUSED_DELAY_S = 0.05, 1.0
 
 
@@ -54,6 +56,7 @@ class Proofs:
         self._findings = findings
         self.wanted: set[TopicPartition] = set()
         """Queues that may need another request as proof."""
+        self._under_way = 0
 
     def ask(self, now_s: float) -> None:
         """Send the requests for proofs that are due."""
@@ -70,15 +73,17 @@ class Proofs:
     def prove(self, queue: Pulling, now_s: float) -> None:
         """Ask whether the last message read is still there: then everything read until now continues it."""
         node = queue.find(MASTER)
-        if queue.mark is None or queue.prove_at_s > now_s or node is None or not node.link.is_up:
+        if queue.mark is None or queue.prove_at_s > now_s or node is None or not node.link.is_up or self._is_busy:
             self.wanted.add(queue.tp)
             return
         queue.proving = True
+        self._under_way += 1
         epoch, upto, mark = queue.epoch, queue.next, queue.mark
         newest = further(mark, queue.held)
 
         def answered(frame: Frame | None) -> None:
             queue.proving = False
+            self._under_way -= 1
             self.wanted.add(queue.tp)
             if frame is not None and self.was_reset(queue, mark.offset, node, frame):
                 return
@@ -97,17 +102,23 @@ class Proofs:
         ask = self._asks.pull(queue.tp, mark.offset, Subscription(queue.tp.topic), messages_max=1)
         node.link.ask(ask, answered, PULL_TIMEOUT_S)
 
+    @property
+    def _is_busy(self) -> bool:
+        return self._under_way >= AT_ONCE
+
     def _find_mark(self, queue: Pulling, now_s: float) -> None:
         """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
         node = queue.find(MASTER)
-        if queue.prove_at_s > now_s or node is None or not node.link.is_up:
+        if queue.prove_at_s > now_s or node is None or not node.link.is_up or self._is_busy:
             self.wanted.add(queue.tp)
             return
+        self._under_way += 1
         queue.proving, queue.prove_at_s = True, now_s + REFUSED_DELAY_S
         epoch, offset = queue.epoch, max(queue.low, queue.next - 1)
 
         def answered(frame: Frame | None) -> None:
             queue.proving = False
+            self._under_way -= 1
             self.wanted.add(queue.tp)
             if frame is None or self.was_reset(queue, offset, node, frame):
                 return

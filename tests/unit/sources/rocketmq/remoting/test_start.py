@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told
+from sidecar.sources.rocketmq.remoting.pulls.marked import MESSAGE_BYTES
 from sidecar.sources.rocketmq.remoting.start import StartOffsets
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -30,10 +32,13 @@ class MadeUpLink:
         self.connection = 1
         self._answers = dict(answers or {})
         self._asked: list[tuple[int, Any]] = []
+        self.most_at_once: Counter[int] = Counter()
+        """By code, the largest number of requests that were under way."""
 
     def ask(self, ask: Ask, answered: Any, timeout_s: float) -> None:
         """Keep it for the next turn."""
         self._asked.append((ask.code, answered))
+        self.most_at_once |= Counter(code for code, _ in self._asked)
 
     def check(self, now_s: float) -> None:
         """Answer what was asked."""
@@ -62,7 +67,7 @@ def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None
     network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
     found = dict(zip("ab", links, strict=True))
     return StartOffsets(
-        network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", tell  # type: ignore[arg-type]
+        network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", tell, 8 * MESSAGE_BYTES  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -300,3 +305,20 @@ def test_a_new_queue_begins_where_the_topic_begins_that_is_there_by_then() -> No
     link = MadeAgainLink(answers=answers | {31: frame(Code.SUCCESS, offset="16")})
     link.low = frame(Code.SUCCESS, offset="0")
     assert [start.read_from for start in starts_of(link, MadeUpLink()).find([HERE], {}).assignments] == [0]
+
+
+def test_messages_are_asked_for_within_the_room() -> None:
+    """Of 256 queues each may answer with 4 MiB: only so many are asked at the same time, and all have their start."""
+    link = MadeUpLink(answers=answering(20, 30, message(19, 64)))
+    tps = [HERE._replace(partition=number) for number in range(256)]
+    known = dict.fromkeys(tps, known_with(Mark(19, 64, 1_700_000_000_001)))
+    found = starts_of(link, MadeUpLink()).find(tps, known)
+    assert [one.read_from for one in found.assignments] == [20] * 256
+    assert link.most_at_once[11] == 8
+
+
+def test_no_message_is_asked_for_without_a_mark() -> None:
+    """There is nothing to compare it with."""
+    link = MadeUpLink(answers=answering(20, 30, message(0, 64)))
+    assert starts_of(link, MadeUpLink()).find([HERE], {}).assignments
+    assert link.most_at_once[11] == 0
