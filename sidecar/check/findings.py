@@ -53,9 +53,17 @@ def failed(subject: str, error: SidecarError) -> Finding:
     return Finding(subject, str(error), error.hint, error.exit_code)
 
 
-def gather(checks: Sequence[Check], total_s: float = TOTAL_S) -> list[Finding]:
-    """Run all checks at once; what they found when they are done or the time is over, in their order."""
-    runs = [_Run(check) for check in checks]
+def gather(
+    checks: Sequence[Check], total_s: float = TOTAL_S, unexpected: Callable[[str, Exception], Finding] | None = None
+) -> list[Finding]:
+    """Run all checks at once; what they found when they are done or the time is over, in their order.
+
+    Args:
+        checks: The checks.
+        total_s: The time, in seconds.
+        unexpected: Makes a finding of the subject and an error that is a bug, which is raised without it.
+    """
+    runs = [_Run(check, unexpected) for check in checks]
     for run in runs:
         run.start()
     deadline_s = time.monotonic() + total_s
@@ -71,8 +79,9 @@ def exit_code(findings: Iterable[Finding]) -> int:
 class _Run:
     """A check on its thread, which the process does not wait for at its end."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, unexpected: Callable[[str, Exception], Finding] | None) -> None:
         self._check = check
+        self._unexpected = unexpected
         self._found: list[Finding] = []
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -103,5 +112,8 @@ class _Run:
         if is_late:
             text = f"no answer within {total_s:g} s"
             yield Finding(self._check.subject, text, "check the network and the name server", EXIT_UNAVAILABLE)
-        if self._error is not None:
+        if self._error is None:
+            return
+        if self._unexpected is None:
             raise self._error
+        yield self._unexpected(self._check.subject, self._error)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote_plus, urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainSerializer
 
-from sidecar.config.base import Model, Secret, Text
+from sidecar.config.base import HIDDEN, Model, Secret, Text
+
+_SHOWN = {
+    "application_name", "channel_binding", "connect_timeout", "dbname", "gssencmode", "host", "hostaddr", "port",
+    "sslcert", "sslkey", "sslmode", "sslnegotiation", "sslrootcert", "target_session_attrs", "user",
+}  # fmt: skip
+"""Parameters of libpq that carry no secret. All others are hidden: those that a later libpq has, too."""
 
 
 def _url(url: str) -> str:
@@ -26,10 +32,18 @@ def _url(url: str) -> str:
     return url
 
 
+def shown_url(url: str) -> str:
+    """The URL without secrets: a password, or the value of a parameter that is not known to carry none."""
+    place, mark, query = url.partition("?")
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    shown = (f"{name}={value if unquote_plus(name) in _SHOWN else HIDDEN}" for name, _, value in pairs)
+    return re.sub(r"(//[^/@:]*):[^/]*@", rf"\1:{HIDDEN}@", place) + (f"?{'&'.join(shown)}" if mark else "")
+
+
 class Database(Model):
     """A database, and its user."""
 
-    url: Annotated[Text, AfterValidator(_url)] = Field(
+    url: Annotated[Text, AfterValidator(_url), PlainSerializer(shown_url, return_type=str)] = Field(
         description="Database URL, `postgresql://USER@HOST:PORT/DATABASE`; libpq parameters may follow a `?`."
     )
     password: Secret | None = Field(default=None, description="Password of the user; `file:PATH` reads it from a file.")

@@ -146,7 +146,8 @@ class Daemon:
         url = "off"
         if settings.admin.listen:
             metrics = Metrics(keeper.latest)
-            taps = Taps(pipeline.intake, pipeline.delivery.delivered, supervisor.effects)
+            hooks = pipeline.intake, pipeline.delivery.delivered, supervisor.effects
+            taps = Taps(*hooks, delays.origin) if delays else Taps(*hooks)
             letters = PageLetters(settings.state.dir, self._path)
             stack.callback(letters.close)
             asks: dict[str, Ask] = {"config": reload.ask, "tap": taps.ask, "letters": letters.ask}

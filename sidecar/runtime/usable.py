@@ -31,6 +31,11 @@ def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     yield from unusable(settings, refusal(settings))
 
 
+def refused_by_client(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    """See `unusable`; only what a command needs that asks the source and nothing else."""
+    return (each for each in unusable(settings, "") if each[0][0] == "source")
+
+
 def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, str]]:
     """Keys whose values are refused by the code that uses them, each with the reason.
 

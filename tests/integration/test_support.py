@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -113,6 +115,68 @@ def test_a_bundle_has_no_secret_and_no_message(scene: Scene, tmp_path: Path) -> 
     ]
     assert json.loads(files["state.json"])["dead_letters"] == 1
     assert {finding["ok"] for finding in json.loads(files["check.json"])} == {True, False}
+
+
+def test_a_bundle_has_no_text_of_a_malformed_answer(scene: Scene, tmp_path: Path) -> None:
+    """What a receiver wrote is cut wherever it is quoted, whatever words are before it."""
+    for reason in (f"HTTP 207 malformed: index {MESSAGE}", f"HTTP 302 (redirects are not followed): {MESSAGE}"):
+        scene.status = replace(NOW, problems=(Problem("group", reason),))
+        target = tmp_path / "bundle.tar.gz"
+        target.unlink(missing_ok=True)
+        assert scene.run("support-bundle", "-o", str(target)).exit_code == 0
+        assert MESSAGE not in unpacked(target)["status.json"].decode()
+
+
+def test_a_bundle_is_made_with_certificates_that_cannot_be_used(scene: Scene, tmp_path: Path) -> None:
+    """Only the check of the broker fails, which is a finding; the bundle is whole."""
+    pem = tmp_path / "bad.pem"
+    pem.write_text("no certificate")
+    for value in (pem, tmp_path / "gone.pem"):
+        properties = f"properties: {{security.protocol: SSL, ssl.ca.location: {value}, "
+        scene.config.write_text(re.sub(r"properties: .security.protocol: [A-Z_]+, (ssl.ca.location: [^,]*, )?",
+                                       properties, scene.config.read_text()))  # fmt: skip
+        target = tmp_path / "bundle.tar.gz"
+        target.unlink(missing_ok=True)
+        made = scene.run("support-bundle", "-o", str(target))
+        assert made.exit_code == 0, made.output
+        files = unpacked(target)
+        assert "check.json" in files
+        assert "KafkaException" in files["check.json"].decode()
+        assert SECRET.encode() not in b"".join(files.values())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["offsets", "show"], ["explain", "orders:0:1"], ["dead-letters", "list", "--in", "topic"],
+     ["dead-letters", "replay", "--to", "topic", "--yes"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_client_that_refuses_its_settings_is_no_bug(scene: Scene, tmp_path: Path, command: list[str]) -> None:
+    """A certificate that cannot be used is an error in the configuration, with its line."""
+    broken = f"properties: {{security.protocol: SSL, ssl.ca.location: {tmp_path / 'gone.pem'}, "
+    scene.config.write_text(
+        scene.config.read_text().replace("properties: {security.protocol: SASL_PLAINTEXT, ", broken)
+    )
+    made = CliRunner().invoke(main, [*command, "-c", str(scene.config)], prog_name="sidecar")
+    assert made.exit_code == 78, made.output
+    assert "ssl.ca.location" in made.stderr
+
+
+def test_a_bundle_that_fails_leaves_no_file(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that fails for a reason nobody foresaw is told by its place; half a bundle is never there."""
+    monkeypatch.setattr("sidecar.cli.daemon.support_bundle._letters", lambda _: 1 / 0)
+    target = tmp_path / "bundle.tar.gz"
+    assert scene.run("support-bundle", "-o", str(target)).exit_code == 0
+    assert b"ZeroDivisionError" in unpacked(target)["dead-letters.json.error"]
+    assert "settings.json" in unpacked(target)
+    monkeypatch.setattr("sidecar.cli.daemon.support_bundle._letters", lambda _: {b"no JSON"})
+    target.unlink()
+    assert scene.run("support-bundle", "-o", str(target)).exit_code == 0
+    assert b"TypeError" in unpacked(target)["dead-letters.json.error"]
+    target.unlink()
+    monkeypatch.setattr("os.fsync", lambda _: os.open(tmp_path / "not" / "there", 0))
+    assert scene.run("support-bundle", "-o", str(target)).exit_code == EXIT_CANNOT_CREATE
+    assert not list(tmp_path.glob("*bundle*"))
 
 
 def test_a_bundle_is_made_without_a_daemon(scene: Scene, tmp_path: Path) -> None:

@@ -58,6 +58,24 @@ def test_every_outcome_is_shown(scene: Scene, tmp_path: Path) -> None:
     assert all("value" not in row for row in rows.values())
 
 
+def test_a_delayed_message_has_its_own_offset(scene: Scene, tmp_path: Path) -> None:
+    """Delivered or refused, it is shown with its offset in the topic, and an orderly stop is no error in the log."""
+    tags = {"from": {"header": "tag"}, "subscribe": "a"}
+    with scene.daemon(tags=tags, delay={"store": "local", "topics": {scene.topic: "1s"}}) as daemon:
+        daemon.wait_ready()
+        scene.receiver.fail("refuse", status=400, marker="poison")
+        with tapped(daemon, tmp_path) as shown:
+            wait_until(lambda: _is_tapped(daemon, shown, scene), 30, "the tap is open")
+            late, poison = (offset for _, _, offset, _ in scene.send([b"late", b"poison"], tag="a"))
+            ended = {("delivered", late), ("dead", poison)}
+            wait_until(
+                lambda: ended <= {(row["outcome"], row["offset"]) for row in found(shown)}, 30, "both are shown",
+                detail=shown.read_text,
+            )  # fmt: skip
+        daemon.stop()
+        assert "error" not in {event["level"] for event in daemon.events("health.changed")}
+
+
 def _is_tapped(daemon: Daemon, shown: Path, scene: Scene) -> bool:
     """Send what is filtered until it is seen: the tap begins when it begins."""
     scene.send([b"probe"], tag="probe")

@@ -11,6 +11,7 @@ import re
 import resource
 import tarfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ import click
 import urllib3
 
 from sidecar.check.checks import checks_of
-from sidecar.check.findings import gather
+from sidecar.check.findings import Finding, gather
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import TIMEOUT_SECONDS, ask
 from sidecar.cli.file.check import running
@@ -29,7 +30,8 @@ from sidecar.cli.file.validate import summary
 from sidecar.cli.shared.output import say
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
-from sidecar.errors import SidecarError, StateError, UnavailableError
+from sidecar.errors import EXIT_CONFIG, SidecarError, StateError, UnavailableError
+from sidecar.files import put_shared
 from sidecar.ops.admin import read_address
 from sidecar.state.beside import LettersBeside
 from sidecar.state.inspection import Inspection
@@ -63,15 +65,23 @@ def support_bundle(path: str, output: Path | None) -> None:
     """
     settings = load(path)
     target = output or Path(f"sidecar-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
+    if target.exists():
+        raise StateError(f"cannot write {target}: it exists", hint="choose another file with -o")
     try:
-        with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as bundle:
-            for name, content in _files(settings):
-                entry = tarfile.TarInfo(f"sidecar/{name}")
-                entry.size, entry.mtime = len(content), int(time.time())
-                bundle.addfile(entry, io.BytesIO(content))
+        put_shared(target, _packed(settings))
     except OSError as error:
         raise StateError(f"cannot write {target}: {error.strerror}", hint="choose another file with -o") from error
     say(f"{target}: {target.stat().st_size:,} bytes; look into it before you give it away: tar -tzf {target}")
+
+
+def _packed(settings: Settings) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as bundle:
+        for name, content in _files(settings):
+            entry = tarfile.TarInfo(f"sidecar/{name}")
+            entry.size, entry.mtime = len(content), int(time.time())
+            bundle.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
 
 
 def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
@@ -90,10 +100,19 @@ def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
     for name, make in makers.items():
         try:
             made = make(settings)
+            text = made if isinstance(made, str) else json.dumps(made, indent=2)
         except (SidecarError, OSError, urllib3.exceptions.HTTPError) as error:
-            yield f"{name}.error", without_text(f"{error}\n").encode()
+            yield f"{name}.error", without_text(f"{error}\n").encode(errors="backslashreplace")
+        except Exception as error:  # noqa: BLE001
+            yield f"{name}.error", _unexpected(error).encode()
         else:
-            yield name, made.encode() if isinstance(made, str) else json.dumps(made, indent=2).encode()
+            yield name, text.encode(errors="backslashreplace")
+
+
+def _unexpected(error: Exception) -> str:
+    """Where an error that nobody foresaw comes from; its text may quote anything."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}; run the command itself for its text\n"
 
 
 def without_texts(value: Any) -> Any:
@@ -107,7 +126,7 @@ def without_texts(value: Any) -> Any:
 
 def without_text(text: str) -> str:
     """The text up to the answer of a receiver, which may quote a message."""
-    return re.sub(r"(HTTP \d{3}|not valid HTTP): .*", r"\1: …", text, flags=re.DOTALL)
+    return re.sub(r"(HTTP \d{3}\b[^:]*|not valid HTTP): .*", r"\1: …", text, flags=re.DOTALL)
 
 
 def _metrics(settings: Settings) -> str:
@@ -128,8 +147,12 @@ def _letters(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _check(settings: Settings) -> list[dict[str, Any]]:
-    findings = gather(tuple(checks_of(settings, lambda: running(settings))))
+    findings = gather(tuple(checks_of(settings, lambda: running(settings))), unexpected=_finding)
     return [without_texts({**finding._asdict(), "ok": finding.ok}) for finding in findings]
+
+
+def _finding(subject: str, error: Exception) -> Finding:
+    return Finding(subject, _unexpected(error).strip(), "run `sidecar check`", EXIT_CONFIG)
 
 
 def _system(settings: Settings) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
-from sidecar.errors import EXIT_NO_INPUT, ConfigError, SidecarError
+from sidecar.errors import EXIT_NO_INPUT, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, SidecarError
 from sidecar.letters.columns import message_of
 from sidecar.letters.described import outline, place_of, whole
 from sidecar.letters.ids import LetterIds
@@ -27,6 +27,7 @@ from sidecar.letters.plan import Replayed, only_one
 from sidecar.letters.produce import Production
 from sidecar.letters.replay import Replay, check_receiver
 from sidecar.letters.send import AT_ONCE, Sending
+from sidecar.runtime.usable import refused_by_client
 from sidecar.state.beside import Chosen, Totals
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import Target
@@ -84,7 +85,7 @@ def dead_letters() -> None:
 def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
     """List the dead letters, in the order in which they were stored."""
     picked = Chosen(**chosen)
-    with opened(load(path), place) as letters:
+    with opened(_loaded(path, place), place) as letters:
         if as_json:
             for letter in letters.each(picked, after, limit):
                 say_json(outline(letter))
@@ -106,7 +107,7 @@ def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: b
 @click.argument("id_", type=click.IntRange(0), metavar="ID")
 def show(path: str, place: PlaceName | None, id_: int) -> None:
     """Print one dead letter as a JSON object: its attempts, the whole message, and the row that was sent."""
-    with opened(load(path), place) as letters:
+    with opened(_loaded(path, place), place) as letters:
         found = letters.one(id_)
     if found is None:
         raise NoLetterError(f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows those there are")
@@ -124,7 +125,7 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
 @yes_option
 def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Delete dead letters in the state folder for good: all, or those that the options choose."""
-    with opened(load(path), place) as letters:
+    with opened(_loaded(path, place), place) as letters:
         if not letters.can_delete:
             raise click.UsageError(
                 f"records of a topic cannot be deleted one by one: {letters.deleted_by}, and "
@@ -171,13 +172,14 @@ def replay(
     dry_run: bool,
     yes: bool,
     **chosen: Any,
-) -> None:
+) -> int:
     """Deliver dead letters to the receiver again, or produce them again: all, or those that the options choose.
 
     A letter is deleted once the receiver or the topic has it; if it is refused again, it stays. If the command ends
-    early, the next one begins with the same batches under the same names.
+    early, the next one begins with the same batches under the same names. If nothing is sent, the exit code is not 0:
+    66 if there was nothing to send, 69 if all was refused.
     """
-    settings = load(path)
+    settings = _loaded(path, "topic" if to == "topic" else place)
     _check(settings, to, as_new=as_new)
     with opened(settings, place) as letters, only_one(settings.state.dir), ExitStack() as stack:
         picked, left = Chosen(**chosen), letters.left_over()
@@ -204,9 +206,9 @@ def replay(
             )
         if dropped:
             say(f"{dropped:,} of them would be dropped as duplicates, and stay: their ids are settled", err=True)
-        done = Replayed(0, 0)
+        done, is_agreed = Replayed(0, 0), False
         question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
-        if not dry_run and count and agreed(question, yes=yes):
+        if not dry_run and count and (is_agreed := agreed(question, yes=yes)):
             most = min(settings.batch.max_messages, rate, AT_ONCE if rocketmq is not None else rate)
             plan = letters.plan(to, Limits(most, settings.batch.max_bytes))
             with progress("replayed", count) as move_on:
@@ -218,10 +220,20 @@ def replay(
                     done = Replay(settings, plan, rate, move_on, partial(say, err=True), stack).run(picked)
     if as_json:
         say_json({"chosen": count, "duplicates": dropped, **done._asdict()})
-    elif dry_run or not count:
+    elif dry_run:
         say(f"{count - dropped:,} of {count:,} dead letters would be sent")
     else:
-        say(f"{done.delivered:,} dead letters were sent, {done.refused:,} stay")
+        say(f"{done.delivered:,} dead letters were sent, {count - done.delivered:,} stay")
+    if dry_run or done.delivered or (count > dropped and not is_agreed):
+        return EXIT_OK
+    return EXIT_UNAVAILABLE if done.refused and count > dropped else EXIT_NO_INPUT
+
+
+def _loaded(path: str, place: PlaceName | None) -> Settings:
+    """The configuration; a client of the broker is needed only for letters in topics."""
+    settings = load(path)
+    is_at_broker = place == "topic" or (place is None and settings.dead_letters != "state")
+    return load(path, refusals=refused_by_client) if is_at_broker else settings
 
 
 def _check(settings: Settings, to: Target, *, as_new: bool) -> None:

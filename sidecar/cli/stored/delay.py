@@ -18,6 +18,7 @@ from sidecar.core.messages.instants import END_MS
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_NO_INPUT, SidecarError, UnavailableError
 from sidecar.ops.snapshot import DUE_WITHIN
+from sidecar.runtime.usable import refused_by_client
 
 
 class NotHeldError(SidecarError):
@@ -45,7 +46,7 @@ def delay() -> None:
 @json_option
 def count(path: str, as_json: bool) -> None:
     """Count the delayed messages, by the time when they are due."""
-    held = held_now(load(path))
+    held = held_now(load(path, refusals=refused_by_client))
     if as_json:
         say_json(held)
         return
@@ -86,7 +87,7 @@ def list_(
         "limit": limit,
         "group": group,
     }
-    settings = load(path)
+    settings = load(path, refusals=refused_by_client)
     _refuse_unknown(settings, group)
     answer = listed(settings, fields)
     if as_json:
@@ -143,7 +144,7 @@ def _change(path: str, name: str, place: Place, due_ms: int) -> None:
 
 
 def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
-    settings, tp = load(path), place.tp
+    settings, tp = load(path, refusals=refused_by_client), place.tp
     fields = {"topic": tp.topic, "partition": tp.partition, "broker": tp.broker, "offset": place.offset}
     answer = answered(settings, name, {**fields, "due_ms": due_ms})
     match answer["outcome"]:

@@ -15,6 +15,7 @@ from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.runtime.explaining import Explained
+from sidecar.runtime.usable import refused_by_client
 
 
 @click.command(epilog=example("sidecar explain -c sidecar.yaml orders:3:1207"))
@@ -31,7 +32,7 @@ def explain(path: str, place: Place, as_json: bool) -> None:
     """
     from sidecar.runtime.explaining import explain as explained
 
-    settings = load(path)
+    settings = load(path, refusals=refused_by_client)
     tp, found = explained(settings, place.tp, place.offset)
     place = Place(tp, place.offset)
     found = _delayed(settings, place, found)

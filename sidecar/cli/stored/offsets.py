@@ -16,6 +16,7 @@ from sidecar.errors import UnavailableError
 from sidecar.runtime.build import is_retried
 from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
 from sidecar.runtime.queue_offsets import QueueOffsets, offsets_of
+from sidecar.runtime.usable import refused_by_client
 
 
 class Target(NamedTuple):
@@ -77,7 +78,7 @@ def offsets() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(path: str, as_json: bool) -> None:
     """Show what the group has committed, and the bounds of the logs."""
-    settings = load(path)
+    settings = load(path, refusals=refused_by_client)
     with offsets_of(settings) as group:
         members, rows = group.members(), group.partitions()
     if as_json:
@@ -111,7 +112,7 @@ def reset(
     Messages from there on are delivered, and delivered again if they were before. RocketMQ's retry topic is reset only
     if --topic names it: its messages are copies.
     """
-    settings = load(path)
+    settings = load(path, refusals=refused_by_client)
     with offsets_of(settings) as group:
         if members := group.members():
             raise UnavailableError(

@@ -320,6 +320,11 @@ class Delays:
         found = [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
         return [letter for letter in found if letter is not None]
 
+    def origin(self, tp: TopicPartition, position: int) -> int | None:
+        """The offset that a delayed message had at the source; None if the message has ended."""
+        held = self._store.find(self.owned.number(tp.source), position)
+        return self._parked.origin(tp, position) if held is None else held.origin
+
     def _traced(self, letter: DeadLetter) -> DeadLetter | None:
         tp = letter.tp.source
         held = self._store.find(self.owned.number(tp), letter.offset)

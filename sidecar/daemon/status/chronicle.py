@@ -67,7 +67,7 @@ class Chronicle:
         self._health = now
         if (before.state, before.kind) != (now.state, now.kind):
             fields = {"reason": now.reason, "next_step": now.next_step} if now.reason else {}
-            _tell("health.changed", _LEVELS[now.state], state=now.state, before=before.state, **fields)
+            _tell("health.changed", _level(now.kind, now.state), state=now.state, before=before.state, **fields)
 
     def intake(self, stops: Mapping[str, str], lasting: Collection[str], now_s: float) -> None:
         """Take the reasons for which nothing is read at present.
@@ -82,8 +82,7 @@ class Chronicle:
         for word, seconds in self._stopped.look(still, now_s).items():
             log.info("intake.resumed", reason=word, seconds=round(seconds, 3))
         for word in [word for word in lasting if word not in known]:
-            level = "info" if word == "draining" else _LEVELS[KINDS[word].state]
-            _tell("intake.stopped", level, reason=word, detail=stops[word])
+            _tell("intake.stopped", _level(word, KINDS[word].state), reason=word, detail=stops[word])
 
     def ids_unusable(self, tp: TopicPartition, why: str, count: int, now_s: float) -> None:
         """Log that further ids cannot be compared, at most once a minute."""
@@ -107,6 +106,11 @@ class Chronicle:
                 count=len(failing), failed_sends=self._failed - before,
                 batches_waiting=delivery.outbox.count(Stage.WAITING), reason=failing[0].reason,
             )  # fmt: skip
+
+
+def _level(kind: str, state: str) -> str:
+    """An orderly stop is no error: nobody has to do anything about it."""
+    return "info" if kind == "draining" else _LEVELS[state]
 
 
 def _tell(event: str, level: str, **fields: object) -> None:

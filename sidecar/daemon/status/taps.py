@@ -82,10 +82,17 @@ class Taps:
         intake: Its hook, and those of the others, are set while there is a tap.
         deliveries: Has the hook for batches that were accepted as a whole.
         effects: Has the hook for dead letters.
+        origin: The offset at the source of a delayed message, by its position in the store; None if it is unknown.
     """
 
-    def __init__(self, intake: Intake, deliveries: Deliveries, effects: Effects) -> None:
-        self._intake, self._deliveries, self._effects = intake, deliveries, effects
+    def __init__(
+        self,
+        intake: Intake,
+        deliveries: Deliveries,
+        effects: Effects,
+        origin: Callable[[TopicPartition, int], int | None] = lambda _tp, _position: None,
+    ) -> None:
+        self._intake, self._deliveries, self._effects, self._origin = intake, deliveries, effects, origin
         self._taps: Mapping[str, Tap] = {}
         """Replaced, never changed: threads read it without a lock."""
 
@@ -153,7 +160,7 @@ class Taps:
             some = [messages[place] for place in tap.picked(len(messages))]
             for raw, offset in zip(reading.tags(partition.tp, some), reading.columns.offsets(some), strict=True):
                 group = reading.groups[raw]
-                row = partial(_row, partition.tp, offset, raw)
+                row = partial(self._row, partition.tp, offset, raw)
                 if group is None:
                     tap.show("filtered", None, row)
                 elif found.duplicate and not partition.reach.replaying:
@@ -172,22 +179,27 @@ class Taps:
         for part in batch.parts:
             for fragment in part.fragments:
                 for place in tap.picked(len(fragment.offsets)):
-                    tap.show("delivered", batch.group, partial(_delivered_row, part, fragment.offsets[place]))
+                    tap.show("delivered", batch.group, partial(self._delivered_row, part, fragment.offsets[place]))
 
     def given_up(self, letters: Sequence[DeadLetter]) -> None:
         """Show dead letters, all of them."""
         for tap in self._taps.values():
             for letter in letters:
-                place_of = {**letter.tp.fields(), "offset": letter.offset}
-                tap.show("dead", letter.group, partial(dict[str, Any], place_of, reason=letter.reason))
+                tap.show("dead", letter.group, partial(self._dead_row, letter))
 
+    def _row(self, tp: TopicPartition, offset: int, raw: Raw) -> dict[str, Any]:
+        return {**self._place(tp, offset), "tags": texts(raw)}
 
-def _row(tp: TopicPartition, offset: int, raw: Raw) -> dict[str, Any]:
-    return {**tp.fields(), "offset": offset, "tags": texts(raw)}
+    def _delivered_row(self, part: Part, offset: int) -> dict[str, Any]:
+        return {**self._place(part.tp, offset), "part": part.name}
 
+    def _dead_row(self, letter: DeadLetter) -> dict[str, Any]:
+        return {**self._place(letter.tp, letter.offset), "reason": letter.reason}
 
-def _delivered_row(part: Part, offset: int) -> dict[str, Any]:
-    return {**part.tp.fields(), "offset": offset, "part": part.name}
+    def _place(self, tp: TopicPartition, offset: int) -> dict[str, Any]:
+        """Where the message is at the source; a position in the store of delayed messages means nothing to anybody."""
+        found = self._origin(tp, offset) if tp.delayed else offset
+        return {**tp.fields()} if found is None else {**tp.fields(), "offset": found}
 
 
 def _taken(reading: Reading, found: Sorted) -> set[int]:

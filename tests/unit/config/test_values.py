@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ruamel.yaml import YAML
 from sidecar.config import Settings, load, schema
 from sidecar.config.delay import Changelog
 from sidecar.config.file.document import parse
+from sidecar.config.postgresql import shown_url
 from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
 from sidecar.core.messages.due import DueRules
@@ -443,3 +445,38 @@ def test_a_delayed_topic_may_match_a_pattern(tmp_path: Path, topics: str, is_rea
     else:
         with pytest.raises(ConfigError, match=r"delay\.topics\.orders: is not read by source\.kafka\.topics"):
             load(file, {})
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u@h:5432/d", "postgresql://u@h:5432/d"),
+        (
+            "postgresql://u@h/d?sslmode=verify-full&sslpassword=s",
+            "postgresql://u@h/d?sslmode=verify-full&sslpassword=***",
+        ),
+        ("postgresql://u@h/d?ssl%70assword=s&sslcert=/c", "postgresql://u@h/d?ssl%70assword=***&sslcert=/c"),
+        ("postgresql://h/d?oauth_client_secret=s", "postgresql://h/d?oauth_client_secret=***"),
+        (
+            "postgresql://h/d?scram_client_key=s&of_a_later_libpq=s",
+            "postgresql://h/d?scram_client_key=***&of_a_later_libpq=***",
+        ),
+        ("postgresql://h/d?options=-c%20x%3Ds", "postgresql://h/d?options=***"),
+        ("postgresql://u:p@h,i/d", "postgresql://u:***@h,i/d"),
+    ],
+)
+def test_a_database_url_is_shown_without_secrets(url: str, shown: str) -> None:
+    """Parameters of libpq that are not known to be harmless are hidden, and so is a password."""
+    assert shown_url(url) == shown
+
+
+def test_the_url_of_every_database_is_shown_without_secrets() -> None:
+    """The settings as `validate --json` and the bundle show them, for the ledger and for delayed messages."""
+    secret = {"url": "postgresql://h/d?sslpassword=hush"}
+    settings = Settings.model_validate({
+        "source": {"kafka": {"bootstrap_servers": "a", "group_id": "g", "topics": ["t"]}},
+        "sink": {"http": {"url": "http://h/?key=hush"}}, "state": {"dir": "x"},
+        "dedup": {"by": "key", "ledger": {"postgresql": secret}},
+        "delay": {"store": "postgresql", "postgresql": secret},
+    })  # fmt: skip
+    assert "hush" not in json.dumps(settings.public())

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.daemon.status.taps import ROWS_MAX, SILENCE_S, TAPS_MAX, Tap, Taps
 from sidecar.daemon.supervisor import Effects
 from sidecar.errors import UnavailableError
@@ -135,3 +136,14 @@ def test_a_fault_ends_the_taps_and_not_the_daemon(capsys: pytest.CaptureFixture[
     intake.tap(intake._r, None, [1], None)  # type: ignore[arg-type]
     assert looked.is_off
     assert "tap.failed" in capsys.readouterr().out
+
+
+def test_a_delayed_message_has_its_offset_at_the_source() -> None:
+    """Positions in the store are not shown: where the offset is unknown, there is none."""
+    looked = Looked()
+    taps = Taps(*looked.hooks, looked.effects, lambda tp, position: {1 << 60: 7}.get(position))
+    tap = taps.ask("open", {"outcomes": ["dead"], "step": 1})
+    store = TopicPartition("t", 0).store
+    taps.given_up([DeadLetter(store, position, "s", "g", "why", None) for position in (1 << 60, 2 << 60)])
+    one, other = taps.ask("read", tap)["rows"]
+    assert (one["offset"], one["delayed"], "offset" in other) == (7, True, False)

@@ -133,8 +133,19 @@ def test_a_limit_of_retries_holds_for_a_replay_too(store: Store, tmp_path: Path,
     configure(tmp_path, receiver.url, retry={"backoff": "1ms", "backoff_max": "2ms", "give_up_after": 2})
     receiver.fail("status", status=503)
     store.letters.put([letter(1)])
-    assert run(tmp_path, "replay", "--yes").exit_code == 0
+    assert run(tmp_path, "replay", "--yes").exit_code == 69
     assert reasons(store) == {1: "HTTP 503"}
+
+
+def test_a_replay_that_sends_nothing_is_no_success(store: Store, tmp_path: Path, receiver: Receiver) -> None:
+    """It ends with 66 if no letter is chosen, with 69 if each is refused again; a dry run and a "no" are successes."""
+    assert run(tmp_path, "replay", "--yes").exit_code == 66
+    store.letters.put([letter(1)])
+    assert run(tmp_path, "replay", "--yes", "--group", "other").exit_code == 66
+    assert run(tmp_path, "replay", "--dry-run").exit_code == 0
+    assert run(tmp_path, "replay", answer="n\n").exit_code == 0
+    receiver.fail("refuse", status=400)
+    assert run(tmp_path, "replay", "--yes").exit_code == 69
 
 
 def test_a_receiver_that_refuses_everything_ends_the_replay(store: Store, tmp_path: Path, receiver: Receiver) -> None:

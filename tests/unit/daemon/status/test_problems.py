@@ -228,6 +228,15 @@ def test_what_comes_and_goes_is_told_a_few_times(period_s: float) -> None:
     assert events.count(("health.changed", "degraded")) <= 2
 
 
+def test_an_orderly_stop_is_no_error_in_the_log() -> None:
+    """Nobody is woken by a deploy; a stop for another reason is an error."""
+    for kind, level in (("draining", "info"), ("halted", "error")):
+        lines = told(lambda chronicle, now_s, kind=kind: chronicle.health([Problem(kind, "why")], now_s), 1)  # type: ignore[misc]
+        assert [(line["event"], line["state"], line["log_level"]) for line in lines] == [
+            ("health.changed", "stopped", level)
+        ]
+
+
 def test_the_health_gets_worse_at_once() -> None:
     """And better after a while: the line has the worst of what there was in that time."""
 
