@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner
 
+from sidecar.cli import main
 from sidecar.cli.daemon.status import status
 from sidecar.core.books import Books
 from sidecar.errors import SidecarError, UnavailableError
@@ -133,7 +134,7 @@ def test_health_is_one_truth(daemon: Daemon, tmp_path: Path) -> None:
 def test_status_check_tells_by_its_exit_code(daemon: Daemon, tmp_path: Path, kind: str, code: int) -> None:
     """With --check the health alone is printed; healthy and degraded end with 0, starting and stopped with 69."""
     daemon.now = replace(READY, problems=(Problem(kind, "why"),) if kind else ())
-    result = CliRunner().invoke(status, ("--check", "-c", config(tmp_path)))
+    result = CliRunner().invoke(main, ("status", "--check", "-c", config(tmp_path)))
     assert (result.output, result.exit_code) == (f"{daemon.now.health}\n", code)
 
 
