@@ -21,7 +21,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.ids import IdKeeper
-from sidecar.daemon.record import Record
+from sidecar.daemon.record import CHANGELOG, COMMIT, IDS, LEDGER, STORE, Record
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.runtime.worker import Inbox, Worker
@@ -107,21 +107,36 @@ class Committer:
     def _do(self, step: Step) -> None:
         match step:
             case Journal():
+                self._record.commits.began(IDS)
                 self._writer.do(lambda: self._inbox.put(StepEnded(self._write(step))))
             case Settle(marks):
                 assert self._ledger is not None
-                self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(ok)))
+                self._record.commits.began(LEDGER)
+                self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(self._noted(LEDGER, "", ok=ok))))
             case Keep(items):
                 assert self._delays is not None
-                self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(ok)))
+                store = STORE if self._delays.takeovers is None else CHANGELOG
+                self._record.commits.began(store)
+                self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(self._kept(store, ok=ok))))
             case Publish(items):
                 self._published = step
+                self._record.commits.began(COMMIT)
                 if items and self._watch.in_place():
                     self._source.commit(items)
                 else:
                     self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
             case Refuse(tps):
                 self.committed(dict.fromkeys(tps, False), 0.0)
+
+    def _kept(self, store: str, *, ok: bool) -> bool:
+        assert self._delays is not None
+        return self._noted(store, f"delayed messages cannot be stored: {self._delays.problem}", ok=ok)
+
+    def _noted(self, step: str, reason: str, *, ok: bool) -> bool:
+        """Whether a step succeeded, after its failure was noted."""
+        if not ok:
+            self._record.commits.blocked(step, reason)
+        return ok
 
     def _write(self, step: Journal) -> bool:
         """Write the journal, on the writer's thread."""

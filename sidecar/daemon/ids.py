@@ -71,6 +71,8 @@ class Taken:
     number: int
     since_s: float
     retry_at_s: float | None = None
+    failed: str = ""
+    """Why the last attempt failed."""
     come: list[Run | ReadPast] = field(default_factory=list)
     """Messages read of it meanwhile: from a poll or two, since it is paused."""
 
@@ -245,7 +247,7 @@ class IdKeeper:
             if taken is None:
                 self._tell_filed(result.tp, kept, result.reason)
             else:
-                taken.retry_at_s = time.monotonic() + RETRY_S
+                taken.retry_at_s, taken.failed = time.monotonic() + RETRY_S, result.reason
                 log.error("ids.not_loaded", **result.tp.fields(), reason=result.reason)
             return None
         self._tell_filed(result.tp, kept, result.stored.problem)
@@ -312,7 +314,9 @@ class IdKeeper:
     def problems(self, now_s: float) -> Iterator[Problem]:
         """Partitions that have waited too long."""
         if late := overdue(self.loading, now_s):
-            yield Problem("ids_loading", f"{late}: its message ids are being loaded")
+            failed = next((taken.failed for taken in self.loading.values() if taken.failed), "")
+            why = f"cannot be loaded: {failed}" if failed else "are being loaded"
+            yield Problem("ids_loading", f"{late}: its message ids {why}")
 
     # Journalling
 

@@ -18,6 +18,10 @@ OVERDUE_S = 10.0
 TOLD_S = 300.0
 """Time after the last one for which dead letters and damages are a problem."""
 
+IDS, LEDGER, STORE, CHANGELOG, COMMIT = "ids", "ledger", "store", "changelog", "commit"
+STEPS = (IDS, LEDGER, STORE, CHANGELOG, COMMIT)
+"""The steps of a commit in their order, by the kinds of problems of those that fail or do not end."""
+
 log = structlog.get_logger()
 
 
@@ -29,8 +33,12 @@ class CommitRecord:
         self.seconds = Histogram(SECONDS_BOUNDS)
         self._since_s: dict[TopicPartition, float] = {}
         """Partitions whose commit was requested and is not acknowledged, with the time; a retry does not reset it."""
-        self._failing: dict[str, str] = {}
-        """Kinds of problems of commits, each with its last reason; the newest kind is last."""
+        self._failed: set[str] = set()
+        """Log events that were told of, since all was well."""
+        self._step = COMMIT
+        """The step of a commit that began last."""
+        self._cause: tuple[str, str, str] | None = None
+        """The last step that failed, its problem and the reason; None if a later step began since."""
 
     def begun(self, tps: Iterable[TopicPartition], now_s: float) -> None:
         """Note that these partitions are to be committed."""
@@ -49,20 +57,30 @@ class CommitRecord:
             if not self._since_s:
                 self._recovered()
 
+    def began(self, step: str) -> None:
+        """Note that a step of a commit began: those before it have succeeded."""
+        self._step = step
+        if self._cause is not None and STEPS.index(self._cause[0]) < STEPS.index(step):
+            self._cause = None
+
+    def blocked(self, step: str, reason: str, kind: str = "") -> None:
+        """Note that a step failed, with its kind of problem if that has another name; from any thread."""
+        self._cause = step, kind or step, reason
+
     def failed(self, reason: str, fields: Mapping[str, object]) -> None:
-        """Log a commit that the broker, or a leased source's state file, did not accept."""
-        self._failing.pop("commit", None)
-        self._failing["commit"] = reason
+        """Log a commit that the broker, or the source's state file, did not accept."""
+        self.blocked(COMMIT, reason, STORE if fields.get("at") == "state" else COMMIT)
+        self._failed.add("commit")
         log.warning("commit.failed", **{**fields, "reason": reason})
 
     def ids_failed(self, reason: str) -> None:
         """Log that the message ids settled by a commit could not be stored; from any thread."""
-        self._failing.pop("ids", None)
-        self._failing["ids"] = f"message ids cannot be stored: {reason}"
+        self.blocked(IDS, f"message ids cannot be stored: {reason}")
+        self._failed.add("ids")
         log.error("ids.not_stored", reason=reason)
 
     def _recovered(self) -> None:
-        failed, self._failing = self._failing, {}
+        failed, self._failed, self._cause = self._failed, set(), None
         if "commit" in failed:
             log.info("commit.recovered")
         if "ids" in failed:
@@ -76,8 +94,8 @@ class CommitRecord:
     def problems(self, now_s: float) -> Iterator[Problem]:
         """The commits that have waited for longer than `OVERDUE_S`."""
         late = [tp for tp, since_s in self._since_s.items() if now_s - since_s >= OVERDUE_S]
-        if late:
-            kind, reason = next(reversed(list(self._failing.items())), ("commit", "no answer"))
+        _, kind, reason = self._cause or (self._step, self._step, "no answer")
+        if late and kind != LEDGER:  # which has a problem of its own
             others = f" and {len(late) - 1} more" if len(late) > 1 else ""
             yield Problem(kind, f"{min(late)}{others} could not be committed for {OVERDUE_S:.0f} s: {reason}")
 

@@ -18,8 +18,10 @@ class Kind(NamedTuple):
     next_step: str
 
 
-_STATE_DISK = "free space on the disk of state.dir, or repair it; the daemon resumes by itself"
-_BROKER = "check the broker and the network; the daemon resumes by itself"
+_HEALS = "; the daemon resumes by itself"
+_STATE_DISK = f"free space on the disk of state.dir, or repair it{_HEALS}"
+_DELAY = f"check what the reason names: the disk or the folder of state.dir, Kafka or PostgreSQL{_HEALS}"
+_BROKER = f"check the broker and the network{_HEALS}"
 
 KINDS = {
     "loop": Kind(STOPPED, "restart the daemon, and report this with its log"),
@@ -30,31 +32,30 @@ KINDS = {
         STOPPED, "put the folder back, and the daemon resumes by itself; if it is lost for good, restart the daemon"
     ),
     "membership": Kind(STOPPED, _BROKER),
-    "ledger": Kind(STOPPED, "check the ledger's database; the daemon resumes by itself"),
-    "halted": Kind(STOPPED, "correct the receiver, its address or its credentials; the daemon resumes by itself"),
-    "refused": Kind(STOPPED, "correct the receiver; the daemon resumes by itself"),
+    "ledger": Kind(STOPPED, f"check the ledger's database, or the disk of state.dir if it is SQLite's{_HEALS}"),
+    "halted": Kind(STOPPED, f"correct the receiver, its address or its credentials{_HEALS}"),
+    "refused": Kind(STOPPED, f"correct the receiver{_HEALS}"),
     "ids": Kind(STOPPED, _STATE_DISK),
-    "commit": Kind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
-    "memory": Kind(
-        DEGRADED, "check the receiver: it accepts less than the source delivers; the daemon resumes by itself"
+    "store": Kind(
+        STOPPED,
+        f"free space on the disk of state.dir, repair it, or put back what was moved there{_HEALS}",
     ),
+    "changelog": Kind(STOPPED, _DELAY),
+    "commit": Kind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
+    "memory": Kind(DEGRADED, f"check the receiver: it accepts less than the source delivers{_HEALS}"),
     "dead_letters_store": Kind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
     "state": Kind(DEGRADED, _STATE_DISK),
-    "delay": Kind(
-        DEGRADED, "check what the reason names: Kafka, or the disk of state.dir; the daemon resumes by itself"
-    ),
-    "delay_full": Kind(
-        DEGRADED, "free space, raise delay.disk_max, or wait until messages are due; the daemon resumes by itself"
-    ),
+    "delay": Kind(DEGRADED, _DELAY),
+    "delay_full": Kind(DEGRADED, f"free space, raise delay.disk_max, or wait until messages are due{_HEALS}"),
     "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
-    "group": Kind(DEGRADED, "check the receiver for that reason; the daemon resumes by itself"),
+    "group": Kind(DEGRADED, f"check the receiver for that reason{_HEALS}"),
     "span": Kind(
         DEGRADED,
         "if a group is named as failing, fix what it waits for, or end its retries: retry.give_up_after; otherwise "
         "wait: the partition changes hands",
     ),
-    "ids_loading": Kind(DEGRADED, "wait; if the log has ids.not_loaded, do what it says"),
+    "ids_loading": Kind(DEGRADED, "wait; if the reason names a failure, mend the disk or the rights of state.dir"),
     "unread": Kind(DEGRADED, _BROKER),
     "waiting": Kind(
         DEGRADED,
@@ -71,6 +72,13 @@ KINDS = {
 }
 """All kinds, the worst first. The words are the label `reason` of the metric `sidecar_problem`."""
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+_EFFECTS = {
+    "state_lost": {"ids", "store", "commit", "state", "delay"},
+    "ids": {"state"},
+    "store": {"state", "delay"},
+    "changelog": {"delay"},
+}
+"""Kinds that have the same cause as another kind while that is present."""
 
 
 class Problem(NamedTuple):
@@ -122,6 +130,12 @@ class Health(NamedTuple):
 def all_filtered(tags: str) -> str:
     """The text of `all_filtered`, with the tags that were seen."""
     return f"nothing that was read so far is wanted, and all of it is filtered; tags seen: {tags}"
+
+
+def causes(problems: Collection[Problem]) -> list[Problem]:
+    """The problems without those that another one explains: one cause is one problem."""
+    explained = set[str]().union(*(_EFFECTS.get(problem.kind, ()) for problem in problems))
+    return [problem for problem in problems if problem.kind not in explained]
 
 
 def in_order(problems: Collection[Problem]) -> tuple[Problem, ...]:

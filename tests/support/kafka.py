@@ -189,6 +189,7 @@ class KafkaBroker(Broker):
         config: Broker properties that go before ours.
         heap: Of the Java machine.
         joins: The first broker of the cluster that this one is the second of.
+        relayed: Address of a relay to another listener, `RELAYED`: its clients reach the broker through it alone.
     """
 
     def __init__(
@@ -200,9 +201,10 @@ class KafkaBroker(Broker):
         client_auth: bool = False,
         config: Mapping[str, str] | None = None,
         heap: str = "512m",
+        relayed: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        names = _LISTENERS if secure else _LISTENERS[:1]
+        names = (*(_LISTENERS if secure else _LISTENERS[:1]), *(["RELAYED"] if relayed else []))
         *ports, self._controller_port = free_ports(len(names) + 1)
         self._ports = dict(zip(names, ports, strict=True))
         super().__init__(self.address("PLAINTEXT"))
@@ -212,6 +214,8 @@ class KafkaBroker(Broker):
         self._heap = heap
         self._process: subprocess.Popen[bytes] | None = None
         properties = {**self._properties(), **self._security(client_auth), **self._joining(joins), **(config or {})}
+        if relayed:
+            properties["advertised.listeners"] = f"PLAINTEXT://{self.bootstrap},RELAYED://{relayed}"
         self._file = folder / "server.properties"
         self._file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
 
@@ -320,6 +324,7 @@ class KafkaBroker(Broker):
     def _properties(self) -> dict[str, str]:
         listeners = [f"{name}://localhost:{port}" for name, port in self._ports.items()]
         protocols = ["CONTROLLER:PLAINTEXT", *(f"{name}:{name}" for name in self._ports)]
+        protocols = [each.replace("RELAYED:RELAYED", "RELAYED:PLAINTEXT") for each in protocols]
         return {
             "process.roles": "broker,controller",
             "node.id": "1",

@@ -20,12 +20,16 @@ class Relay:
     """
 
     def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self.reach(target)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.address = ""
         self.taken = 0
+
+    def reach(self, target: str) -> None:
+        """Stand before this server from now on."""
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -58,13 +62,18 @@ class Relay:
         self.taken += 1
         there, back = await asyncio.open_connection(self._host, self._port)
         try:
-            await asyncio.gather(_pass(reader, back), _pass(there, writer))
+            await asyncio.gather(self.forward(reader, back), forward(there, writer))
         finally:
             writer.transport.abort()
             back.transport.abort()
 
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what a client sends."""
+        await forward(reader, writer)
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass bytes on as they come."""
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
             writer.write(data)

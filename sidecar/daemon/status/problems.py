@@ -12,7 +12,7 @@ from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.ops.health import STOPPED, Problem, all_filtered
+from sidecar.ops.health import STOPPED, Problem, all_filtered, causes
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.sources.base import SESSION
@@ -39,6 +39,10 @@ class Lasting(Generic[T]):
     def longer_than(self, seconds: float, now_s: float) -> list[T]:
         """The conditions that have held for longer."""
         return [key for key, since_s in self._since_s.items() if now_s - since_s >= seconds]
+
+
+def _unread(reason: str) -> str:
+    return f"nothing is read: {reason}"
 
 
 class Problems:
@@ -76,9 +80,10 @@ class Problems:
         pipeline = supervisor.pipeline
         problems = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
         problems += supervisor.ids.problems(now_s)
-        problems += self._intake(pipeline, now_s)
-        if supervisor.delays is not None and supervisor.delays.problem:
-            problems.append(Problem("delay", f"delayed messages wait: {supervisor.delays.problem}"))
+        reason = "" if supervisor.delays is None else supervisor.delays.problem
+        problems += [problem for problem in self._intake(pipeline, now_s) if problem.text != _unread(reason)]
+        if reason:
+            problems.append(Problem("delay", f"delayed messages wait: {reason}"))
         source = supervisor.source
         for key, text in source.problems().items():
             problems.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
@@ -97,7 +102,7 @@ class Problems:
         # Waits that a known stop causes are no further problem.
         stopped = any(problem.state == STOPPED for problem in problems)
         self._look(() if stopped else partitions, pipeline, now_s, stopped=stopped)
-        return problems + list(self._stuck(now_s))
+        return causes([*problems, *self._stuck(now_s)])
 
     def _intake(self, pipeline: Pipeline, now_s: float) -> list[Problem]:
         stops = pipeline.gate.stops
@@ -105,7 +110,7 @@ class Problems:
         lasting = self._stops.longer_than(FULL_S, now_s)
         worth = [word for word in stops if word != "memory" or word in lasting]
         self._chronicle.intake(stops, worth, now_s)
-        return [Problem(word, f"nothing is read: {stops[word]}") for word in worth]
+        return [Problem(word, _unread(stops[word])) for word in worth]
 
     def _dead_letters(self, totals: Books, now_s: float) -> Iterator[Problem]:
         if totals.dead_lettered > self._lettered:

@@ -215,7 +215,7 @@ class LeasedSource:
         if ended is None:
             return {}
         if ended.error is not None:
-            self._listener.event("commit.failed", "warning", {"reason": str(ended.error)})
+            self._listener.event("commit.failed", "warning", {"reason": str(ended.error), "at": "state"})
             return dict.fromkeys(ended.results, False)
         handles = self._held.saved()
         if handles:

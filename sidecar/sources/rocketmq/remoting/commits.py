@@ -102,7 +102,7 @@ class Commits:
     def _is_saved(self, saved: Future[None] | None) -> bool:
         error = saved.exception() if saved is not None else None
         if isinstance(error, StateError):
-            self._listener.event("commit.failed", "warning", {"reason": str(error)})
+            self._listener.event("commit.failed", "warning", {"reason": str(error), "at": "state"})
         elif error is not None:
             raise error
         return error is None

@@ -15,10 +15,10 @@ import structlog
 from sidecar.core.books import Books
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.record import OVERDUE_S, TOLD_S, Record
+from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, Record
 from sidecar.daemon.status.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.status.problems import FULL_S, Problems
-from sidecar.ops.health import HEALTHY, KINDS, Problem, judge
+from sidecar.ops.health import HEALTHY, KINDS, Problem, causes, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
 from tests.support.shell import RETRY, Shell, rows
@@ -109,6 +109,57 @@ def test_a_commit_that_fails_for_10_s_is_a_problem() -> None:
     world.record.commits.begun([TP], 20.0)
     world.record.commits.forget([TP])
     assert world.kinds(99.0) == []
+
+
+def test_a_commit_is_blamed_on_the_step_that_fails_or_does_not_end() -> None:
+    """Of disk, store and broker only that one; a step that began after it shows that it works again."""
+    commits = Record().commits
+    commits.begun([TP], 0.0)
+
+    def told() -> tuple[str, str]:
+        (problem,) = commits.problems(OVERDUE_S)
+        return problem.kind, problem.text.rpartition(": ")[2]
+
+    commits.began(STORE)
+    assert told() == ("store", "no answer")
+    commits.blocked(STORE, "no space")
+    commits.began(IDS)
+    assert told() == ("store", "no space")
+    commits.ids_failed("disk I/O error")
+    commits.began(COMMIT)
+    assert told() == ("commit", "no answer")
+    commits.failed("no space", {"at": "state"})
+    commits.began(IDS)
+    commits.began(COMMIT)
+    assert told() == ("store", "no space")
+    commits.failed("not coordinator", {})
+    assert told() == ("commit", "not coordinator")
+
+
+def test_a_ledger_that_fails_is_no_problem_of_commits() -> None:
+    """It has one of its own, which is told at once."""
+    commits = Record().commits
+    commits.begun([TP], 0.0)
+    commits.began(LEDGER)
+    commits.blocked(LEDGER, "")
+    assert list(commits.problems(OVERDUE_S)) == []
+
+
+def test_one_cause_is_one_problem() -> None:
+    """What follows from a problem is not told beside it; what does not, is."""
+    found = [Problem(kind, "x") for kind in ("state", "delay", "store", "group")]
+    assert [problem.kind for problem in causes(found)] == ["store", "group"]
+    assert causes(found[:2]) == found[:2]
+
+
+def test_a_store_that_cannot_be_written_is_told_once() -> None:
+    """Not as a store that is full, too, which it is not."""
+    world = World()
+    world.supervisor.delays = SimpleNamespace(problem="no space")
+    world.pipeline.gate.stops = {"delay_full": "no space"}
+    assert world.kinds(0.0) == ["delay"]
+    world.pipeline.gate.stops = {"delay_full": "delayed messages take up delay.disk_max"}
+    assert world.kinds(0.0) == ["delay_full", "delay"]
 
 
 def test_a_message_that_waits_for_10_s_is_a_problem_unless_it_waits_for_a_known_stop() -> None:
