@@ -7,6 +7,7 @@ import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
@@ -19,7 +20,7 @@ from pydantic import (
 )
 
 from sidecar.config.address import Address, address
-from sidecar.config.base import Int, Model, Secret, problem
+from sidecar.config.base import Int, Model, Secret, Text, problem
 from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
 from sidecar.config.ledger import CLAIM_TIMEOUT
@@ -87,6 +88,12 @@ def _listen(value: Any) -> Address | None:
     return None if value == "off" else address(value, str(_LISTEN), ", or off", port_min=0)
 
 
+def _host_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name):
+        raise ValueError("is not the name of a host: no scheme, port or pattern")
+    return name
+
+
 def _listen_text(listen: Address | None) -> str:
     return "off" if listen is None else str(listen)
 
@@ -112,6 +119,11 @@ class Admin(Model):
         default=None,
         description="A second address, `HOST:PORT`, which others may reach: it has `/livez` and `/readyz`, and answers "
         "one word. `off` by default.",
+    )
+    names: Annotated[list[Annotated[Text, AfterValidator(_host_name)]], OnSpark("applies, on the driver")] = Field(
+        default=[],
+        description="Names by which `admin.listen` may be asked, such as `node7.example.com`, beside IP addresses, "
+        "private names and this host's own: see operation.md.",
     )
     token: Annotated[Secret | None, NotOnSpark("the page of a job has no dead letters to show")] = Field(
         default=None,

@@ -156,7 +156,14 @@ class Daemon:
             token = settings.admin.token
             tokens = {} if token is None else {"letters": token.get_secret_value()}
             admin = AdminServer(
-                settings.admin.listen, keeper.latest, metrics, settings.state.dir, asks, tokens, letters.kinds
+                settings.admin.listen,
+                keeper.latest,
+                metrics,
+                settings.state.dir,
+                asks,
+                tokens,
+                letters.kinds,
+                names=settings.admin.names,
             )
             admin.open()
             stack.callback(admin.close)

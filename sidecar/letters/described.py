@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
+from sidecar.core.json_text import loads
 from sidecar.core.messages.instants import instant_text
 from sidecar.state.interface import StoredLetter
 
@@ -36,7 +36,7 @@ def whole(letter: StoredLetter) -> dict[str, Any]:
 def _message(letter: StoredLetter) -> dict[str, Any] | None:
     if letter.envelope is None:
         return None
-    message: dict[str, Any] = json.loads(letter.envelope)
+    message: dict[str, Any] = loads(letter.envelope)
     return message
 
 

@@ -18,8 +18,10 @@ from waitress.channel import HTTPChannel
 from waitress.server import create_server
 
 from sidecar import threads
+from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.history import History
+from sidecar.ops.hosts import Names
 from sidecar.ops.metrics import CONTENT_TYPE, Metrics
 from sidecar.ops.page import POLICY, LetterKind, page
 from sidecar.ops.snapshot import StatusSnapshot
@@ -69,6 +71,7 @@ class AdminServer:
             "letters", the page has buttons for them.
         kinds: Returns the dead letters, for the page.
         key: The key of the address in the configuration, for messages.
+        names: Names of this server beside those that `Names` always takes.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class AdminServer:
         tokens: Mapping[str, str] | None = None,
         kinds: Callable[[], Sequence[LetterKind]] = tuple,
         key: str = "admin.listen",
+        names: Iterable[str] = (),
     ) -> None:
         self._key = key
+        self._names = Names((listen[0], *names))
         self._asks = asks or {}
         self._tokens = tokens or {}
         self._kinds = kinds
@@ -161,7 +166,9 @@ class AdminServer:
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
         section, _, name = path.removeprefix("/").partition("/")
         is_request = method == "POST" and section in self._asks
-        reply = self._requested(section, name, environ) if is_request else self._reply(path)
+        reply = self._misdirected(environ.get("HTTP_HOST", ""))
+        if reply is None:
+            reply = self._requested(section, name, environ) if is_request else self._reply(path)
         headers = [
             ("Content-Type", reply.content_type),
             ("Content-Length", str(len(reply.body))),
@@ -177,6 +184,13 @@ class AdminServer:
         start_response(reply.status, headers)
         return [reply.body] if method != "HEAD" else []
 
+    def _misdirected(self, host: str) -> _Reply | None:
+        """The answer to a request for another host: a page of a browser that had its own name resolved to this one."""
+        if self._metrics is None or self._names.has(host):  # a probe learns nothing but a word
+            return None
+        text = f"{host} is not a name of this server: use an IP address, or list the name in admin.names\n"
+        return _Reply("421 Misdirected Request", _TEXT, text.encode("latin-1"))
+
     def _requested(self, section: str, name: str, environ: WSGIEnvironment) -> _Reply:
         given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
         tokens = self._token, self._tokens.get(section, self._token)
@@ -185,12 +199,14 @@ class AdminServer:
             text = f"the {what} is needed: Authorization: Bearer TOKEN\n".encode()
             return _Reply("401 Unauthorized", _TEXT, text)
         try:
-            fields = json.loads(environ["wsgi.input"].read() or b"{}")
+            fields = loads(environ["wsgi.input"].read() or b"{}")
+            if not isinstance(fields, dict):
+                raise ValueError("the body is not a JSON object")
             answer = self._asks[section](name, fields)
         except ValueError as error:
-            return _Reply("400 Bad Request", _TEXT, f"{error}\n".encode())
+            return _Reply("400 Bad Request", _TEXT, _lines([error]))
         except SidecarError as error:
-            return _Reply("503 Service Unavailable", _TEXT, f"{error}\n".encode())
+            return _Reply("503 Service Unavailable", _TEXT, _lines([error]))
         return _Reply("200 OK", "application/json", json.dumps(answer).encode())
 
     def _reply(self, path: str) -> _Reply:
@@ -223,7 +239,7 @@ def reachable_url(host: str, port: int) -> str:
 def read_address(state_dir: Path) -> Address | None:
     """The address in a state folder, written by its daemon; None if there is none that can be read."""
     try:
-        written = json.loads((state_dir / ADDRESS_FILE).read_bytes())
+        written = loads((state_dir / ADDRESS_FILE).read_bytes())
         return Address(str(written["url"]), int(written["pid"]), str(written.get("token", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,7 +6,6 @@ Tags, groups, ids, due times and rows are read by what the daemon reads them wit
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from sidecar.config.model import Settings
 from sidecar.config.sinks import Sink
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intents import Intent
+from sidecar.core.json_text import loads
 from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.messages.instants import instant_text
@@ -123,7 +123,7 @@ class Trial:
         if not self._is_json:
             return ""
         try:
-            json.loads(message.value or b"")
+            loads(message.value or b"")
         except ValueError as error:
             return f": its value is no JSON ({error})"
         return ""
@@ -170,7 +170,7 @@ def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[Message]
         if not line.strip():
             continue
         try:
-            message = _message(json.loads(line), number, topic)
+            message = _message(loads(line), number, topic)
             if message.offset < ends.get(message.tp, 0):
                 raise ValueError(f"the offset {message.offset} is not above those before it in {message.tp}")
             ends[message.tp] = message.offset + 1

@@ -6,7 +6,6 @@ import base64
 import codecs
 import contextlib
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import Columns, Details, Fragment, Framer, Header, Message, TopicPartition
 
 FormatName: TypeAlias = Literal["envelope", "ndjson", "json_array"]
@@ -253,8 +253,8 @@ def is_json(value: bytes) -> bool:
 def _is_json_slowly(value: bytes) -> bool:
     """Whether it is JSON that orjson refuses although the grammar allows it: 1e999 and lone surrogate escapes."""
     try:
-        json.loads(value.decode(), parse_constant=_refuse, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError):
+        loads(value.decode(), parse_constant=_refuse, parse_int=str, parse_float=str)
+    except ValueError:
         return False
     return True
 

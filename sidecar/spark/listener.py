@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import (
@@ -13,6 +12,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from sidecar.config.address import address
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
@@ -80,7 +80,7 @@ class Listener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Take a report."""
-        report = json.loads(event.progress.json)
+        report = loads(event.progress.json)
         books = self._counts.take(report["id"], report["batchId"]) if self._counts else {}
         done = self._queries.progressed(report, books)
         if done is not None and self._telemetry is not None:

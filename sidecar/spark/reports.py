@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.spark.ranges.logs import by_partition
 
@@ -16,7 +16,7 @@ def offsets_in(offsets: Any) -> dict[str, Any]:
     Raises:
         ValueError: The text is not JSON.
     """
-    return (json.loads(offsets) if isinstance(offsets, str) else offsets) or {}
+    return (loads(offsets) if isinstance(offsets, str) else offsets) or {}
 
 
 def places_in(offsets: Any) -> dict[TopicPartition, int]:

@@ -173,7 +173,7 @@ class LettersBeside:
             StateError: The file cannot be read.
         """
         try:
-            return self._connection.execute(sql, tuple(values)).fetchall()
+            return self._connection.execute(sql, tuple(map(_bounded, values))).fetchall()
         except sqlite3.Error as error:
             raise self._error("read", error) from error
 
@@ -275,3 +275,8 @@ def delete_letters(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
     """Delete these letters; return how many were there. The totals that bound them follow by a trigger."""
     sql = "DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))"
     return connection.execute(sql, [json.dumps(ids)]).rowcount
+
+
+def _bounded(value: object) -> object:
+    """A number that SQLite takes: no id or offset is as large as those beyond."""
+    return max(-(1 << 63), min(value, (1 << 63) - 1)) if isinstance(value, int) else value

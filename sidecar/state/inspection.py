@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 from pyroaring import BitMap64
 
+from sidecar.core.json_text import loads
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import NoStateError, StateError
@@ -169,7 +169,7 @@ class Inspection:
             except DamagedError as error:
                 raise StateError(f"cannot use {self._path}: {error}", hint="check state.dir") from error
             (identity,) = connection.execute("SELECT max(value) FROM meta WHERE name = 'identity'").fetchone()
-            cluster_id, group_id = json.loads(identity or '["", ""]')
+            cluster_id, group_id = loads(identity or '["", ""]')
             letters, letter_bytes = connection.execute("SELECT letters, size_bytes FROM dead_letter_totals").fetchone()
             return Content(
                 folder=self._folder,
@@ -279,7 +279,7 @@ def _totals(connection: sqlite3.Connection) -> Iterator[Fault]:
 def _state_within(text: str) -> PartitionState | None:
     """The metadata of a commit in a row of progress, whatever else its source keeps beside it."""
     try:
-        parts = json.loads(text)
+        parts = loads(text)
     except ValueError:
         return None
     states = (state_of(part) for part in parts if isinstance(part, str)) if isinstance(parts, list) else ()

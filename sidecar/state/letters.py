@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.state.database import Database, checksum
 from sidecar.state.interface import Damage, StoredLetter, no_room_for_letters
@@ -94,7 +95,7 @@ def letter_of(row: DatabaseRow) -> StoredLetter:
         group_name=unstored(group_name),
         reason=unstored(reason),
         status=status,
-        attempts=tuple(Attempt(*attempt) for attempt in json.loads(attempts)),
+        attempts=tuple(Attempt(*attempt) for attempt in loads(attempts)),
         first_at_ms=first_at_ms,
         row=data,
         envelope=envelope,

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.beside import LettersBeside, delete_letters
@@ -183,4 +184,4 @@ def _part(row: DatabaseRow) -> ReplayPart:
         )
     source, target, scope, topic, partition, broker, group, first, last, letters = columns
     tp = TopicPartition(topic, partition, broker)
-    return ReplayPart(target, scope, tp, unstored(group), first, last, tuple(json.loads(letters)), source, id_)
+    return ReplayPart(target, scope, tp, unstored(group), first, last, tuple(loads(letters)), source, id_)

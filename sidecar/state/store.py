@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import Database, checksum
 from sidecar.state.folder import StateFolder
@@ -95,7 +96,7 @@ class Store:
         if crc != checksum(name, value):
             self._damages.append(Damage(name, str(self._folder.path), "checksum", "dropped"))
             return None
-        first, second = json.loads(value)
+        first, second = loads(value)
         return first, second
 
     def member(self) -> tuple[str, str] | None:

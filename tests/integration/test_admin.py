@@ -24,7 +24,7 @@ from sidecar.cli import main
 from sidecar.cli.daemon.status import status
 from sidecar.core.books import Books
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, Ask, read_address
+from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, Ask, open_probes, read_address
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
@@ -42,8 +42,9 @@ class Daemon:
 
     def __init__(self, folder: Path, listen: tuple[str, int] = ("127.0.0.1", 0), requests: Ask | None = None) -> None:
         self.now = READY
+        asks = {"delay": requests} if requests else None
         self.server = AdminServer(
-            listen, lambda: self.now, Metrics(lambda: self.now), folder, {"delay": requests} if requests else None
+            listen, lambda: self.now, Metrics(lambda: self.now), folder, asks, names=["node7.example.com"]
         )
         self.server.open()
 
@@ -151,6 +152,46 @@ def test_nothing_can_be_changed_and_nothing_else_is_there(daemon: Daemon) -> Non
     assert text.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Content-Length: 5\r\n" in text
     assert text.endswith(b"\r\n\r\n")
+
+
+def asked_as(daemon: Daemon, host: str, path: str) -> bytes:
+    """The status line for a request by this name; "" sends none."""
+    header = f"Host: {host}\r\n" if host else ""
+    with socket.create_connection(("127.0.0.1", daemon.server.port), timeout=5) as raw, raw.makefile("rb") as answer:
+        raw.sendall(f"GET {path} HTTP/1.1\r\n{header}Connection: close\r\n\r\n".encode())
+        return answer.readline().strip()
+
+
+# fmt: off
+FOREIGN = ["evil.example", "evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example", "evil.svc.example",
+           "xsvc.example", "evil.example.", "a b", "localhost, evil.example", "[evil.example]", "evil.example/", "@"]
+KNOWN = ["127.0.0.1", "127.0.0.1:9464", "10.1.2.3", "[::1]", "[fd00::7]:9464", "localhost:9464", "LOCALHOST", "sidecar",
+         "sidecar.orders.svc:9464", "sidecar.orders.svc.cluster.local.", "ip-10-0-0-1.ec2.internal",
+         "sidecar.localhost", "node7.example.com:9464", "NODE7.example.com", socket.gethostname(), ""]
+# fmt: on
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_a_request_by_a_foreign_name_reads_nothing(host: str, daemon: Daemon) -> None:
+    """A page whose name was resolved to this address (DNS rebinding) reads neither status nor metrics."""
+    paths = ("/", "/status", "/metrics", "/livez", "/readyz", "/nothing")
+    assert {asked_as(daemon, host, path) for path in paths} == {b"HTTP/1.1 421 Misdirected Request"}
+
+
+@pytest.mark.parametrize("host", KNOWN)
+def test_a_scrape_by_address_or_own_name_is_answered(host: str, daemon: Daemon) -> None:
+    """Addresses, private names, this host's name and those of `admin.names` are not foreign."""
+    assert asked_as(daemon, host, "/metrics") == b"HTTP/1.1 200 OK"
+
+
+def test_probes_are_answered_by_any_name() -> None:
+    """A load balancer sends what it likes, and learns one word."""
+    with contextlib.ExitStack() as stack:
+        server = open_probes(stack, ("127.0.0.1", 0), lambda: READY)
+        assert server is not None
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
+            connection.request("GET", "/livez", headers={"Host": "evil.example"})
+            assert connection.getresponse().status == 200
 
 
 def test_a_failing_snapshot_is_an_answer_and_no_end(daemon: Daemon) -> None:
@@ -358,6 +399,12 @@ def test_a_request_needs_the_token_that_only_the_daemons_user_can_read(tmp_path:
         for path, content, wanted, said in (
             ("/delay/other", "{}", 400, "other cannot be asked"),
             ("/delay/echo", "{", 400, "Expecting"),
+            ("/delay/echo", "[1]", 400, "not a JSON object"),
+            ("/delay/echo", "7", 400, "not a JSON object"),
+            ("/delay/echo", '"echo"', 400, "not a JSON object"),
+            ("/delay/echo", "null", 400, "not a JSON object"),
+            ("/delay/echo", "[" * 16_000, 400, "nested too deeply"),
+            ("/delay/%FF", "{}", 400, "cannot be asked"),
             ("/delay/slow", "{}", 503, "no answer in time"),
         ):
             status, text, _ = daemon.ask(path, "POST", content, good)

@@ -257,6 +257,21 @@ def test_every_thread_is_started_by_the_module_for_it() -> None:
     assert found == {"threads.py", "threaded.py", "sources/rocketmq/native/child/__main__.py"}
 
 
+def test_json_from_outside_is_parsed_by_the_module_for_it() -> None:
+    """`json.loads` raises RecursionError for a text of brackets, which handlers of ValueError pass on.
+
+    The demo reads its own children alone, and the child of librocketmq its parent.
+    """
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for call in calls(ast.parse(path.read_text()))
+        if ast.unparse(call.func) in ("json.loads", "json.load")
+    }
+    ours = {"core/json_text.py", "sources/rocketmq/native/child/__main__.py"}
+    assert {path for path in found if not path.startswith("demo/")} == ours
+
+
 def calls(node: ast.AST) -> Iterator[ast.Call]:
     """All that is called there."""
     return (one for one in ast.walk(node) if isinstance(one, ast.Call))

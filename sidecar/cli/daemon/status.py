@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from sidecar.cli.shared.printing import Column, Listing, line, numbers, show
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_OK, EXIT_UNAVAILABLE, UnavailableError
 from sidecar.ops.admin import reachable_url, read_address
@@ -82,9 +82,9 @@ def _get(url: str) -> dict[str, Any] | None:
     try:
         with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
             answer = pool.request("GET", f"{url}/status", preload_content=False)
-            body = json.loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
+            body = loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
             answer.close()
-    except (urllib3.exceptions.HTTPError, ValueError, RecursionError):
+    except (urllib3.exceptions.HTTPError, ValueError):
         return None
     return body if isinstance(body, dict) and body.keys() >= _EXPECTED else None
 

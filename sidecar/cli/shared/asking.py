@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import urllib3
 from sidecar.cli.daemon.status import ANSWER_BYTES_MAX, ask
 from sidecar.cli.shared.output import say
 from sidecar.config.model import Settings
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.ops.admin import read_address
@@ -133,7 +133,7 @@ def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, 
             body = answer.read(ANSWER_BYTES_MAX)
             answer.close()
         if answer.status == 200:
-            found: dict[str, Any] = json.loads(body)
+            found: dict[str, Any] = loads(body)
             return found
     except (urllib3.exceptions.HTTPError, ValueError) as error:
         raise UnavailableError(

@@ -5,7 +5,6 @@ Reads columns, decides nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import orjson
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import Columns, Header, Message, TopicPartition
 
 JsonPath: TypeAlias = tuple[str | int, ...]
@@ -142,13 +142,13 @@ def json_at(value: bytes | None, path: JsonPath, raw_of: Callable[[Json], Raw] =
             return raw_of(_walk(orjson.loads(value), path))
         except ValueError:  # no JSON to orjson, or a number that it may have changed
             return raw_of(_walk(_literal(value), path))
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError):
         return None
 
 
 def _literal(value: bytes) -> Json:
     """Parse slowly, but keep numbers as written, and accept lone surrogates, as most writers do."""
-    value_read: Json = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
+    value_read: Json = loads(value, parse_int=str, parse_float=str, parse_constant=str)
     return value_read
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from sidecar.core.effects import Fetch, Park, Unpark
+from sidecar.core.json_text import loads
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
@@ -188,9 +189,7 @@ def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[byt
 
 def unpacked(held: Held) -> tuple[Parked, bool]:
     """The part that was packed, and whether it is of delayed messages."""
-    kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = json.loads(
-        held.key or b""
-    )
+    kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = loads(held.key or b"")
     offsets = BitMap64.deserialize(held.headers[sum(sizes) :])
     ids = held.headers[: sizes[0]]
     record = Parked(number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids)
@@ -199,5 +198,5 @@ def unpacked(held: Held) -> tuple[Parked, bool]:
 
 def origins_of(held: Held) -> array[int]:
     """The offsets of delayed messages in a part that was packed."""
-    *_, id_bytes, origin_bytes = json.loads(held.key or b"")
+    *_, id_bytes, origin_bytes = loads(held.key or b"")
     return array("q", held.headers[id_bytes : id_bytes + origin_bytes])

@@ -130,7 +130,7 @@ def asked_of(name: str, fields: Mapping[str, Any]) -> One | Listing:
         if name in ("show", "cancel", "release"):
             tp = TopicPartition(str(fields["topic"]), int(fields["partition"]), str(fields["broker"]))
             return One(name, tp, _number(fields["offset"]), _number(fields["due_ms"]))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a field is missing or wrong: {error}") from error
     raise ValueError(f"{name} cannot be asked: use list, show, cancel or release")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
+from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.letters.described import outline, whole
 from sidecar.ops.page import ROWS_MAX, LetterKind
@@ -117,6 +117,6 @@ class PageLetters:
         self._output.seek(max(0, size - SAID_BYTES))
         said = self._output.read().decode(errors="replace").strip()
         if self._replay.returncode == 0:
-            ended = json.loads(said.splitlines()[-1])
+            ended = loads(said.splitlines()[-1])
             said = f"{ended['delivered']:,} dead letters were delivered, {ended['refused']:,} stay"
         return {"running": False, "said": said}

@@ -116,14 +116,18 @@ class Taps:
         raise ValueError(f"{name} cannot be asked: use open, read or close")
 
     def _open(self, fields: Mapping[str, Any]) -> str:
-        outcomes, group, step = frozenset(fields["outcomes"]), fields.get("group"), int(fields["step"])
-        if not outcomes <= frozenset(TAP_OUTCOMES) or step < 1:
-            raise ValueError(f"outcomes are of {', '.join(TAP_OUTCOMES)}, and step is at least 1")
+        match fields:
+            case {"outcomes": list(outcomes), "step": int(step)} if step >= 1 and all(
+                each in TAP_OUTCOMES for each in outcomes
+            ):
+                group = fields.get("group")
+            case _:
+                raise ValueError(f"outcomes are of {', '.join(TAP_OUTCOMES)}, and step is at least 1")
         self._drop_silent()
         if len(self._taps) >= TAPS_MAX:
             raise UnavailableError(f"{TAPS_MAX} others look at this daemon already", hint="end one of them")
         key = secrets.token_hex(8)
-        self._keep({**self._taps, key: Tap(outcomes, group, step)})
+        self._keep({**self._taps, key: Tap(frozenset(outcomes), group, step)})
         return key
 
     def _keep(self, taps: Mapping[str, Tap]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple, Self
 
+from sidecar.core.json_text import loads
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
@@ -92,7 +93,7 @@ class QueueProgress(NamedTuple):
     def load(cls, text: str) -> Self | None:
         """Parse progress from text; None if the text is invalid."""
         try:
-            state, incarnation, watermark, floor, marks, *rest = json.loads(text)
+            state, incarnation, watermark, floor, marks, *rest = loads(text)
             if marks and isinstance(marks[0], int):  # a single mark, as earlier versions stored it
                 marks = [marks]
             kept = tuple(Mark(*map(int, mark)) for mark in marks or ())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from sidecar.config.address import Address
-from sidecar.config.model import Settings
+from sidecar.config.model import Admin, Settings
 from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver
@@ -74,9 +74,10 @@ class SparkIngest:
         with ExitStack() as stack:
             consumer = self._consumer(filling.targets[0])
             progress = IngestProgress(self._settings.source.group_id, Lag(self._zone, consumer))
-            if self._settings.admin.listen:
-                stack.callback(_serve_metrics(self._settings.admin.listen, progress, filling.maintained).close)
-            open_probes(stack, self._settings.admin.probes, progress.latest)
+            admin = self._settings.admin
+            if admin.listen:
+                stack.callback(_serve_metrics(admin, admin.listen, progress, filling.maintained).close)
+            open_probes(stack, admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
             filling.check(session)
             self._start(stack, session, filling)
@@ -137,14 +138,16 @@ def _open(zone: str) -> None:
         return  # of a folder: the query reports it
 
 
-def _serve_metrics(listen: Address, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]) -> AdminServer:
+def _serve_metrics(
+    admin: Admin, listen: Address, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]
+) -> AdminServer:
     """Serve at the configured address, or at a free port if the daemon of the same file uses that."""
     metrics = IngestMetrics(progress, maintained)
     try:
-        server = AdminServer(listen, progress.latest, metrics)
+        server = AdminServer(listen, progress.latest, metrics, names=admin.names)
         server.open()
     except UnavailableError:
-        server = AdminServer((listen.host, 0), progress.latest, metrics)
+        server = AdminServer((listen.host, 0), progress.latest, metrics, names=admin.names)
         server.open()
         log.warning("ingest.moved", wanted=f"{listen.host}:{listen.port}", url=server.url)
     return server

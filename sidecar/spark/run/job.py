@@ -79,7 +79,8 @@ class SparkRun:
             stack.callback(progress.close)
             if settings.admin.listen:
                 metrics = self._metrics(progress)
-                admin = AdminServer(settings.admin.listen, progress.latest, metrics, Path(settings.state.dir))
+                folder, names = Path(settings.state.dir), settings.admin.names
+                admin = AdminServer(settings.admin.listen, progress.latest, metrics, folder, names=names)
                 admin.open()
                 stack.callback(admin.close)
             open_probes(stack, settings.admin.probes, progress.latest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.storage import storage_of
 from sidecar.zone.acks import is_name
@@ -135,7 +135,7 @@ def _names(option: str, text: str, *, or_null: bool = False) -> list[Any]:
     """Parse a JSON list, or names between commas."""
     listed = text.lstrip().startswith("[")
     try:
-        names = json.loads(text) if listed else [name.strip() for name in text.split(",")]
+        names = loads(text) if listed else [name.strip() for name in text.split(",")]
     except ValueError:
         names = []
     known = (_is_text(name) or (or_null and name is None) for name in names)
@@ -189,7 +189,7 @@ def _limit(texts: Mapping[str, str]) -> Limit:
 
 def _until(text: str) -> dict[str, int]:
     try:
-        parsed = json.loads(text)
+        parsed = loads(text)
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict) or not all(type(seq) is int for seq in parsed.values()):

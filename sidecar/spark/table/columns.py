@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Final
 
@@ -10,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column as ColumnOf
 from sidecar.zone.layout import UNSAFE
@@ -67,7 +67,7 @@ def schema_of(text: str) -> StructType:
     """
     try:
         is_json = text.lstrip().startswith("{")
-        parsed: DataType = StructType.fromJson(json.loads(text)) if is_json else StructType.fromDDL(text)
+        parsed: DataType = StructType.fromJson(loads(text)) if is_json else StructType.fromDDL(text)
     except Exception as error:  # Spark raises a dozen kinds of errors for user input
         said = " ".join(str(error).split())[:200]
         raise ConfigError(

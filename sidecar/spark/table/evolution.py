@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 
 
@@ -32,7 +31,7 @@ def refuse_rewriting(before: str, after: str) -> None:
 
 
 def _parse(schema: str) -> StructType:
-    return StructType.fromJson(json.loads(schema)) if schema else StructType()
+    return StructType.fromJson(loads(schema)) if schema else StructType()
 
 
 def _change(name: str, old: DataType, new: DataType) -> str:

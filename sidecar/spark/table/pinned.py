@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import refuse_lost
 from sidecar.spark.table.evolution import refuse_rewriting
@@ -182,7 +183,7 @@ def refuse_layout(storage: Storage, checkpoint: str, plan: Plan, unset: Plan, *,
     if all(_latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
         return
     folder = f"{checkpoint}/{LAYOUT}"
-    earlier = json.loads(_in_force(storage, folder, storage.names(folder)) or _layout_text(unset))
+    earlier = loads(_in_force(storage, folder, storage.names(folder)) or _layout_text(unset))
     if is_parquet and earlier["partitioned_by"] != list(plan.partitioned_by):
         raise ConfigError(
             f"{plan.layout.place('partition_by')}: the table is partitioned by "
@@ -229,7 +230,7 @@ def _place(storage: Storage, checkpoint: str) -> Mapping[str, Any] | None:
         return None
     if begun < 0:
         return {}
-    offsets = json.loads(storage.read(f"{checkpoint}/offsets/{begun}").splitlines()[-1])
+    offsets = loads(storage.read(f"{checkpoint}/offsets/{begun}").splitlines()[-1])
     return {name: place for name, place in offsets.items() if place != NOTHING_READ}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from sidecar import files
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.state.folder import state_error
 from sidecar.state.ids.file import DamagedError, MappedRun, open_run
@@ -209,6 +210,6 @@ def _parts(name: str) -> tuple[int, int, int] | None:
 def _pair(raw: bytes | None) -> tuple[str, str] | None:
     """Cluster and group of an owner's file; None if it is missing or damaged."""
     with contextlib.suppress(ValueError, TypeError):
-        first, second = json.loads(raw or b"")
+        first, second = loads(raw or b"")
         return str(first), str(second)
     return None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import Keys, SortedRun, rising, unmixed
 from sidecar.errors import StateError
@@ -202,7 +203,7 @@ def listed_of(connection: sqlite3.Connection, tp: TopicPartition) -> dict[str, i
     """The files that the partition had; empty if that is unknown."""
     name = json.dumps(["id files", *tp])
     row = connection.execute("SELECT value, crc FROM meta WHERE name = ?", (name,)).fetchone()
-    return {} if row is None or row[1] != checksum(name, row[0]) else dict(json.loads(row[0]))
+    return {} if row is None or row[1] != checksum(name, row[0]) else dict(loads(row[0]))
 
 
 def _put_listed(connection: sqlite3.Connection, tp: TopicPartition, totals: dict[str, int]) -> None:

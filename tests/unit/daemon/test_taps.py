@@ -30,7 +30,7 @@ class Looked:
 
     def open(self, *outcomes: str, step: int = 1, group: str | None = None) -> dict[str, Any]:
         """A tap."""
-        return self.taps.ask("open", {"outcomes": outcomes, "group": group, "step": step})
+        return self.taps.ask("open", {"outcomes": list(outcomes), "group": group, "step": step})
 
     def offsets(self, tap: dict[str, Any]) -> list[int]:
         """The offsets of the rows that wait for it."""

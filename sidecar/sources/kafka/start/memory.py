@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from sidecar import threads
 from sidecar.core.effects import CommitItem
+from sidecar.core.json_text import loads
 from sidecar.core.lineage import Fingerprint, Lineage, Remembered
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
@@ -50,7 +51,7 @@ class Memory(NamedTuple):
     def load(cls, text: str) -> Self | None:
         """Parse a row from text; None if it is invalid."""
         try:
-            watermark, metadata, topic_id, ancestors, fingerprints = json.loads(text)
+            watermark, metadata, topic_id, ancestors, fingerprints = loads(text)
             marks = [Fingerprint(int(offset), int(digest)) for offset, digest in fingerprints]
             return cls(int(watermark), str(metadata), str(topic_id), [(int(a), int(b)) for a, b in ancestors], marks)
         except (ValueError, TypeError):

@@ -12,6 +12,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import Place
 from sidecar.sources.context import Table
 from sidecar.sources.rocketmq.leased.client import Handed
@@ -101,7 +102,7 @@ def unpacked(text: bytes) -> Handed:
         ValueError: It is something else.
     """
     try:
-        _, topic, broker, queue, offset, *fields, retry = json.loads(text, object_hook=_as_bytes)
+        _, topic, broker, queue, offset, *fields, retry = loads(text, object_hook=_as_bytes)
         handed = Handed(None, topic, Place(retry or topic, broker, queue, offset), *fields)
         properties = tuple((name, value) for name, value in handed.properties)
         return handed._replace(keys=tuple(handed.keys), properties=properties)

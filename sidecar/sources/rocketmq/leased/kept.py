@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import orjson
 
+from sidecar.core.json_text import loads
 from sidecar.core.records import Place
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
@@ -69,7 +70,7 @@ def recover(
     whole, placements = [], {}
     for text in kept:
         try:
-            fields = json.loads(text)
+            fields = loads(text)
             if len(fields) == 1 + len(Placement._fields):
                 identity = b64decode(fields[0])
                 if identity in missed:

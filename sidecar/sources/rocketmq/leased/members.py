@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import struct
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from typing import NamedTuple
 
 import orjson
 
+from sidecar.core.json_text import loads
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.leased.columns import Taken
@@ -177,6 +177,6 @@ def read_members(text: str) -> list[Member]:
 def read_rows(text: str | None) -> list[str]:
     """The messages of a row; none if it is missing or damaged."""
     try:
-        return [str(message) for message in json.loads(text)] if text else []
+        return [str(message) for message in loads(text)] if text else []
     except (ValueError, TypeError):
         return []
