@@ -145,6 +145,18 @@ def test_a_twin_that_is_claimed_elsewhere_is_waited_for(state: State, sent: list
     assert shell.pipeline.idle
 
 
+def test_what_waits_for_a_twin_goes_with_its_partition() -> None:
+    """Once the partition is another member's, the ledger is not asked for the rows any more."""
+    shell, rows = Twins(), with_ids(1, 2)
+    shell.twin(rows[1])
+    shell.read(*rows)
+    shell.run(20)
+    shell.pipeline.forget([TP])
+    shell.end(rows[1], State.ERROR)
+    shell.run(100)
+    assert (shell.offsets(), shell.pipeline.idle) == ([[0]], True)
+
+
 def test_memory_that_waits_for_twins_never_stops_what_alone_can_free_it() -> None:
     """Where rows that wait for twins fill the budget, what an earlier life left is read: the twins may be there."""
     shell, rows = Twins(held=400), with_ids(*range(10))

@@ -160,6 +160,21 @@ def test_ids_of_what_was_parked_before_are_known() -> None:
     assert (shell.core.books[TP].duplicate, shell.core.books[TP].in_flight) == (2, 1)
 
 
+def test_ids_of_parked_parts_are_in_the_ids_of_a_commit() -> None:
+    """They are told once the commit counts their record, and the commit after it makes them durable."""
+    shell = Shell(ids=True)
+    shell.core.read(Run(TP, [(0, 0, 70, None, None, ())], 0, 0), shell.now_ms)
+    shell.step(300)
+    shell.answer(BUSY)
+    shell.step(100)
+    (park,) = shell.all(Park)
+    shell.core.parked(TP, park.record.number, shell.now_ms)
+    shell.all(Commit)
+    shell.step(100)
+    told = [item.ids for commit in shell.all(Commit) for item in commit.items]
+    assert told == [None, array("q", [70])]
+
+
 def test_new_messages_of_a_failing_group_are_parked_together() -> None:
     """They wait for others as long as the rule says, or until a batch is full."""
     shell = Shell()
