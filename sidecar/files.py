@@ -10,10 +10,16 @@ from pathlib import Path
 
 HIDDEN = "."
 """Prefix of unfinished files; readers and Spark's own file source skip them."""
+_PRIVATE, _SHARED = 0o600, 0o644
+"""Modes of files that are for this user alone, and of those that others read, such as Spark's processes."""
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, shared: bool = False) -> None:
     """Create a folder and its parents, which survive a power loss.
+
+    Args:
+        folder: The folder.
+        shared: Whether it is for other users too, as far as the process's umask allows.
 
     Raises:
         OSError: It cannot be created.
@@ -22,7 +28,7 @@ def make_folder(folder: Path) -> None:
     missing = missing[: next((i for i, path in enumerate(missing) if path.is_dir()), len(missing))]
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)  # noqa: PTH102  # os alone, so that tests can break each call
+            os.mkdir(path, 0o777 if shared else 0o700)  # noqa: PTH102  # os alone, so that tests can break each call
         sync(path.parent)
 
 
@@ -39,7 +45,7 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def put(path: Path, data: bytes | memoryview) -> None:
+def put(path: Path, data: bytes | memoryview, *, shared: bool = False) -> None:
     """Write or replace a file, completely or not at all, also after a power loss. One process at a time.
 
     After a failure the hidden file is gone, and the file under its name is the old or the new one.
@@ -47,26 +53,27 @@ def put(path: Path, data: bytes | memoryview) -> None:
     Raises:
         OSError: It failed.
     """
-    _put(path, data, path.with_name(f"{HIDDEN}{path.name}"), os.rename)
+    _put(path, data, path.with_name(f"{HIDDEN}{path.name}"), os.rename, shared)
 
 
-def put_shared(path: Path, data: bytes, *, exclusive: bool = False) -> None:
+def put_shared(path: Path, data: bytes, *, shared: bool = False, exclusive: bool = False) -> None:
     """Like `put`, but several processes may do it at once.
 
     Args:
         path: The file.
         data: Its content.
+        shared: Whether other users may read it.
         exclusive: Whether an existing file stays unchanged.
 
     Raises:
         OSError: It failed.
     """
-    _put(path, data, path.with_name(f"{HIDDEN}{os.urandom(8).hex()}"), _link if exclusive else os.rename)
+    _put(path, data, path.with_name(f"{HIDDEN}{os.urandom(8).hex()}"), _link if exclusive else os.rename, shared)
 
 
-def _put(path: Path, data: bytes | memoryview, hidden: Path, name: Callable[[Path, Path], None]) -> None:
+def _put(path: Path, data: bytes | memoryview, hidden: Path, name: Callable[[Path, Path], None], shared: bool) -> None:
     try:
-        fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _SHARED if shared else _PRIVATE)
         try:
             write_at(fd, data, 0)
             os.fsync(fd)
@@ -155,7 +162,7 @@ def lock(path: Path) -> int | None:
     Raises:
         OSError: The file system has no locks, or the file cannot be created.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _SHARED)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -187,7 +194,7 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _SHARED)
         try:
             self.end = os.fstat(self._fd).st_size
             """Number of bytes that count."""

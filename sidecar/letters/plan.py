@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -40,7 +41,7 @@ def only_one(folder: Path) -> Iterator[None]:
     """
     path = folder / LOCK_FILE
     try:
-        with path.open("a") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

@@ -311,7 +311,7 @@ class _Table:
             table = DeltaTable(self.path)
         except TableNotFoundError:
             if self._folder is not None:
-                files.make_folder(self._folder)
+                files.make_folder(self._folder, shared=True)
             partitioned_by = partitions_of(self._layout, [DATE], None, self.path)
             names = [column.name for column in columns_of(self._layout, partitioned_by, None)]
             try:

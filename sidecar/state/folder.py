@@ -1,4 +1,4 @@
-"""The state folder: created, checked, and locked by one process. Knows nothing of its content."""
+"""The state folder: created, checked, private, and locked by one process. Reads no content."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sidecar import files
 from sidecar.errors import StateError
 
 LOCK_FILE = "lock"
+FOLDERS = ("ids", "delay", "delay-cache", "native")
+FILES = ("state.db", "ledger.db", "lock", "replay.lock", "admin", "zone-writer", "table-maintenance.json")
+"""All that the daemon makes there; files that are being written, and what was set aside, have more in their names."""
+_OURS = re.compile(rf"\.?(?:{'|'.join(map(re.escape, FOLDERS + FILES))})(?:[-.].*)?")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 _CURES = {
     errno.ENOSPC: "free space on its file system",
@@ -131,3 +137,32 @@ class StateFolder:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def make_private(folder: Path) -> None:
+    """Take from other users what earlier versions, or whoever made the folder, let them have.
+
+    A folder with anything else in it keeps its mode, since somebody else may need what is there. So does what belongs
+    to another user, such as a mounted volume.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    entries = list(os.scandir(folder))
+    ours = [entry for entry in entries if _OURS.fullmatch(entry.name)]
+    if len(ours) + sum(entry.name == "lost+found" for entry in entries) == len(entries):
+        _close_to_others([folder])
+    for entry in ours:
+        path = Path(entry.path)
+        _close_to_others([path])
+        if entry.is_dir(follow_symlinks=False):
+            _close_to_others(path.rglob("*"))
+
+
+def _close_to_others(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+            if is_file and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+                path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)

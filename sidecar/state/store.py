@@ -11,7 +11,7 @@ from pathlib import Path
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.state.database import Database, checksum
-from sidecar.state.folder import StateFolder
+from sidecar.state.folder import StateFolder, make_private
 from sidecar.state.ids.store import IdStore
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
@@ -48,6 +48,8 @@ class Store:
         self._bound: tuple[str, str] | None = None
         self._folder = StateFolder(Path(folder))
         try:
+            with self._folder.errors("read"):
+                make_private(self._folder.path)
             self._database = Database(self._folder, self._damages.append, self._rebind)
         except BaseException:
             self._folder.close()

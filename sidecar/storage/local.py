@@ -34,8 +34,8 @@ class LocalStorage:
     def put(self, name: str, data: bytes | memoryview) -> None:
         """See `Storage`; one process at a time for each name."""
         path = self._root / name
-        files.make_folder(path.parent)
-        files.put(path, data)
+        files.make_folder(path.parent, shared=True)
+        files.put(path, data, shared=True)
 
     def new_name(self, name: str) -> str:
         """The same."""
@@ -100,7 +100,7 @@ class LocalLog:
 
     def lock(self) -> bool:
         """See `LineLog`."""
-        files.make_folder(self._root / self._folder)
+        files.make_folder(self._root / self._folder, shared=True)
         self._lock_fd = files.lock(self._root / self._folder / LOCK)
         return self._lock_fd is not None
 

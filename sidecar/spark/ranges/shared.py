@@ -77,8 +77,8 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
         StateError: It could not be written.
     """
     try:
-        files.make_folder(path.parent)
-        files.put_shared(path, data, exclusive=exclusive)
+        files.make_folder(path.parent, shared=True)
+        files.put_shared(path, data, shared=True, exclusive=exclusive)
     except OSError as error:
         raise error_of("write", path, error) from error
 

@@ -96,7 +96,7 @@ class Windows:
         name = f"{number}-{generation}-{self._begun}.ids"
         hidden = self.folder / f"{files.HIDDEN}{os.urandom(8).hex()}"
         try:
-            files.make_folder(self.folder)
+            files.make_folder(self.folder, shared=True)
             write_run(hidden, keys, lambda: False)
             hidden.rename(self.folder / name)  # durable with the version, which syncs the folder
         except OSError as error:

@@ -22,6 +22,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
+from sidecar.state.ids.store import FILED_MIN
 from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
 from sidecar.state.store import Store
 
@@ -55,13 +56,17 @@ def test_the_folder_is_made_private(tmp_path: Path) -> None:
     try:
         store = Store(folder)
         store.letters.put([letter(1)])
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        store.ids.append([IdSegment(ORDERS, 1, array("q", range(FILED_MIN)).tobytes())])
+        store.ids.sort(ORDERS)
+        store.ids.copy(ORDERS, ORDERS._replace(partition=4))
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
         store.close()
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert set(modes) >= {"lock", "state.db", "state.db-wal"}
-    assert set(modes.values()) == {0o600}
+    assert {path.name for path in modes} >= {"lock", "state.db", "state.db-wal", "ids"}
+    assert sum(path.suffix == ".ids" for path in modes) == 2
+    assert {(path.is_dir(), mode) for path, mode in modes.items()} == {(True, 0o700), (False, 0o600)}
 
 
 def test_a_second_process_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
@@ -255,6 +260,7 @@ def test_letters_deleted_by_hand_make_room(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from sidecar.core.records import TopicPartition
+from sidecar.state.ids.store import FILED_MIN
 from sidecar.state.interface import PartitionSnapshot, StoredLetter
 from sidecar.state.store import Store
 store = Store(sys.argv[1])

@@ -40,14 +40,15 @@ class ChildProcess:
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
         shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
+        home.mkdir(0o700, parents=True)
         self._output_path = home / "output"
         package = str(Path(sidecar.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        self._output_path.touch(0o600)
         with self._output_path.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sidecar.sources.rocketmq.native.child"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, bufsize=0, umask=0o077,
                 env=os.environ | {"HOME": str(home), "PYTHONPATH": path},
             )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
