@@ -12,14 +12,16 @@ from sidecar.sources.rocketmq.progress import QueueProgress
 from tests.support.kafka import unique
 from tests.support.process import wait_until
 from tests.support.reading import PATIENCE_S
-from tests.support.rocketmq import BROKER, RocketMqNode
+from tests.support.rocketmq import BROKER, Message, RocketMqNode
 from tests.support.rocketmq_reader import Reader
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMqNode]:
-    """A node of these tests alone."""
-    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node") as node:
+    """A node of these tests alone, which compacts each hundred messages within 2 s."""
+    config = {"compactionCqMappedFileSize": "4600", "compactionMappedFileSize": "1048576"}
+    config |= {"compactionScheduleInternal": "2000"}
+    with RocketMqNode(tmp_path_factory.mktemp("rocketmq") / "node", config=config) as node:
         yield node
 
 
@@ -75,6 +77,33 @@ def test_a_broker_that_lost_what_was_committed(node: RocketMqNode, group: str) -
     with Reader(node, group, [topic], state=first.state) as again:
         assert again.read(1) == [b"new"]
         assert again.told("commit.expired")
+
+
+def test_compaction_makes_no_queue_another_one(node: RocketMqNode, group: str) -> None:
+    """The message read last is removed while nobody reads, and those left are moved: only what is new is read."""
+    topic = node.create_topic(unique("topic"), 1, attributes="+cleanup.policy=COMPACTION")
+    keyed = [Message(b"%d" % i, keys=f"k{i % 50}") for i in range(600)]
+    node.send(topic, keyed[:150], queues=1)
+    with Reader(node, group, [topic]) as first:
+        first.read(150)
+        first.commit()
+    node.send(topic, keyed[150:], queues=1)
+    wait_until(lambda: first_left(node, topic) >= 150, PATIENCE_S, "the messages read are removed")
+    with Reader(node, group, [topic], state=first.state) as again:
+        again.until(lambda: again.bodies()[-1:] == [b"599"], "the rest is read")
+        assert not again.told("topic.recreated")
+        assert max(Counter(again.bodies()).values()) == 1
+        again.commit()
+    with Reader(node, group, [topic], state=again.state) as last:
+        node.send(topic, [Message(b"new", keys="new")], queues=1)
+        assert last.read(1) == [b"new"]
+
+
+def first_left(node: RocketMqNode, topic: str) -> int:
+    """The first offset that a topic of one queue has still."""
+    fields = {"consumerGroup": "none", "topic": topic, "queueId": 0, "queueOffset": 0, "maxMsgNums": 1}
+    fields |= {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0}
+    return int(node.ask_broker(11, fields)[0]["minOffset"])
 
 
 @pytest.mark.proof

@@ -28,18 +28,33 @@ class Mark(NamedTuple):
 
     offset: int
     position: int
-    """Commit-log offset; not enough alone, because a broker that lost its store starts at 0 again."""
+    """Commit-log offset; not enough alone, because a broker that lost its store starts at 0 again.
+
+    Messages of one batch that is stored as one message share it. Compaction changes it.
+    """
     stored_ms: int
     """Time at the broker's clock; compared only with the broker's answers, never with a clock."""
 
     def stands_in(self, messages: Iterable[StoredMessage]) -> bool:
         """Whether this message is among those of a broker's answer."""
-        return any((message.position, message.stored_ms) == (self.position, self.stored_ms) for message in messages)
+        return any(
+            message.stored_ms == self.stored_ms and (message.position == self.position or message.offset == self.offset)
+            for message in messages
+        )
+
+    def found_in(self, messages: Sequence[StoredMessage]) -> bool | None:
+        """Whether the answer to a request for this message has it, and not another one at its offset.
+
+        None if compaction removed it: the offsets of a queue have no other gaps, so this does not tell another queue.
+        """
+        if messages and messages[0].offset > self.offset:
+            return None
+        return self.stands_in(messages)
 
     def stands(self, answer: Frame) -> bool | None:
-        """Whether an answer from the mark's offset on has this message, or it expired; None if that is unknown."""
+        """Whether an answer from the mark's offset on has this message, or it is gone; None if that is unknown."""
         if answer.code == Code.SUCCESS:
-            return self.stands_in(as_stored(answer.body))
+            return self.found_in(as_stored(answer.body)) is not False
         if answer.code not in (Code.PULL_OFFSET_MOVED, Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY):
             return None
         if self.offset < read_offset(answer, "minOffset"):

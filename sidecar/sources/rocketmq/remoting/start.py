@@ -17,7 +17,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq.progress import Mark, QueueProgress
 from sidecar.sources.rocketmq.remoting.brokers import Boot, Brokers, LinkOf
-from sidecar.sources.rocketmq.remoting.pulls.marked import Looked, Marked, ResetError, UnknownError, is_same
+from sidecar.sources.rocketmq.remoting.pulls.marked import Marked, ResetError, UnknownError, is_same
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.network import Network, RefusedError
@@ -50,7 +50,7 @@ class _Facts(NamedTuple):
     low: int
     high: int
     is_same: bool
-    """Whether the newest message read is still at its offset, or has expired."""
+    """Whether the newest message read that compaction left is still at its offset, or has expired."""
 
 
 class StartOffsets:
@@ -187,13 +187,22 @@ class StartOffsets:
         facts: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
             try:
-                facts[tp] = _read(answers[3 * i : 3 * i + 3], marks.get(tp), looked.get(tp), boots.get(tp.broker))
+                ends = _read(answers[3 * i : 3 * i + 3], boots.get(tp.broker))
+                same = tp not in marks or is_same(marks[tp], looked[tp], ends.low, ends.high)
+                facts[tp] = ends._replace(is_same=self._is_still_same(tp, known[tp], ends) if same is None else same)
             except ResetError as reset:
                 self.resets[tp] = reset.offset
                 facts[tp] = f"{tp.broker}: {reset}"
             except (UnknownError, ProtocolError) as error:
                 facts[tp] = f"{tp.broker}: {error}"
         return facts
+
+    def _is_still_same(self, tp: TopicPartition, progress: QueueProgress, ends: _Facts) -> bool:
+        """Whether a queue whose newest mark was removed by compaction has no other message at an older one."""
+        older = progress.marks[1:]
+        found = zip(older, self._marked.look([(tp, mark) for mark in older]), strict=True)
+        stands = (is_same(mark, looked, ends.low, ends.high) for mark, looked in found)
+        return next((one for one in stands if one is not None), True)
 
     def _one(
         self, tp: TopicPartition, facts: _Facts, progress: QueueProgress | None, reset: int | None
@@ -306,13 +315,18 @@ class StartOffsets:
         self._tell("offset.expired", "error", {**fields, "expired": low - offset, "action": action})
 
     def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
-        """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages."""
+        """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages.
+
+        If none is, the newest that compaction may have removed: no older one has another message.
+        """
+        removed = None
         for mark, looked in zip(marks, self._marked.look([(tp, mark) for mark in marks]), strict=True):
             if looked.answer is None:
                 raise UnknownError("no answer came")
             if looked.stands:
                 return mark
-        return None
+            removed = (removed or mark) if looked.stands is None else None
+        return removed
 
     def _low(self, tp: TopicPartition) -> int:
         (frame,) = self.brokers.ask([(tp, self._asks.low(tp))])
@@ -354,7 +368,8 @@ _AGAIN = "a crash lost commits, or an operator reset the offset: then reset it a
 _RULES = "tags, groups, ids or format were changed in the configuration"
 
 
-def _read(answers: Iterable[Frame | None], mark: Mark | None, looked: Looked | None, boot: Boot | None) -> _Facts:
+def _read(answers: Iterable[Frame | None], boot: Boot | None) -> _Facts:
+    """The facts, except for `is_same`."""
     committed, low, high = answers
     if committed is None or low is None or high is None or boot is None:
         raise UnknownError("no answer came")
@@ -366,5 +381,4 @@ def _read(answers: Iterable[Frame | None], mark: Mark | None, looked: Looked | N
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
-    stands = mark is None or looked is None or is_same(mark, looked, at_low, at_high)
-    return _Facts(offset, boot.stamp, at_low, at_high, stands)
+    return _Facts(offset, boot.stamp, at_low, at_high, is_same=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 
+import pytest
+
 from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, Mark, QueueProgress, with_newest
+from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.messages import as_stored
+from tests.support.rocketmq_bytes import Stored, stored
 
 
 def test_marks_stand_at_growing_distances() -> None:
@@ -25,3 +31,22 @@ def test_a_row_with_one_mark_can_be_read() -> None:
     assert found == QueueProgress("text", 1, 2, 0, (Mark(7, 8, 9),))
     assert QueueProgress.load(json.dumps(["text", 1, 2, 0, None])) == QueueProgress("text", 1, 2, 0)
     assert QueueProgress.load(found.dump()) == found
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        (Stored(offset=7, position=50), True),
+        (Stored(offset=7, position=3), True),
+        (Stored(offset=5, position=50), True),
+        (Stored(offset=7, position=50, born_ms=0), False),
+        (Stored(offset=9, position=50, born_ms=0), None),
+    ],
+    ids=["as it was", "moved by compaction", "in its batch", "another message", "removed by compaction"],
+)
+def test_what_an_answer_tells_of_a_mark(there: Stored, found: bool | None) -> None:
+    """Only another message at its offset tells another queue: compaction removes messages, and moves the rest."""
+    mark = Mark(7, 50, Stored().born_ms + 1)
+    answer = Frame(Code.SUCCESS, 1, 1, "", {}, stored(there))
+    assert mark.found_in(as_stored(answer.body)) is found
+    assert mark.stands(answer) is (found is not False)

@@ -23,8 +23,8 @@ class Looked(NamedTuple):
 
     answer: Frame | None
     """The broker's answer without its body, which may be large; None without an answer."""
-    stands: bool
-    """Whether it has the mark's message."""
+    stands: bool | None
+    """Whether it has the mark's message; None if compaction removed that."""
 
 
 class UnknownError(Exception):
@@ -59,12 +59,13 @@ class Marked:
             some = marks[at : at + self._at_once]
             asks = [(tp, self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)) for tp, mark in some]
             for (_, mark), answer in zip(some, self._brokers.ask(asks), strict=True):
-                stands = answer is not None and answer.code == Code.SUCCESS and mark.stands_in(as_stored(answer.body))
+                is_there = answer is not None and answer.code == Code.SUCCESS
+                stands = mark.found_in(as_stored(answer.body)) if answer is not None and is_there else False
                 yield Looked(answer and answer._replace(body=b""), stands)
 
 
-def is_same(mark: Mark, looked: Looked, low: int, high: int) -> bool:
-    """Whether the mark's message is still there, or has expired."""
+def is_same(mark: Mark, looked: Looked, low: int, high: int) -> bool | None:
+    """Whether the mark's message is still there, or has expired; None if compaction removed it."""
     message = looked.answer
     if message is None:
         raise UnknownError("no answer came")

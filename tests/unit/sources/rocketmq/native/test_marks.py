@@ -34,7 +34,8 @@ class Held:
 
     def answer(self, position: int) -> None:
         """The message asked for last stands at this place of the commit log."""
-        body = stored(Stored(offset=self.offsets[-1], position=position))
+        born_ms = Stored().born_ms + (position - 50)
+        body = stored(Stored(offset=self.offsets[-1], position=position, born_ms=born_ms))
         self._answered(Frame(Code.SUCCESS, 1, 1, "", {"minOffset": "0", "maxOffset": "64"}, body))
 
 

@@ -159,9 +159,10 @@ def test_an_older_commit_that_may_have_been_set_is_a_problem_for_a_while(
 
 
 def message(offset: int, position: int) -> Frame:
-    """One message that stands there."""
+    """One message that stands there, stored at its own time."""
     ends = {"minOffset": "0", "maxOffset": "30", "nextBeginOffset": str(offset + 1)}
-    return Frame(Code.SUCCESS, 0, 1, "", ends, stored(Stored(offset=offset, position=position)))
+    one = Stored(offset=offset, position=position, born_ms=Stored().born_ms + position - 64)
+    return Frame(Code.SUCCESS, 0, 1, "", ends, stored(one))
 
 
 def known_with(*marks: Mark) -> QueueProgress:
@@ -322,3 +323,37 @@ def test_no_message_is_asked_for_without_a_mark() -> None:
     link = MadeUpLink(answers=answering(20, 30, message(0, 64)))
     assert starts_of(link, MadeUpLink()).find([HERE], {}).assignments
     assert link.most_at_once[11] == 0
+
+
+class CompactedLink(MadeUpLink):
+    """Compaction left one message of the queue, at offset 25, and moved it.
+
+    Args:
+        left: Its mark when it was read.
+    """
+
+    def __init__(self, left: Mark) -> None:
+        super().__init__(answers=answering(20, 30, frame(Code.PULL_NOT_FOUND)))
+        self._left = left
+
+    def ask(self, ask: Ask, answered: Any, timeout_s: float) -> None:
+        """A pull from before it on gets it."""
+        if ask.code == 11:
+            left = Stored(offset=self._left.offset, position=7, born_ms=self._left.stored_ms - 1)
+            fields = {"minOffset": str(left.offset), "maxOffset": "30", "nextBeginOffset": str(left.offset + 1)}
+            self._answers[11] = Frame(Code.SUCCESS, 0, 1, "", fields, stored(left))
+        super().ask(ask, answered, timeout_s)
+
+
+@pytest.mark.parametrize(
+    "marks", [[19], [19, 18], [25, 19]], ids=["the last is removed", "all are removed", "the last is left, elsewhere"]
+)
+def test_compaction_makes_no_queue_another_one(marks: list[int]) -> None:
+    """Though the message read last is removed, or elsewhere in the log: reading goes on behind what was settled."""
+    told: list[str] = []
+    of_queue = [Mark(offset, 640 + offset, 1_700_000_000_000 + offset) for offset in marks]
+    link = CompactedLink(Mark(25, 665, 1_700_000_000_025))
+    starts = starts_of(link, MadeUpLink(), tell=lambda event, *_: told.append(event))
+    found = starts.find([HERE], {HERE: known_with(*of_queue)})
+    assert [(one.read_from, one.continues) for one in found.assignments] == [(20, True)]
+    assert (found.marks, told) == ({HERE: tuple(of_queue)}, [])

@@ -32,6 +32,8 @@ class Asked:
 
     is_up = True
     position = 4096
+    compacted = b""
+    """What compaction left, if it ran."""
     moved_to: int | None = None
     """Where an operator set the offset."""
 
@@ -46,7 +48,7 @@ class Asked:
         offset = int(ask.fields["queueOffset"])
         if ask.fields["maxMsgNums"] == "1":
             self.questions.append(offset)
-            body = stored(Stored(offset=offset, position=self.position))
+            body = self.compacted or standing(offset, self.position)
             if self.moved_to is not None:
                 ends = {"minOffset": "0", "maxOffset": "64", "nextBeginOffset": str(self.moved_to)}
                 answered(Frame(MOVED, 1, 1, "", ends, b""))
@@ -63,6 +65,11 @@ class Asked:
         self.answers.append(code)
         told = {name: str(number) for name, number in numbers.items()} | {"suggestWhichBrokerId": suggested}
         self._answered(Frame(code, 1, 1, remark, told, body))
+
+
+def standing(offset: int, position: int) -> bytes:
+    """A message there; one at another position was stored at another time."""
+    return stored(Stored(offset=offset, position=position, born_ms=Stored().born_ms + position - Stored().position))
 
 
 def packed(offset: int, size: int) -> bytes:
@@ -247,20 +254,35 @@ def test_nothing_is_handed_on_before_the_message_read_last_is_seen_to_stand() ->
     assert pulls.findings.replaced == {TP}
 
 
+@pytest.mark.parametrize("left", [(7, 5000), (0, 5000)], ids=["removed", "moved"])
+def test_compaction_of_the_message_read_last_stops_nothing(left: tuple[int, int]) -> None:
+    """Later messages alone, or the same one at another place of the log, are not another queue."""
+    link = Asked()
+    pulls = pulling(link, link)
+    link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1)
+    assert [type(found) for found in pulls.take()] == [Run]
+    pulls.ask()
+    offset, position = left
+    link.compacted = stored(Stored(offset=offset, position=position))
+    link.answer(FOUND, body=stored(Stored(offset=7)), nextBeginOffset=8)
+    assert [found.first for found in pulls.take() if isinstance(found, Run)] == [7]
+    assert not pulls.findings.replaced
+
+
 def test_where_more_is_known_to_be_there_the_next_answer_proves_itself() -> None:
     """It begins with the message read last: no question, and that message is not handed on again."""
     link = Asked()
     pulls = pulling(link, link)
     link.answer(FOUND, body=stored(Stored(offset=0)), nextBeginOffset=1, maxOffset=9)
     pulls.ask()
-    body = stored(Stored(offset=0)) + stored(Stored(offset=1, position=5000))
+    body = stored(Stored(offset=0)) + standing(1, 5000)
     link.answer(FOUND, body=body, nextBeginOffset=2, maxOffset=9)
     pulls.ask()
     runs = [found for found in pulls.take() if isinstance(found, Run)]
     assert [(run.first, run.last) for run in runs] == [(0, 1)]
     assert (link.offsets, link.questions) == ([0, 0, 1], [])
     link.position = 6000
-    link.answer(FOUND, body=stored(Stored(offset=1, position=6000)), nextBeginOffset=2, maxOffset=9)
+    link.answer(FOUND, body=standing(1, 6000), nextBeginOffset=2, maxOffset=9)
     assert not pulls.findings.replaced  # it brought nothing to be proven, as before a message that fills an answer
     pulls.ask()
     assert link.offsets == [0, 0, 1, 2]
@@ -315,7 +337,7 @@ def test_a_reset_is_obeyed_whichever_answer_tells_it(late: bool) -> None:
         link.answer(MOVED, nextBeginOffset=0, maxOffset=9)
     else:
         link.moved_to = 0
-        link.answer(FOUND, body=stored(Stored(offset=1, position=5000)), nextBeginOffset=2)
+        link.answer(FOUND, body=standing(1, 5000), nextBeginOffset=2)
     assert pulls.findings.moved == {TP: 0}
 
 
