@@ -6,17 +6,20 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from sidecar.check.findings import Finding
+from sidecar.check.findings import Finding, failed
 from sidecar.config.delay import Changelog
 from sidecar.config.failures import DeadLetters
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSource
+from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
+from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.errors import is_credentials, is_forbidden, refused, text_of
@@ -27,6 +30,8 @@ T = TypeVar("T")
 
 REACH_S = 4.0
 ASK_S = 4.0
+MARKS_AMONG = 10_000
+"""Records of a changelog that are searched for its mark: it is the first, unless an earlier version made the topic."""
 ASSIGNOR = "cooperative-sticky"
 _WORDS = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 _READ = (AclOperation.READ,)
@@ -169,9 +174,22 @@ class _Cluster:
         for source, name in zip(sources, changelog.names(kafka), strict=True):
             found = self._describe([name])[name]
             if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                yield self._creatable(name, self._describe([source])[source].partitions or 1, changelog)
+                judged = self._creatable(name, self._describe([source])[source].partitions or 1, changelog)
             else:
-                yield self._judged(f"topic of delayed messages {name}", f"the topic {name}", found, needed)
+                judged = self._judged(f"topic of delayed messages {name}", f"the topic {name}", found, needed)
+            yield self._ours(judged, source, name, changelog) if judged.ok else judged
+
+    def _ours(self, judged: Finding, source: str, name: str, changelog: Changelog) -> Finding:
+        """The finding on a topic, or that it is another group's."""
+        topics = Topics(self._settings, changelog, lambda *_: None)
+        with closing(KafkaRestorer(topics, ASK_S)) as restorer:
+            try:
+                restorer.refuse_former(source)
+                if self._described[name].error is None:
+                    restorer.refuse_foreign(name, MARKS_AMONG)
+            except SidecarError as error:
+                return failed(judged.subject, error)
+        return judged
 
     def _creatable(self, name: str, partitions: int, changelog: Changelog) -> Finding:
         """Whether the topic may be created: the broker judges a request that creates nothing."""

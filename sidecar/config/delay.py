@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -36,6 +37,16 @@ _PLACEHOLDERS = ("{group}", "{topic}")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def _safe(group_id: str) -> str:
+    """A group as part of a topic's name; no two groups have the same."""
+    safe = _UNSAFE.sub("_", group_id)
+    digits = hashlib.blake2b(group_id.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return group_id if safe == group_id else f"{safe}-{digits}"
+
+
 def _store(value: Any) -> str:
     if value not in ("changelog", "local", "postgresql"):
         raise ValueError("must be changelog, local or postgresql")
@@ -58,7 +69,8 @@ class Changelog(Model):
         default="sidecar-delay-{group}-{topic}",
         description="Name of the compacted topic that holds the delayed messages of a topic. `{topic}` stands for that "
         "topic, and is required unless `source.kafka.topics` is a single name; `{group}` stands for "
-        "`source.kafka.group_id`, with `_` for characters that a topic name cannot have. A missing topic is created.",
+        "`source.kafka.group_id`; characters that a topic name cannot have become `_`, and then a hash of the group "
+        "follows. A missing topic is created. Each group needs topics of its own.",
     )
     replication_factor: Int = Field(
         default=3,
@@ -74,7 +86,13 @@ class Changelog(Model):
 
     def name(self, group_id: str, topic: str) -> str:
         """The name of the topic that holds the delayed messages of a topic; it may be too long."""
-        group = re.sub(r"[^A-Za-z0-9._-]", "_", group_id)
+        return self._filled(_safe(group_id), topic)
+
+    def former_name(self, group_id: str, topic: str) -> str:
+        """The name of that topic in version 1.0, where several groups could have the same."""
+        return self._filled(_UNSAFE.sub("_", group_id), topic)
+
+    def _filled(self, group: str, topic: str) -> str:
         return self.topic.replace("{group}", group).replace("{topic}", topic)
 
     def names(self, source: KafkaSource) -> list[str]:

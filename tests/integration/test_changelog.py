@@ -27,7 +27,17 @@ from sidecar.delay.changelog.kafka.producer import KafkaChangelog
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.errors import ConfigError, UnavailableError
-from tests.support.kafka import PASSWORD, USER, Broker, KafkaBroker, MakeTopic, Outgoing, produce_transaction, unique
+from tests.support.kafka import (
+    PASSWORD,
+    USER,
+    Broker,
+    KafkaBroker,
+    MakeTopic,
+    Outgoing,
+    produce,
+    produce_transaction,
+    unique,
+)
 from tests.support.process import free_ports, missing, wait_until
 
 AUTHORIZER = {
@@ -38,6 +48,8 @@ AUTHORIZER = {
 COMPACT = {"cleanup.policy": "compact", "max.message.bytes": "8000000"}
 SOON = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "delete.retention.ms": "0"}
 """Compacted at once."""
+MARKED = 1
+"""The offset behind the mark, in partition 0."""
 
 
 @pytest.fixture(scope="module")
@@ -54,26 +66,38 @@ class Member:
     Args:
         source: The topic that it reads.
         bootstrap: The brokers.
+        group: Its group.
+        template: `delay.changelog.topic`.
         properties: Of the client.
     """
 
-    def __init__(self, source: str, bootstrap: str, **properties: str) -> None:
-        given = {"bootstrap_servers": bootstrap, "group_id": "g 1", "topics": [source], "properties": properties}
+    def __init__(
+        self,
+        source: str,
+        bootstrap: str,
+        *,
+        group: str = "g 1",
+        template: str = "sidecar-delay-{group}-{topic}",
+        **properties: str,
+    ) -> None:
+        given = {"bootstrap_servers": bootstrap, "group_id": group, "topics": [source], "properties": properties}
         self.source = source
         self.told: list[tuple[str, str, Any]] = []
         kafka = KafkaSource.model_validate(given)
-        self.topics = Topics(kafka, ChangelogSettings(), lambda *event: self.told.append(event))
+        changelog = ChangelogSettings(topic=template)
+        self.topics = Topics(kafka, changelog, lambda *event: self.told.append(event))
         self.restorer = KafkaRestorer(self.topics, patience_s=5.0)
         self.changelog = KafkaChangelog(self.topics)
-        self.name = f"sidecar-delay-g_1-{source}"
+        self.name = self.topics.name(source)
 
     def tp(self, partition: int = 0) -> TopicPartition:
         """A partition of the source."""
         return TopicPartition(self.source, partition)
 
     def read(self, end: int, partition: int = 0) -> list[Record]:
-        """All records below an offset."""
-        return [record for batch in self.restorer.read(self.tp(partition), end) for record in batch]
+        """All records below an offset, but for the topic's mark."""
+        begin = 0 if partition else MARKED
+        return [record for batch in self.restorer.read(self.tp(partition), end, begin) for record in batch]
 
     def serve_until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
         """Serve until a condition holds."""
@@ -197,6 +221,52 @@ def test_partitions_are_added_with_the_source(kafka: Broker, member: Member) -> 
     assert [record.key for record in member.read(2, partition=2)] == [b"b", b"c"]
 
 
+# Owners
+
+
+def test_the_group_that_came_first_keeps_a_topic(kafka: Broker, topic: str) -> None:
+    """Of groups that open one topic at once, one gets it; it gets it again later too, and the others name it."""
+    name = unique("held")
+    groups = [unique("group") for _ in range(4)]
+
+    def opened(group: str) -> str:
+        try:
+            Member(topic, kafka.bootstrap, group=group, template=name).restorer.open(TopicPartition(topic, 0))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    for _ in range(2):
+        with ThreadPoolExecutor(len(groups)) as pool:
+            said = dict(zip(groups, pool.map(opened, groups), strict=True))
+        (first,) = (group for group, text in said.items() if not text)
+        assert all(missing(said[group], group, first) == [] for group in groups if group != first)
+        groups = sorted(groups, key=lambda group: group == first)
+
+
+def test_a_topic_of_an_earlier_version_is_marked_by_the_first_group(kafka: Broker, topic: str) -> None:
+    """Its mark lies behind what it had, and keeps other groups out."""
+    name, first, second = unique("held"), unique("group"), unique("group")
+    kafka.create_topic(name, 1, COMPACT)
+    produce(kafka.bootstrap, name, [Outgoing(0, b"v", b"%d" % i) for i in range(3_000)])
+    for _ in range(2):
+        Member(topic, kafka.bootstrap, group=first, template=name).restorer.open(TopicPartition(topic, 0))
+        assert kafka.end_offsets(name) == {0: 3_001}
+    with pytest.raises(ConfigError, match=first):
+        Member(topic, kafka.bootstrap, group=second, template=name).restorer.open(TopicPartition(topic, 0))
+
+
+def test_a_topic_that_had_another_name_is_not_left_behind(kafka: Broker, member: Member) -> None:
+    """A group is told of a topic under the name that an earlier version gave it, unless it is marked by another one."""
+    former = f"sidecar-delay-g_1-{member.source}"
+    kafka.create_topic(former, 1, COMPACT)
+    with pytest.raises(ConfigError) as refused:
+        member.restorer.open(member.tp())
+    assert missing(f"{refused.value} {refused.value.hint}", former, member.name, "delay.changelog.topic") == []
+    assert Member(member.source, kafka.bootstrap, group="g_1").restorer.open(member.tp())
+    assert member.restorer.open(member.tp())
+
+
 # Entries
 
 
@@ -210,18 +280,19 @@ def test_entries_are_read_back_as_they_were(member: Member) -> None:
     member.changelog.append(member.tp(), entries[3:], lambda offset: done.append(("second", offset)))
     assert done == []
     member.serve_until(lambda: len(done) == 2)
-    assert done == [("first", 2), ("second", 3)]
-    assert member.read(4) == [Record(offset, *entry) for offset, entry in enumerate(entries)]
-    assert [record.offset for record in member.read(2)] == [0, 1]
+    assert done == [("first", MARKED + 2), ("second", MARKED + 3)]
+    assert member.read(MARKED + 4) == [Record(offset, *entry) for offset, entry in enumerate(entries, MARKED)]
+    assert [record.offset for record in member.read(MARKED + 2)] == [MARKED, MARKED + 1]
 
 
 def test_a_restorer_appends_and_waits(member: Member) -> None:
     """All entries are appended in order, any number of them; none is a call without an effect."""
     member.restorer.open(member.tp())
     assert member.restorer.append(member.tp(), []) == -1
-    assert member.restorer.append(member.tp(), (Entry(b"%d" % i, bytes(1_000)) for i in range(30_000))) == 29_999
-    assert member.restorer.append(member.tp(), [Entry(b"last", None)]) == 30_000
-    assert [int(record.key) for record in member.read(30_000)] == list(range(30_000))
+    entries = (Entry(b"%d" % i, bytes(1_000)) for i in range(30_000))
+    assert member.restorer.append(member.tp(), entries) == MARKED + 29_999
+    assert member.restorer.append(member.tp(), [Entry(b"last", None)]) == MARKED + 30_000
+    assert [int(record.key) for record in member.read(MARKED + 30_000)] == list(range(30_000))
 
 
 def test_reading_stops_at_the_end_behind_compacted_records(kafka: Broker, member: Member) -> None:
@@ -241,10 +312,10 @@ def test_reading_stops_at_the_end_behind_compacted_records(kafka: Broker, member
 def test_reading_stops_where_the_last_offsets_have_no_record(kafka: Broker, member: Member) -> None:
     """The end of the partition is the end, though no record precedes it directly; an empty one has no records."""
     member.restorer.open(member.tp())
-    assert member.read(0) == []
+    assert member.read(MARKED) == []
     produce_transaction(kafka.bootstrap, member.name, [Outgoing(0, b"v", b"k")], transactional_id=member.name)
-    wait_until(lambda: kafka.end_offsets(member.name) == {0: 2}, 10, "the marker of the transaction is there")
-    assert member.read(2) == [Record(0, b"k", b"v")]
+    wait_until(lambda: kafka.end_offsets(member.name) == {0: MARKED + 2}, 10, "the marker is there")
+    assert member.read(MARKED + 2) == [Record(MARKED, b"k", b"v")]
 
 
 def test_a_message_that_is_too_large_breaks_it(member: Member) -> None:
@@ -301,10 +372,11 @@ def test_entries_that_wait_for_a_broker_are_appended_once(own: KafkaBroker) -> N
     member.serve_until(lambda: all(len(offsets) == 600 for offsets in done.values()), 60)
     assert (member.changelog.waiting, member.changelog.broken) == ("", "")
     for partition, offsets in done.items():
-        assert offsets == [10 * i + 9 for i in range(600)]
-        keys = [int(record.key) for record in member.read(6_000, partition)]
+        begin = 0 if partition else MARKED
+        assert offsets == [begin + 10 * i + 9 for i in range(600)]
+        keys = [int(record.key) for record in member.read(begin + 6_000, partition)]
         assert keys == list(range(10)) * 600
-    assert own.end_offsets(member.name) == {0: 6_000, 1: 6_000}
+    assert own.end_offsets(member.name) == {0: MARKED + 6_000, 1: 6_000}
     member.close()
 
 

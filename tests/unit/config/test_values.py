@@ -419,20 +419,29 @@ def test_delays_are_shown_as_they_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("topics", "text", "name"),
     [
-        ("[orders]", "{}", "sidecar-delay-g_r_1-orders"),
+        ("[orders]", "{}", "sidecar-delay-g_r_1-1d613372-orders"),
         ("[orders, payments]", "{changelog: {topic: 'd.{topic}'}}", "d.orders"),
-        ("[^o.*]", "{changelog: {topic: 'd.{topic}.{group}', replication_factor: 2}}", "d.orders.g_r_1"),
+        ("[^o.*]", "{changelog: {topic: 'd.{topic}.{group}', replication_factor: 2}}", "d.orders.g_r_1-1d613372"),
         ("[orders]", "{changelog: {topic: waiting}}", "waiting"),
     ],
 )
 def test_a_changelog_has_the_name_of_its_template(tmp_path: Path, topics: str, text: str, name: str) -> None:
-    """Group and topic are put in; characters of the group that a topic name cannot have become `_`."""
+    """Group and topic are put in; characters of the group that a topic name cannot have become `_`, with a hash."""
     file = tmp_path / "sidecar.yaml"
     changed = re.sub("group_id: .*", 'group_id: "g r/1"', MINIMAL.replace("[orders]", topics))
     file.write_text(changed + f"delay: {text}\n")
     found = load(file, {})
     assert found.delay and found.delay.changelog
     assert found.delay.changelog.name(found.source.group_id, "orders") == name
+
+
+def test_no_two_groups_have_one_changelog() -> None:
+    """Groups that differ only in characters that a topic name cannot have get different names; others get their own."""
+    groups = ["X/eu", "X_eu", "X eu", "X:eu", "X-eu"]
+    names = {Changelog().name(group, "orders") for group in groups}
+    assert len(names) == len(groups)
+    assert {"sidecar-delay-X_eu-orders", "sidecar-delay-X-eu-orders"} < names
+    assert Changelog().former_name("X/eu", "orders") == "sidecar-delay-X_eu-orders"
 
 
 @pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or]", True), ("[^rders]", False), ("[^a, ^b]", False)])

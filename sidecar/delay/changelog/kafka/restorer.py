@@ -1,11 +1,17 @@
-"""Opens, reads and completes the changelog of a partition that is taken over. Keeps nothing of it."""
+"""Opens, reads and completes the changelog of a partition that is taken over. Keeps nothing of it but whose it is.
+
+A topic's partition 0 has the mark of the group that used it first, which is its owner for good: marks of groups that
+came at the same moment lie behind it, each under a key of its own, so compaction keeps their order.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import confluent_kafka as ck
@@ -14,9 +20,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.kafka.clients import reader_config
+from sidecar.delay.changelog.kafka.marks import former_name, mark_entry, read_mark, refuse_foreign
 from sidecar.delay.changelog.kafka.producer import Appender
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.errors import UnavailableError
+from sidecar.owner import Owner
 from sidecar.sources.kafka.errors import text_of
 
 PATIENCE_S = 10.0
@@ -41,10 +49,64 @@ class KafkaRestorer:
         self._patience_s = patience_s
         self._appending = threading.Lock()
         self._appender: Appender | None = None
+        self._claiming = threading.Lock()
+        self._ours: set[int] = set()
+        """The topics that have the mark of this group."""
 
     def open(self, tp: TopicPartition) -> int:
-        """See `Restorer`."""
-        return self._topics.open(tp)
+        """See `Restorer`; a topic that has no mark gets this group's.
+
+        Raises:
+            ConfigError: It cannot be used, or is another group's.
+            UnavailableError: No broker answers.
+        """
+        self.refuse_former(tp.topic)
+        number = self._topics.open(tp)
+        with self._claiming:
+            if number not in self._ours:
+                self._claim(tp)
+                self._ours.add(number)
+        return number
+
+    def refuse_foreign(self, name: str, records_max: int | None = None) -> bool:
+        """Refuse a topic that is another group's; return whether it has a mark.
+
+        Args:
+            name: The topic.
+            records_max: The number of records after which nothing more is read; None to read to the end.
+
+        Raises:
+            ConfigError: It is another group's.
+            UnavailableError: It cannot be read.
+        """
+        found = self._owner(name, records_max)
+        if found is not None:
+            refuse_foreign(self._topics.owner, found, self._topics.servers, name)
+        return found is not None
+
+    def refuse_former(self, topic: str) -> None:
+        """Refuse to begin a topic while the one that an earlier version used is there: it may hold messages.
+
+        Raises:
+            ConfigError: It is there, and not another group's.
+            UnavailableError: No broker answers.
+        """
+        former, me = self._topics.former(topic), self._topics.owner
+        if former and me.is_same(self._owner(former, None) or me):
+            raise former_name(me.group, topic, former, self._topics.name(topic))
+
+    def _claim(self, tp: TopicPartition) -> None:
+        name = self._name(tp)
+        if not self.refuse_foreign(name):
+            self.append(TopicPartition(tp.topic, 0), [mark_entry(self._topics.owner)])
+            self.refuse_foreign(name)
+
+    def _owner(self, name: str, records_max: int | None) -> Owner | None:
+        reading = _Reading(self._topics, name, 0, 0, self._patience_s)
+        with closing(reading):
+            records = chain.from_iterable(reading.run())
+            marks = map(read_mark, islice(records, records_max))
+            return next((mark for mark in marks if mark is not None), None)
 
     def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
         """See `Restorer`; -1 if there are no entries."""
@@ -143,17 +205,18 @@ class _Reading:
         self._consumer = ck.Consumer(config)
         self._consumer.assign([ck.TopicPartition(name, partition, begin)])  # OFFSET_BEGINNING takes 0.5 s to be found
 
-    def run(self, end: int) -> Iterator[Sequence[Record]]:
-        """Batches of records below `end`."""
+    def run(self, end: int | None = None) -> Iterator[Sequence[Record]]:
+        """Batches of records below `end`; without it, up to the end of the partition as it is then."""
         position = self._begin
-        while position < end:
+        while end is None or position < end:
             messages = self._fetch()
             ends = [self._end(message, error) for message in messages if (error := message.error()) is not None]
+            end = max(ends) if end is None and ends else end
             records = _records([message for message in messages if message.error() is None] if ends else messages)
             if records and records[0].offset < position:
                 raise self._unavailable("the topic was created again")
             position = max([position, *ends, *(record.offset + 1 for record in records[-1:])])
-            while records and records[-1].offset >= end:
+            while records and end is not None and records[-1].offset >= end:
                 records.pop()
             if records:
                 yield records

@@ -28,6 +28,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.kafka import rules
 from sidecar.delay.changelog.kafka.clients import admin_config
 from sidecar.errors import ConfigError, UnavailableError
+from sidecar.owner import Owner
 from sidecar.sources.base import Tell
 from sidecar.sources.kafka.errors import is_forbidden, text_of
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
@@ -105,6 +106,30 @@ class Topics:
                 hint=f"set another delay.changelog.topic, {rules.LOCAL}",
             )
         return name
+
+    @property
+    def owner(self) -> Owner:
+        """The group, whose mark its topics have."""
+        return Owner(self.kafka.group_id)
+
+    def former(self, topic: str) -> str:
+        """The topic that an earlier version used for this one, if it can be read and the present one is not there.
+
+        Raises:
+            UnavailableError: No broker answers.
+        """
+        former, name = self._changelog.former_name(self.kafka.group_id, topic), self.name(topic)
+        if former == name or name in self._opened:
+            return ""
+        with self._busy:
+            return former if self._is_there(former) and not self._is_there(name) else ""
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a topic exists and may be described."""
+        try:
+            return self._admin.list_topics(name, timeout=TIMEOUT_S).topics[name].error is None
+        except KafkaException as error:
+            raise self._unavailable(error.args[0], name) from error
 
     def open(self, tp: TopicPartition) -> int:
         """See `Restorer.open`; settings are checked once for each id, and an id counts for 10 s."""
