@@ -1,190 +1,182 @@
 """Draws mutants of modules outside of the core at random, and runs the tests beside each: what survives is not tested.
 
-`python -m tests.mutants --count 100 --seed 38` makes each mutant in a copy of the tree, and runs the tests of its
-module's folder in `tests/unit`, and those of `tests/property` that import it, for at most a minute. It prints a line
-for each, then a summary. A mutant that changes nothing that can be seen is in `EQUIVALENT` with the reason. Not in CI.
+`python -m tests.mutants --count 100 --seed 38` makes each mutant in a copy of the tree, and runs the tests nearest to
+its module, see `tests.support.nearest`, for at most a minute. It prints a line for each, then a summary. A mutant that
+nobody can see is in `tests/support/equivalent.py` with the reason. Paths restrict the draw: `sidecar/sinks`. Not in CI.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
-import random
+import contextlib
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
 
+from tests.support.equivalent import EQUIVALENT
 from tests.support.jars import ROOT
+from tests.support.kafka import KafkaBroker
+from tests.support.mutating import Mutant, mutants_of
+from tests.support.nearest import Nearest
+from tests.support.postgresql import PostgresqlServer
+from tests.support.rocketmq import RocketMqNode
 
-LIMIT_S = 60
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.LShift: ast.RShift,
-}  # fmt: skip
+LIMIT_S = 60.0
 UNTESTED = ("sidecar/core/", "sidecar/demo/")
 """The core has the simulator's planted mistakes; the demo is what `make demo` shows."""
-EQUIVALENT: dict[str, str] = {}
-"""By place and change, the reason why nobody can see it."""
+TOOK = re.compile(r" in ([0-9.]+)s")
+COMMAND = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not slow and not proof")
 
 
-class Mutant(NamedTuple):
-    """One change of one module.
+class Times:
+    """Seconds that each file of tests takes where nothing is changed; measured once, and kept in the cache.
 
     Args:
-        path: Of the module, from the root.
-        line: Where it is.
-        change: In words.
-        source: The whole module with the change.
+        trees: Copies of the tree, of which one is taken for each measurement.
     """
 
-    path: str
-    line: int
-    change: str
-    source: str
+    def __init__(self, trees: SimpleQueue[Path]) -> None:
+        self._trees = trees
+        self._lock = threading.Lock()
+        self._file = ROOT / ".cache" / "mutants.json"
+        self._known: dict[str, float] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
-    @property
-    def name(self) -> str:
-        """The key in `EQUIVALENT`, which stays when lines move."""
-        return f"{self.path}: {self.change}"
-
-
-class Outcome(NamedTuple):
-    """What became of a mutant: `killed`, `survived`, `untested` (no tests are beside it), `slow` (not in time)."""
-
-    mutant: Mutant
-    what: str
-
-
-def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a module."""
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    for number, node in enumerate(ast.walk(tree)):
-        for kind in range(len(_changes(node))):
-            other = copy.deepcopy(tree)
-            changed = next(each for at, each in enumerate(ast.walk(other)) if at == number)
-            before = ast.unparse(changed)
-            line = getattr(changed, "lineno", 0)
-            _changes(changed)[kind]()
-            change = f"`{_short(before)}` -> `{_short(ast.unparse(changed))}`"
-            yield Mutant(str(path.relative_to(ROOT)), line, change, ast.unparse(other))
+    def seconds(self, test: str) -> float | None:
+        """Of a file; None if it fails or takes too long."""
+        key = f"{test} {(ROOT / test).stat().st_mtime_ns}"
+        if key not in self._known:
+            with taken(self._trees) as tree:
+                ended, failed, seconds = run(tree, [test], LIMIT_S)
+            with self._lock:
+                self._known[key] = seconds if ended and not failed else -1.0
+                self._file.write_text(json.dumps(self._known, indent=1))
+        known = self._known[key]
+        return known if 0 <= known <= LIMIT_S else None
 
 
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 90 else f"{text[:87]}..."
-
-
-def _changes(node: ast.AST) -> list[partial[None]]:
-    """The ways to change a node in place. Texts are left alone: what they say is read by people."""
-    match node:
-        case ast.Compare(ops=[op]) if type(op) in SWAPS:
-            return [partial(setattr, node, "ops", [SWAPS[type(op)]()])]
-        case ast.BoolOp(op=op) | ast.BinOp(op=op) if type(op) in SWAPS:
-            return [partial(setattr, node, "op", SWAPS[type(op)]())]
-        case ast.Constant(value=bool() as value):
-            return [partial(setattr, node, "value", not value)]
-        case ast.Constant(value=int() | float() as value):
-            return [partial(setattr, node, "value", value + 1)]
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Constant):
-            return [partial(setattr, node, "test", ast.UnaryOp(ast.Not(), test))]
-        case ast.Expr(value=ast.Call(func=func)) if not _is_log(func):
-            return [partial(setattr, node, "value", ast.Constant(None))]
-        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-            return [partial(setattr, node, "value", ast.Constant(None))]
-    return []
-
-
-def _is_log(func: ast.expr) -> bool:
-    return ast.unparse(func).startswith(("log.", "_log.", "self._log.", "logger."))
-
-
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many mutants at random, a module as likely as it is long."""
-    modules = [
-        path
-        for path in sorted((ROOT / "sidecar").rglob("*.py"))
-        if not str(path.relative_to(ROOT)).startswith(UNTESTED)
-    ]
-    chance = random.Random(seed)
-    sizes = [path.stat().st_size for path in modules]
-    found: list[Mutant] = []
-    while len(found) < count:
-        (path,) = chance.choices(modules, sizes)
-        offered = list(mutants_of(path))
-        if offered and (one := chance.choice(offered)) not in found:
-            found.append(one)
-    return found
-
-
-def tests_of(path: str) -> list[str]:
-    """The nearest folder of unit tests, or the file named after the module, and property tests that import it."""
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    found = [
-        str(each.relative_to(ROOT)) for each in (ROOT / "tests" / "property").glob("*.py") if module in each.read_text()
-    ]
-    folder = Path(path).parent.relative_to("sidecar")
-    if folder == Path():
-        named = Path("tests", "unit", f"test_{Path(path).stem}.py")
-        return [*found, str(named)] if (ROOT / named).exists() else found
-    while folder != Path() and not (ROOT / "tests" / "unit" / folder).is_dir():
-        folder = folder.parent
-    return [*found, str(Path("tests", "unit", folder))] if folder != Path() else found
-
-
-def judge(mutant: Mutant, trees: SimpleQueue[Path]) -> Outcome:
-    """Run the tests beside a mutant in one of these copies of the tree."""
-    tests = tests_of(mutant.path)
-    if not tests:
-        return Outcome(mutant, "untested")
+@contextlib.contextmanager
+def taken(trees: SimpleQueue[Path]) -> Iterator[Path]:
+    """One of the copies, which is put back."""
     tree = trees.get()
-    file = tree / mutant.path
     try:
-        file.write_text(mutant.source, encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        done = subprocess.run(command, cwd=tree, capture_output=True, timeout=LIMIT_S, check=False)
-        what = "survived" if done.returncode == 0 else "killed"
-    except subprocess.TimeoutExpired:
-        what = "slow"
+        yield tree
     finally:
-        shutil.copyfile(ROOT / mutant.path, file)
         trees.put(tree)
-    return Outcome(mutant, what)
+
+
+def run(tree: Path, tests: Sequence[str], limit_s: float) -> tuple[bool, bool, float]:
+    """Whether these tests ended in time, whether one failed or there are none, and the seconds as pytest has them."""
+    begun_s = time.monotonic()
+    command = [sys.executable, *COMMAND, f"--timeout={int(limit_s) + 1}", *tests]
+    process = subprocess.Popen(
+        command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": f"{tree}:{tree / 'fastlane'}"},
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return False, False, limit_s
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+    took = TOOK.search(output)
+    return True, process.returncode != 0, float(took[1]) if took else time.monotonic() - begun_s
+
+
+def drawn(count: int, seed: int, paths: Sequence[str]) -> list[Mutant]:
+    """So many mutants at random; each is as likely as any other."""
+    found: list[Mutant] = []
+    for file in sorted((ROOT / "sidecar").rglob("*.py")):
+        path = str(file.relative_to(ROOT))
+        if not path.startswith(UNTESTED) and (not paths or path.startswith(tuple(paths))):
+            found += mutants_of(path, ast.parse(file.read_text("utf-8")))
+    return sorted(found, key=lambda mutant: mutant.rank(seed))[:count]
+
+
+def chosen(tests: Sequence[str], times: Times) -> tuple[list[str], float]:
+    """The first of these files that fit into the limit together, and their seconds."""
+    found: list[str] = []
+    total_s = 0.0
+    for test in tests:
+        seconds = times.seconds(test)
+        if seconds is not None and total_s + seconds <= LIMIT_S:
+            found.append(test)
+            total_s += seconds
+        elif total_s > LIMIT_S * 0.8:
+            break
+    return found, total_s
+
+
+def judge(mutant: Mutant, nearest: Nearest, times: Times, trees: SimpleQueue[Path]) -> str:
+    """What becomes of a mutant: `killed`, `hung` (killed too), `survived`, or `untested` (no tests are near it)."""
+    tests, seconds = chosen(nearest.tests_of(mutant.path), times)
+    if not tests:
+        return "untested"
+    with taken(trees) as tree:
+        file, text = tree / mutant.path, (ROOT / mutant.path).read_text("utf-8")
+        try:
+            module = ast.parse(text)
+            next(each for each in mutants_of(mutant.path, module) if each.name == mutant.name)
+            file.write_text(ast.unparse(module), "utf-8")
+            ended, failed, _ = run(tree, tests, 3 * seconds + 30)
+        finally:
+            file.write_text(text, "utf-8")
+    return "hung" if not ended else "killed" if failed else "survived"
 
 
 def main() -> int:
     """Judge them; 1 if more than a tenth survives that is not known to be equivalent."""
     options = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    options.add_argument("paths", nargs="*")
     options.add_argument("--count", type=int, default=100)
     options.add_argument("--seed", type=int, default=38)
     options.add_argument("--jobs", type=int, default=2)
     asked = options.parse_args()
-    alive: list[Mutant] = []
     told = Counter[str]()
-    with tempfile.TemporaryDirectory(prefix="sidecar-mutants-") as place, ThreadPoolExecutor(asked.jobs) as pool:
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidecar-mutants-")))
+        _start_servers(stack, place)
         trees = SimpleQueue[Path]()
         for number in range(asked.jobs):
-            tree = Path(place, str(number))
-            shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv", ".cache", ".git", ".mypy_cache"))
-            (tree / ".cache").symlink_to(ROOT / ".cache")
-            trees.put(tree)
-        for mutant, what in pool.map(partial(judge, trees=trees), drawn(asked.count, asked.seed)):
-            known = what != "killed" and mutant.name in EQUIVALENT
-            told["equivalent" if known else what] += 1
-            alive += [] if known or what == "killed" else [mutant]
-            print(f"{'equivalent' if known else what:10} {mutant.path}:{mutant.line} {mutant.change}", flush=True)
+            trees.put(_copied(place / str(number)))
+        mutants = drawn(asked.count, asked.seed, asked.paths)
+        judged = partial(judge, nearest=Nearest(), times=Times(trees), trees=trees)
+        pool = stack.enter_context(ThreadPoolExecutor(asked.jobs))
+        unknown = [mutant for mutant in mutants if mutant.name not in EQUIVALENT]
+        for mutant, what in zip(unknown, pool.map(judged, unknown), strict=True):
+            told[what] += 1
+            print(f"{what:9} {mutant.line:4} {mutant.name}", flush=True)
+    told["equivalent"] = len(mutants) - len(unknown)
     print(", ".join(f"{count} {what}" for what, count in told.items()), f"(seed {asked.seed})")
-    return int(len(alive) > asked.count // 10)
+    return int(told["survived"] + told["untested"] > asked.count // 10)
+
+
+def _start_servers(stack: contextlib.ExitStack, place: Path) -> None:
+    """Start the brokers and the database that the tests share."""
+    os.environ["SIDECAR_TEST_KAFKA"] = stack.enter_context(KafkaBroker(place / "kafka")).bootstrap
+    os.environ["SIDECAR_TEST_ROCKETMQ"] = stack.enter_context(RocketMqNode(place / "rocketmq", tls=True)).name_server
+    os.environ["SIDECAR_TEST_POSTGRESQL"] = stack.enter_context(PostgresqlServer()).url
+
+
+def _copied(tree: Path) -> Path:
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv", ".cache", ".git", ".mypy_cache", "__pycache__"))
+    (tree / ".cache").symlink_to(ROOT / ".cache")
+    (tree / ".venv").symlink_to(ROOT / ".venv")
+    return tree
 
 
 if __name__ == "__main__":

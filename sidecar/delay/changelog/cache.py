@@ -54,11 +54,13 @@ class LocalCache(PartitionStore):
 
     vouched: bytes | None
     """The table of the point at which the files were opened; None if they begin empty."""
+    _is_of_log: bool
+    _first: int
+    """With a point that was found: whether a log has it, and the first log that counts."""
 
     def _open(self, path: Path) -> None:
         self._spare: set[int] = set()
         self._found: tuple[Point, bytes] | None = None
-        self._is_of_log, self._first = False, 0
         try:
             super()._open(path)
             is_sound = not self.damages and self._is_complete()
@@ -80,7 +82,7 @@ class LocalCache(PartitionStore):
     def _clear(self, path: Path) -> None:
         if hasattr(self, "_journal"):
             self._journal.close()
-        self._found, self._is_of_log = None, False
+        self._found = None
         self.damages.clear()
         for each in path.iterdir():
             if each.is_dir() and not each.is_symlink():

@@ -124,6 +124,14 @@ def test_a_port_that_takes_connections_and_says_nothing_is_told(monkeypatch: pyt
         assert (finding.exit_code, missing(finding.text, "no answer to HEAD", "timed out")) == (69, [])
 
 
+def test_a_port_that_takes_connections_and_no_tls_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for TLS has a limit too."""
+    monkeypatch.setattr(checked, "ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        finding = look(f"https://127.0.0.1:{silent.getsockname()[1]}/in")
+        assert (finding.exit_code, missing(finding.text, "no TLS", "timed out")) == (78, [])
+
+
 def test_a_port_that_speaks_no_http_is_told() -> None:
     """Exit 69: something else listens there."""
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -13,7 +13,7 @@ from sidecar.config.model import Settings
 from sidecar.core.books import Accounts
 from sidecar.core.effects import Commit, CommitItem, Effect
 from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition_state import PartitionState
+from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -207,6 +207,18 @@ def test_a_reload_is_no_rebalance() -> None:
     supervisor.listener.assigned([Assignment(KEPT, "scope", PartitionState(5, 5), "", 1, resumed=True, read_from=5)])
     writer.close()
     assert supervisor.record.rebalances == {"assigned": 2, "reloaded": 1, "lost": 1}
+
+
+@pytest.mark.parametrize(("epoch", "is_left"), [(9, True), (0, False)])
+def test_delayed_messages_of_a_store_that_is_not_configured_are_told(epoch: int, is_left: bool) -> None:
+    """A commit with an epoch has some in a changelog or a database; they stay there until the store is back."""
+    supervisor, writer = supervised()
+    state = PartitionState(5, 5, stores=Stores(7 if epoch else 0, (), epoch))
+    supervisor.listener.assigned([Assignment(KEPT, "scope", state, "", 1, resumed=True, read_from=5)])
+    assert supervisor.record.left_behind == ({KEPT} if is_left else set())
+    supervisor.listener.lost([KEPT])
+    writer.close()
+    assert supervisor.record.left_behind == set()
 
 
 def supervised(broker: Broker | None = None, state: State | None = None) -> tuple[Supervisor, Worker]:

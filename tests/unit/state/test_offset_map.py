@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
-from sidecar.core.lineage import Stamp
-from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Tries
+from sidecar.core.lineage import TOKEN_BITS, Stamp
+from sidecar.core.partition_state import LaneState, Other, PartitionState, SharedIntent, Stores, Tries
 from sidecar.state.offset_map import Decoded, Identity, Origin, decode, encode
 
 IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"
@@ -45,3 +45,28 @@ def test_stamps_and_tries_travel() -> None:
     tried = replace(STATE, tries=tries)
     found = decode(encode(IDENTITY, RULES, tried, Stamp(7, 8), None), 100, IDENTITY, RULES)
     assert found == Decoded(Origin.OURS, 42, tried, Stamp(7, 8))
+
+
+GOLDEN = (
+    "tQGjtpTJAAAAAAAAACpdTwgNQF/UZ3J1bGVklgFlAQIyCgEAAAAAAAUAAAAAAAUVAgAKAgcAAAAAAAkAAR4KAAAAAAAH"
+    "CAAAAAAACawCAQEDyAEBCgsMDQ4PrAIAAQIDBAUACQQFAQAAAAAACww="
+)
+"""A state with stores, parked parts and ancestors, as this version was released with."""
+
+
+def test_what_this_version_writes_stays_as_it_is() -> None:
+    """Members of other versions read it, and so will those to come: no byte of it may move."""
+    stores = Stores(0x0102030405, (Other(0x0A0B0C0D0E0F, 300, 4),), 9)
+    full = replace(STATE, stores=stores, parked=5, tries={(5, 112, 119): Tries(3, 200)})
+    text = encode(IDENTITY, RULES, full, Stamp(7, 8), Stamp(9, 300), (Stamp(11, 12),))
+    assert text == GOLDEN
+    assert decode(text, 100, IDENTITY, RULES) == Decoded(
+        Origin.OURS, 42, full, Stamp(7, 8), Stamp(9, 300), (Stamp(11, 12),)
+    )
+
+
+def test_a_commit_without_stamps_has_none() -> None:
+    """Zeros stand there, which are no stamp."""
+    text = encode(IDENTITY, RULES, STATE)
+    assert decode(text, 100, IDENTITY, RULES) == Decoded(Origin.OURS, 42, STATE)
+    assert base64.b64decode(text)[len(base64.b64decode(BEFORE)) :] == bytes(2 * (TOKEN_BITS // 8 + 1) + 1)

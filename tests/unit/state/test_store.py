@@ -15,7 +15,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -296,3 +296,9 @@ def test_kill_in_mid_transaction_loses_nothing_acknowledged(tmp_path: Path) -> N
         assert store.take_damages() == []
         store.close()
         last = acknowledged + 2
+
+
+def test_what_reads_the_state_cannot_change_it(tmp_path: Path) -> None:
+    """Only the writer's connection can: the reader is used on other threads, and beside a write under way."""
+    with closing(Store(tmp_path)) as store, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        store._database._reader.execute("DELETE FROM meta")

@@ -349,3 +349,31 @@ def test_a_note_that_is_taken_while_a_partition_leaves_is_of_the_others_alone(sc
     leave(scene)
     scene.note()
     assert scene.restarted().taken_over.note is None
+
+
+# When notes are taken
+
+
+def test_nothing_is_written_while_nothing_comes(scene: Scene) -> None:
+    """A daemon that is idle leaves its disk alone."""
+    scene.put(10)
+    scene.land()
+    scene.note()
+    before = scene.cache.changes
+    for _ in range(3):
+        scene.note()
+    assert scene.cache.changes == before
+
+
+def test_a_note_comes_before_its_time_where_much_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a restart would read all of it again."""
+    scene = Scene()
+    scene.store = ChangelogStore(scene.cache, scene.changelog, lambda: scene.now_s, entries_max=3)
+    scene.number = scene.own()
+    scene.commit()
+    scene.put(10, 20, 30)
+    scene.land()
+    for _ in range(4):
+        scene.sync()
+        scene.land()
+    assert scene.restarted().taken_over.note is not None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from sidecar.errors import StateError
+from sidecar.errors import ConfigError, StateError
 from sidecar.spark.ranges.shared import write
-from sidecar.spark.run.pinned import open_checkpoint
+from sidecar.spark.run.pinned import latest_batch, open_checkpoint, pending_batch
 from tests.support.spark.tasks import begin, make_settings
 
 STARTS = (
@@ -65,3 +66,32 @@ def test_a_start_that_cannot_be_forgotten_is_refused(job: Job, monkeypatch: pyte
     monkeypatch.setattr("os.unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     with pytest.raises(StateError, match=r"cannot remove .*first: Read-only file system"):
         job.start()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "pending"),
+    [([], [], -1), ([0], [], 0), ([0], [0], -1), ([8, 9, 10], [8, 9], 10), ([9, 10], [9, 10], -1), ([0, 1], [0], 1)],
+)
+def test_a_micro_batch_is_pending_until_it_is_committed(
+    tmp_path: Path, offsets: list[int], commits: list[int], pending: int
+) -> None:
+    """Batches are numbers, not texts, and other files of Spark count for nothing."""
+    for log, batches in (("offsets", offsets), ("commits", commits)):
+        (tmp_path / log).mkdir()
+        (tmp_path / log / ".99.crc").touch()
+        for batch in batches:
+            begin(tmp_path, batch, log)
+    assert (pending_batch(tmp_path), latest_batch(tmp_path, "commits")) == (pending, max(commits, default=-1))
+
+
+@pytest.mark.parametrize(("ends", "is_refused"), [(("5", "5"), False), (("5", "7"), True)])
+def test_rules_change_only_where_both_queries_have_read_equally_far(
+    job: Job, ends: tuple[str, str], is_refused: bool
+) -> None:
+    """Else the rest of one of them would be made by rules that the other did not have."""
+    for query, end in zip(job.queries, ends, strict=True):
+        begin(query, 0, "offsets", "commits")
+        (query / "offsets" / "0").write_text(f"v1\n{{}}\n{end}")
+    changed = make_settings("http://localhost:1/", tags={"exclude": "x"})
+    with pytest.raises(ConfigError, match="are at different places") if is_refused else contextlib.nullcontext():
+        open_checkpoint(job.queries, job.root / "sidecar", changed, "cluster")
