@@ -143,6 +143,12 @@ class Batch:
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     @property
+    def since_ms(self) -> float:
+        """Monotonic time since when its oldest message is open; its number if that is not known."""
+        times_ms = (part.fragments[0].at_ms for part in self.parts if part.fragments)
+        return min(times_ms, default=0.0) or float(self.id)
+
+    @property
     def alive(self) -> list[Part]:
         """Its parts whose partitions are still owned."""
         return [part for part in self.parts if part.life.alive]

@@ -42,7 +42,6 @@ KINDS = {
     ),
     "changelog": Kind(STOPPED, _DELAY),
     "commit": Kind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
-    "memory": Kind(DEGRADED, f"check the receiver: it accepts less than the source delivers{_HEALS}"),
     "dead_letters_store": Kind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
     "state": Kind(DEGRADED, _STATE_DISK),
     "delay": Kind(DEGRADED, _DELAY),
@@ -50,18 +49,16 @@ KINDS = {
     "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
     "group": Kind(DEGRADED, f"check the receiver for that reason{_HEALS}"),
+    "commit_slow": Kind(DEGRADED, f"check the broker: its commits take long{_HEALS}"),
+    "waiting": Kind(DEGRADED, "check the receiver's speed, raise sink.http.concurrency, or add processes"),
+    "memory": Kind(DEGRADED, f"check the receiver: it accepts less than the source delivers{_HEALS}"),
     "span": Kind(
         DEGRADED,
-        "if a group is named as failing, fix what it waits for, or end its retries: retry.give_up_after; otherwise "
-        "wait: the partition changes hands",
+        "correct what the group waits for; with Kafka, retry.park_after lets the batches of a failing group wait in a "
+        "store, where they hold back no others",
     ),
     "ids_loading": Kind(DEGRADED, "wait; if the reason names a failure, mend the disk or the rights of state.dir"),
     "unread": Kind(DEGRADED, _BROKER),
-    "waiting": Kind(
-        DEGRADED,
-        "if they wait for a commit, check the broker and the network; otherwise check the receiver's speed, raise "
-        "sink.http.concurrency, or add processes",
-    ),
     "all_filtered": Kind(
         DEGRADED, "compare tags.subscribe and exclude with the tags in the reason; if none is to come, ignore this"
     ),
@@ -74,9 +71,11 @@ KINDS = {
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 _EFFECTS = {
     "state_lost": {"ids", "store", "commit", "state", "delay"},
+    "halted": {"group"},
     "ids": {"state"},
     "store": {"state", "delay"},
     "changelog": {"delay"},
+    "commit_slow": {"memory", "span"},
 }
 """Kinds that have the same cause as another kind while that is present."""
 

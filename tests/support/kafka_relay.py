@@ -16,15 +16,15 @@ FETCH, OFFSET_COMMIT = 1, 8
 
 
 class KafkaRelay(Relay):
-    """Passes requests on; each has its length in four bytes, then its number in two.
+    """Passes requests on: each has its length, its number, version, id, and the client's id with its length.
 
     Attributes:
-        delays_s: By number of a request, for how long it is held back; without end it is never passed on.
+        delays_s: By client's id and number, for how long a request is held back; without end it is never passed on.
     """
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
-        self.delays_s: dict[int, float] = {}
+        self.delays_s: dict[tuple[bytes, int], float] = {}
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on what a client sends, in its order."""
@@ -32,7 +32,8 @@ class KafkaRelay(Relay):
             while True:
                 size = await reader.readexactly(4)
                 request = await reader.readexactly(int.from_bytes(size))
-                delay_s = self.delays_s.get(int.from_bytes(request[:2]), 0.0)
+                client = request[10 : 10 + int.from_bytes(request[8:10])]
+                delay_s = self.delays_s.get((client, int.from_bytes(request[:2])), 0.0)
                 if delay_s == inf:
                     continue
                 await asyncio.sleep(delay_s)

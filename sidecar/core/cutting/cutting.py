@@ -61,12 +61,14 @@ class _Unit:
 class Cutter:
     """Holds open messages until they are due.
 
-    A due unit is cut as late as possible, when a sender is about to be free, so that batches grow until then. Nothing
-    is cut of a failing group, of a fenced partition, or beyond the room for intents.
+    A due unit is cut as late as possible, when a sender is about to be free, so that batches grow until then. A batch
+    is sent only after a commit, so as many are cut before a commit as keep the senders busy while it lasts. Nothing is
+    cut of a failing group, of a fenced partition, or beyond the room for intents.
 
     Args:
         rules: Rules by which they become due.
-        concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding.
+        concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding, or more
+            while commits take longer than these.
         owned: The owned partitions.
         groups: The state of each group.
         memory: The count of held memory.
@@ -87,6 +89,10 @@ class Cutter:
     ) -> None:
         self._rules = rules
         self._ahead_max = 2 * concurrency
+        self._times = 1
+        """Multiple of `_ahead_max` that may be outstanding at present."""
+        self._is_limited = False
+        """Whether due units were left because as many batches were outstanding."""
         self._owned = owned
         self._groups = groups
         self._memory = memory
@@ -102,6 +108,11 @@ class Cutter:
     def idle(self) -> bool:
         """Whether nothing is open."""
         return not self._units
+
+    def committed(self, *, starved: bool) -> None:
+        """Cut twice as much before the next commit if due units waited for this one beside a free sender; else half."""
+        if self._is_limited:
+            self._times = 2 * self._times if starved else max(1, self._times // 2)
 
     def change(self, concurrency: int) -> None:
         """Go on under rules that have changed."""
@@ -194,10 +205,14 @@ class Cutter:
             if gone:
                 self._refresh(key, unit)
 
-    def held_up(self) -> list[tuple[UnitKey, float]]:
-        """The due units whose group does not fail, each with the time since which it is open."""
-        failing = self._groups.failing
-        return [(key, self._units[key].since_ms) for key in self._due if not (key[1] and failing(key[1]))]
+    def held_up(self, now_ms: float) -> list[tuple[UnitKey, float]]:
+        """The units that are due, or would be at a step, each with the time since which it is open.
+
+        Those of failing groups are left out.
+        """
+        failing, until_ms = self._groups.failing, now_ms - self._rules.linger_ms
+        due = ((key, unit) for key, unit in self._units.items() if key in self._due or unit.since_ms <= until_ms)
+        return [(key, unit.since_ms) for key, unit in due if not (key[1] and failing(key[1]))]
 
     # Cutting
 
@@ -253,12 +268,13 @@ class Cutter:
     def _cut_due(self, now_ms: float) -> Iterator[list[Part]]:
         # Round robin, one batch for each group: a group that is far behind must not take all senders.
         work = deque(self._due)
-        while work and self._groups.healthy < self._ahead_max:
+        while work and self._groups.healthy < self._ahead_max * self._times:
             key = work.popleft()
             batches = self._cut(key, now_ms)
             yield from batches
             if batches and key in self._due:
                 work.append(key)
+        self._is_limited = bool(work)
 
     def _hurry(self, key: UnitKey, reason: str) -> None:
         if self._due.get(key, "linger") == "linger":

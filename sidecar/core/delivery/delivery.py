@@ -29,6 +29,9 @@ from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, Attempt, Verdict
 
+A_COMMIT = "a commit"
+"""What a batch waits for whose promises are not durable yet."""
+
 
 class Delivery:
     """Owns all batches from cut to end.
@@ -42,6 +45,7 @@ class Delivery:
 
     def __init__(self, rules: DeliveryRules, owned: Ownerships, memory: Memory, jitter: Callable[[], float]) -> None:
         self._memory = memory
+        self._rules = rules
         self.output = Output()
         self.sends = Tally()
         """Sends that were answered, by verdict."""
@@ -183,9 +187,14 @@ class Delivery:
             return False
         return not any(map(self.outbox.count, (Stage.SENDING, Stage.WAITING, Stage.HELD_BACK)))
 
+    @property
+    def has_free_sender(self) -> bool:
+        """Whether fewer batches are being sent than may be at once."""
+        return self.outbox.count(Stage.SENDING) < self._rules.concurrency
+
     def held_up(self) -> Iterator[tuple[str, Batch]]:
         """Batches that wait for something other than their group's retry, each with the reason."""
-        waits = {"a commit": Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
+        waits = {A_COMMIT: Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
         for what, stage in waits.items():
             waiting = self.outbox.batches(stage)
             yield from ((what, batch) for batch in waiting if not self.outbox.groups.failing(batch.group))

@@ -110,10 +110,13 @@ class Gate:
         self._memory = memory
         self._memory_full = False
         self._paused: frozenset[TopicPartition] = frozenset()
+        self.spent: frozenset[TopicPartition] = frozenset()
+        """The partitions that are paused because their span is used up."""
 
     def assigned(self, tp: TopicPartition) -> None:
         """Record that the source reads the partition from now on."""
         self._paused -= {tp}
+        self.spent -= {tp}
 
     @property
     def held_bytes(self) -> int:
@@ -161,7 +164,8 @@ class Gate:
             wide: The result of `wide` at the beginning of the step.
         """
         stopped = self._orders.draining or self._memory_full or self._halted
-        paused = self._all_but_what_frees_room() if stopped else self._held_back(wide)
+        self.spent = frozenset() if stopped else self._spent(wide)
+        paused = self._all_but_what_frees_room() if stopped else self.spent | self._held_back()
         paused |= self._origins.awaited()
         if paused == self._paused:
             return None
@@ -172,15 +176,18 @@ class Gate:
     def _halted(self) -> bool:
         return self._delivery.receiver.doubted or bool(self._orders.state_lost)
 
-    def _held_back(self, wide: Sequence[Partition]) -> frozenset[TopicPartition]:
-        """Partitions whose span is used up, until a quarter of it is free again, and those that are to be left."""
-        most, before = self._rules.span_max, self._paused
+    def _spent(self, wide: Sequence[Partition]) -> frozenset[TopicPartition]:
+        """Partitions whose span is used up, until a quarter of it is free again."""
+        most, before = self._rules.span_max, self.spent
         spans = [(partition.tp, partition.reach) for partition in wide if not partition.reach.replaying]
-        paused = {tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most)}
+        return frozenset(tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most))
+
+    def _held_back(self) -> frozenset[TopicPartition]:
+        """Partitions that are to be left, or whose messages have no room in the store."""
         leaving = set(self._owned) if self._orders.resting else set(self._owned.keys() & self._orders.leaving)
         if self._orders.store_full:
             leaving |= {tp for tp, owned in self._owned.items() if not (owned.is_delayed or owned.holding.is_behind)}
-        return frozenset(paused | {tp for tp in leaving if not self._owned[tp].reach.replaying})
+        return frozenset(tp for tp in leaving if not self._owned[tp].reach.replaying)
 
     def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:
         """Replayed parts are complete only after they are read; pausing them could block forever.

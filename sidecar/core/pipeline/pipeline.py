@@ -14,7 +14,7 @@ from dataclasses import fields
 from sidecar.core.books import Accounts
 from sidecar.core.cutting.cutting import BatchRules, Cutter
 from sidecar.core.cutting.memory import Memory
-from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.delivery.delivery import A_COMMIT, Delivery
 from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
@@ -66,6 +66,8 @@ class Pipeline:
         self.commits = Commits(self.partitions, self.intake.identities)
         self.origins = Origins(self.partitions, self.intake.identities, any_copies=reading.copies is not None)
         self.puts = Puts(self.partitions, self.intake)
+        self._is_starved = False
+        """Whether a sender was free while the commit was under way."""
         self.orders = Orders()
         self.gate = Gate(batching, self.orders, self.partitions, self.origins, self.delivery, self.memory)
 
@@ -213,6 +215,9 @@ class Pipeline:
         """Handle the end of the outstanding commit; partitions missing in `results` failed and are retried."""
         self.commits.ended(results, now_ms)
         self.delivery.release_durable()
+        if any(results.values()):
+            self.cutter.committed(starved=self._is_starved)
+        self._is_starved = False
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
         """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked."""
@@ -308,6 +313,7 @@ class Pipeline:
         if commit is not None:
             self._output.ask(commit)
         self.delivery.step(now_ms, fetches=not self.orders.draining)
+        self._is_starved |= self.commits.outstanding and self.delivery.has_free_sender
         self._apply(self.delivery.output.take_outcomes(), now_ms)
         flow = self.gate.flow(wide)
         if flow is not None:
@@ -316,15 +322,15 @@ class Pipeline:
 
     # Status
 
-    def held_up(self) -> Iterator[tuple[str, str | None, float]]:
-        """Batches that wait for something other than a retry: the reason, the group, a key.
+    def held_up(self, now_ms: float) -> Iterator[tuple[str, str | None, float]]:
+        """Messages that wait for something other than a retry: what for, the group, since when the oldest is open.
 
         The group is None if all groups of a partition wait together.
         """
-        for (_, group), since_ms in self.cutter.held_up():
-            yield "a commit" if self.commits.outstanding else "a free sender", group, since_ms
+        for (_, group), since_ms in self.cutter.held_up(now_ms):
+            yield A_COMMIT if self.delivery.has_free_sender else "a free sender", group, since_ms
         for what, batch in self.delivery.held_up():
-            yield what, batch.group, float(batch.id)
+            yield what, batch.group, batch.since_ms
 
     @property
     def idle(self) -> bool:

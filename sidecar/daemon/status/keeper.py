@@ -11,10 +11,10 @@ from itertools import product
 from sidecar import threads
 from sidecar.core.books import Books
 from sidecar.core.delivery.stages import Stage
-from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.reload import Reload
+from sidecar.daemon.status.blocking import blocking
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.status.problems import Problems
 from sidecar.daemon.status.waiting import waiting
@@ -26,7 +26,6 @@ from sidecar.ops.snapshot import (
     LEDGER_KINDS,
     RETRYING_MAX,
     Activity,
-    BlockingGroup,
     LaneStatus,
     PartitionStatus,
     RetryingGroup,
@@ -42,11 +41,8 @@ from sidecar.version import version
 
 LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
-HOLDERS_MAX = 20
 WAITING_EVERY_S = 2.0
 """Interval at which all open groups are looked through."""
-WIDE_SPAN = 10_000
-"""Span of offsets above which a partition's status names the groups that hold its watermark."""
 CLOSE_AFTER_S = 4.0
 """Time for which a revoked partition stays listed: a reload leaves no gap, and its last counts can be read."""
 
@@ -133,7 +129,7 @@ class StatusKeeper:
             ids=self._supervisor.ids.status(now_s),
             retries_waiting=delivery.outbox.count(Stage.WAITING),
             retrying=tuple(retrying),
-            blocking=tuple(_blocking(pipeline)),
+            blocking=tuple(blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
             lane=self._lane(),
@@ -211,24 +207,3 @@ def status_line(now: StatusSnapshot) -> str:
     books, lag = now.totals, "unknown" if now.lag is None else f"{now.lag:,}"
     line = f"{books.consumed:,} consumed, {books.delivered:,} delivered, {books.in_flight:,} in flight, lag {lag}"
     return f"{line}; {now.health}"
-
-
-def _blocking(pipeline: Pipeline) -> list[BlockingGroup]:
-    """The groups that hold the watermark of each partition with a wide span; failing groups come first."""
-    blocking = []
-    delivering = pipeline.delivery.outbox.groups
-    for tp, partition in sorted(
-        (tp, owned) for tp, owned in pipeline.partitions.items() if owned.reach.span > WIDE_SPAN
-    ):
-        groups = sorted(_holders(partition), key=lambda group: (not delivering.failing(group), group))
-        blocking += [BlockingGroup(tp.topic, tp.partition, group, tp.broker) for group in groups[:HOLDERS_MAX]]
-    return blocking
-
-
-def _holders(partition: Partition) -> set[str]:
-    """The group that holds the watermark; if an intent serves all groups, those with unsettled messages in it."""
-    watermark = partition.watermark
-    intents = [intent for intent in partition.promises.intents if intent.first == watermark]
-    lanes = partition.lanes.values()
-    holding = {lane.group for lane in lanes for part in lane.live if part.intent in intents}
-    return holding | {lane.group for lane in partition.lanes.open() if lane.buffer.fragments[0].first == watermark}

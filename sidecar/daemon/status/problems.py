@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from sidecar.core.books import Books
+from sidecar.core.delivery.delivery import A_COMMIT
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
+from sidecar.daemon.status.blocking import holders
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem, all_filtered, causes
@@ -60,7 +63,9 @@ class Problems:
         self._chronicle = chronicle
         self._stops = Lasting[str]()
         self._unread = Lasting[tuple[TopicPartition, int]]()
-        self._waiting = Lasting[tuple[str, str | None, float]]()
+        self._waiting = Lasting[tuple[str | None, float]]()
+        self._waits: dict[tuple[str | None, float], Counter[str]] = {}
+        """How often each of these was seen to wait for what."""
         self._look_at_s = 0.0
         self._odd, self._odd_at_s = 0, 0.0
         self._lettered, self._lettered_at_s, self._lettered_at = 0, 0.0, ""
@@ -93,8 +98,7 @@ class Problems:
             problems.append(
                 Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
             )
-        for tp in sorted(pipeline.gate.paused if not pipeline.gate.stops else ()):
-            problems.append(Problem("span", f"{tp} waits: its oldest unsettled message is batch.span_max behind"))
+        problems += [self._spent(pipeline, tp) for tp in sorted(pipeline.gate.spent)]
         problems += self._dead_letters(totals, now_s)
         problems += self._odd_ids(pipeline, now_s)
         if pipeline.intake.unwanted.is_all:
@@ -111,6 +115,13 @@ class Problems:
         worth = [word for word in stops if word != "memory" or word in lasting]
         self._chronicle.intake(stops, worth, now_s)
         return [Problem(word, _unread(stops[word])) for word in worth]
+
+    def _spent(self, pipeline: Pipeline, tp: TopicPartition) -> Problem:
+        groups = holders(pipeline, pipeline.partitions[tp])
+        if not groups:
+            return Problem("commit_slow", f"{tp} waits: commits are batch.span_max behind")
+        does = "fails" if pipeline.delivery.outbox.groups.failing(groups[0]) else "waits"
+        return Problem("span", f"{tp} is not read: group {group_label(groups[0])} {does}, batch.span_max behind")
 
     def _dead_letters(self, totals: Books, now_s: float) -> Iterator[Problem]:
         if totals.dead_lettered > self._lettered:
@@ -133,7 +144,9 @@ class Problems:
         if now_s < self._look_at_s:
             return
         self._look_at_s = now_s + LOOK_EVERY_S
-        self._waiting.look(() if stopped else pipeline.held_up(), now_s)
+        held_up = {} if stopped else {(group, key): what for what, group, key in pipeline.held_up(now_s * 1000)}
+        self._waiting.look(held_up, now_s)
+        self._waits = {key: self._waits.get(key, Counter()) + Counter([what]) for key, what in held_up.items()}
         self._unread.look(
             [
                 (tp, partition.position)
@@ -155,6 +168,8 @@ class Problems:
             yield Problem("unread", f"{tp}{more}: no message arrived for {OVERDUE_S:.0f} s, and the log grows")
         waiting = self._waiting.longer_than(OVERDUE_S, now_s)
         if waiting:
-            what, group, _ = waiting[0]
+            group, _ = waiting[0]
+            what = self._waits[waiting[0]].most_common(1)[0][0]
+            kind = "commit_slow" if what == A_COMMIT else "waiting"
             name = "all groups of a partition" if group is None else f"group {group_label(group)}"
-            yield Problem("waiting", f"messages of {name} have waited for {what} for {OVERDUE_S:.0f} s")
+            yield Problem(kind, f"messages of {name} have waited for {what} for {OVERDUE_S:.0f} s")

@@ -11,7 +11,8 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.core.books import Books
 from sidecar.daemon.lifecycle import Daemon
-from sidecar.daemon.status.keeper import _blocking, status_line
+from sidecar.daemon.status.blocking import blocking
+from sidecar.daemon.status.keeper import status_line
 from sidecar.errors import UnavailableError
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.snapshot import StatusSnapshot
@@ -69,4 +70,4 @@ def test_the_groups_that_hold_a_watermark_are_named_where_one_cut_serves_all() -
     shell.answer = lambda batch, offsets: answers.get(batch.group, ACK)  # type: ignore[method-assign]
     shell.read(*((offset, offset % 70, None, b"x") for offset in range(14_000)))
     shell.run(200)
-    assert [one.group for one in _blocking(shell.pipeline)] == ["g66", "g7"]
+    assert [one.group for one in blocking(shell.pipeline)] == ["g66", "g7"]

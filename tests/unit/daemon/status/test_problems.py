@@ -21,7 +21,8 @@ from sidecar.daemon.status.problems import FULL_S, Problems
 from sidecar.ops.health import HEALTHY, KINDS, Problem, causes, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
-from tests.support.shell import RETRY, Shell, rows
+from tests.support.shell import ACK, RETRY, Shell, rows
+from tests.support.shell import TP as SHELL_TP
 
 TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
@@ -33,9 +34,9 @@ class World:
         delivery = SimpleNamespace(letters={})
         self.held_up: list[tuple[str, str | None, float]] = []
         self.pipeline: Any = SimpleNamespace(
-            gate=SimpleNamespace(stops={}, paused=frozenset()),
+            gate=SimpleNamespace(stops={}, paused=frozenset(), spent=frozenset()),
             delivery=delivery,
-            held_up=lambda: list(self.held_up),
+            held_up=lambda now_ms: list(self.held_up),
             intake=SimpleNamespace(odd_ids=None, unwanted=SimpleNamespace(is_all=False), unwanted_tags="'a', no tag"),
         )
         self.record = Record()
@@ -182,7 +183,52 @@ def test_a_log_that_goes_on_and_is_not_read_is_a_problem() -> None:
     world.supervisor.emptied_s = 11.0
     assert world.kinds(11.0) == ["unread"]
     world.pipeline.gate.paused = frozenset({TP})
-    assert world.kinds(22.0) == ["span"]
+    assert world.kinds(22.0) == []
+
+
+def spanned(shell: Shell, tags: tuple[int, int] = (7, 0)) -> list[Problem]:
+    """What is found of a shell that read 201 messages: the tags of the first, and of the others."""
+    world = World()
+    shell.read(*rows(0, 0, tags[0]), *rows(1, 200, tags[1]))
+    shell.run(40)
+    world.supervisor.pipeline = shell.pipeline
+    return world.problems.find([], world.totals, [], 0.0)
+
+
+def test_a_used_up_span_names_its_group() -> None:
+    """Whether it fails or only waits; the settled messages of others are no cause."""
+    waits = Shell(span_max=100, max_messages=50)
+    waits.answer = lambda batch, offsets: None if batch.group == "g7" else ACK  # type: ignore[method-assign]
+    assert spanned(waits) == [("span", "t[0] is not read: group g7 waits, batch.span_max behind")]
+    fails = Shell(span_max=100, max_messages=50)
+    fails.answer = lambda batch, offsets: RETRY if batch.group == "g7" else ACK  # type: ignore[method-assign]
+    assert spanned(fails) == [("span", "t[0] is not read: group g7 fails, batch.span_max behind")]
+
+
+def test_a_span_that_commits_use_up_is_theirs() -> None:
+    """All is settled, and no commit is acknowledged."""
+    shell = Shell(span_max=100)
+    shell.commit_ok = False
+    assert [problem.kind for problem in spanned(shell, (-1, -1))] == ["commit_slow"]
+
+
+def test_a_partition_that_changes_hands_has_no_problem() -> None:
+    """It is paused for less than its span: the next owner knows only the watermark."""
+    shell = Shell(span_max=1_000)
+    shell.answer = lambda batch, offsets: None  # type: ignore[method-assign]
+    shell.pipeline.orders.leave({SHELL_TP})
+    assert spanned(shell) == []
+    assert shell.pipeline.gate.paused == {SHELL_TP}
+
+
+def test_what_messages_wait_for_is_what_they_waited_for_most() -> None:
+    """A look that finds the other bottleneck changes neither the time nor the blame."""
+    for most, other, kind in (("a commit", "a free sender", "commit_slow"), ("a free sender", "a commit", "waiting")):
+        world = World()
+        for second in range(11):
+            world.held_up = [(other if second % 3 == 1 else most, "paid", 1.0)]
+            kinds = world.kinds(float(second))
+        assert kinds == [kind]
 
 
 def test_messages_that_wait_in_the_client_are_no_problem() -> None:
