@@ -9,7 +9,6 @@ from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import POSITION_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Entry, Kind, PlacedRow
-from sidecar.delay.disk.hours import hour_of
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
 from sidecar.delay.replay import PARTITION
@@ -49,7 +48,6 @@ class Adoption:
         if len(entry.payloads) > PUT_BYTES_MAX:
             raise ValueError(f"{len(entry.payloads)} bytes at once, {PUT_BYTES_MAX} can be adopted")
         self._make_room()
-        self._journal.reuse(hour_of(placed[0][0]), hour_of(placed[-1][0]))
         self._lanes.adopt(number, entry)
         self._journal.record.add(Kind.ADOPT, entry.encoded())
         self._journal.progress.note(placed[0][0])

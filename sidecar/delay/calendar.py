@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from sidecar import files
-from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held, Table
+from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held, Table, find
 from sidecar.delay.disk.changes import Changes
-from sidecar.delay.disk.hour import HOUR_MS, Damage, HourFile, Known, ShorterError, known_of
-from sidecar.delay.disk.hours import Hours, NewRow, hour_of, paths_of, start_of
+from sidecar.delay.disk.filename import SUFFIX, named_by
+from sidecar.delay.disk.hour import (
+    HOUR_MS,
+    Damage,
+    HourFile,
+    Known,
+    ShorterError,
+    opened,
+)
+from sidecar.delay.disk.hours import Hours, NewRow, hour_of, start_of
+from sidecar.delay.disk.rewriting import DamagedError, Rewrite
 from sidecar.delay.disk.wheel import Positions, Wheel
 
 
@@ -40,7 +52,9 @@ class Calendar(Hours):
 
     def __init__(self, folder: Path, known: Mapping[int, Known] | None, mark: int, damages: list[Damage]) -> None:
         is_certain = known is not None
-        known = {hour: known_of(path) for hour, path in paths_of(folder).items()} if known is None else known
+        self._old: list[Path] = []
+        """Files that the next checkpoint does not need."""
+        known = self._found(folder) if known is None else known
         super().__init__(folder, known, mark)
         self._damages = damages
         self._uncertain = (
@@ -57,6 +71,33 @@ class Calendar(Hours):
         for file in self._hours.values():
             if file.left:
                 self._note(file)
+        for path in self._old:
+            self._restore_from(path)
+
+    def _found(self, folder: Path) -> dict[int, Known]:
+        """What the files themselves tell. An hour that was being rewritten has two: one of them is read like a log."""
+        known: dict[int, Known] = {}
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            hour, salt = named_by(path) or (0, 0)
+            if hour in known:
+                self._old.append(path)
+            elif hour:
+                known[hour] = _known_of(path, salt)
+        return known
+
+    def _remove(self, strange: Iterable[Path]) -> None:
+        super()._remove([path for path in strange if path not in self._old])
+
+    def _restore_from(self, path: Path) -> None:
+        hour, salt = named_by(path) or (0, 0)
+        with opened(path) as read:
+            for block in find(read, path.stat().st_size, salt):
+                content = block.content(read)
+                if content is None:
+                    self._damages.append(Damage(path, "a block's checksum is wrong", block.messages))
+                    continue
+                self.restore(*content)
+                self._uncertain[hour].update(np.frombuffer(content[0], ROW_TYPE)["position"].tolist())
 
     # Putting
 
@@ -130,9 +171,7 @@ class Calendar(Hours):
         for other in [other for other in self._loaded if not other.in_use and other.hour < hour_of(self.mark)]:
             other.unload()
             self._loaded.remove(other)
-        before = file.left
-        self._damages += file.load()
-        self.held -= before - file.left
+        self._lose(file)
         file.wheel = Wheel(file.positions(), file.to_take())
         self._loaded.append(file)
         self.has_settled_hours |= any(map(self._is_over, self._hours.values()))
@@ -147,6 +186,7 @@ class Calendar(Hours):
             file = touched[hour] = self._hours[hour]
             file.settled.add(number)
             file.out.discard(number)
+        self._fewer.update(touched)
         self.held -= len(spots)
         self.has_settled_hours |= any(map(self._is_over, touched.values()))
 
@@ -164,6 +204,7 @@ class Calendar(Hours):
                 before = file.left
                 file.settled |= BitMap(numbers.astype(np.uint32))
                 self.held -= before - file.left
+                self._fewer.add(hour)
 
     def find(self, position: int) -> Spot | None:
         """Where a message is that is not settled; None if there is none.
@@ -198,39 +239,98 @@ class Calendar(Hours):
 
     # Durability
 
-    def sync(self) -> dict[int, Known]:
+    def sync(self, out: dict[int, Spot]) -> dict[int, Known]:
         """Make all files durable; return what a later process must know of them, but for those that `drop` removes.
+
+        Args:
+            out: Where the messages are that were taken and not settled; corrected.
 
         Raises:
             OSError: It failed.
         """
         self.flush()
+        for hour in self.wasteful():
+            self._rewrite(self._hours[hour], out)
         for file in self._hours.values():
             if not file.is_synced:
                 file.sync()
         files.sync(self._folder)
         return {hour: file.known for hour, file in self._hours.items() if not self._is_over(file)}
 
+    def _rewrite(self, file: HourFile, out: dict[int, Spot]) -> None:
+        """Copy the messages of an hour that are not settled to another file."""
+        self.spare(file.hour)
+        try:
+            rewrite = Rewrite(file, partial(_settled_in, file), self.mark)
+        except OSError:
+            return
+        try:
+            rewrite.step(file.size)
+        except DamagedError:
+            known = len(file.settled)
+            self._lose(file)
+            if len(file.settled) > known:
+                self._fewer.add(file.hour)
+            return
+        except OSError:  # such as a full disk: the file stays, and all that it has
+            with suppress(OSError):
+                files.remove(rewrite.following.path)
+            return
+        self._hours[file.hour] = rewrite.following
+        self._loaded = [other for other in self._loaded if other is not file]
+        self._old.append(file.path)
+        self._fewer.add(file.hour)
+        for position, spot in out.items():
+            if spot.hour == file.hour:
+                out[position] = Spot(file.hour, rewrite.moved(spot.number))
+
+    def _lose(self, file: HourFile) -> None:
+        before = file.left
+        self._damages += file.load()
+        self.held -= before - file.left
+
     def drop(self) -> None:
-        """Remove the files of past hours whose messages are all settled.
+        """Remove what the checkpoint does not need: former files, and those of past hours that are all settled.
 
         Raises:
             OSError: One cannot be removed.
         """
         for hour, file in list(self._hours.items()):
             if self._is_over(file):
-                files.remove(file.path)
+                self._old.append(file.path)
                 del self._hours[hour]
                 self._loaded = [other for other in self._loaded if other is not file]
         self.has_settled_hours = False
+        while self._old:
+            files.remove(self._old[-1])
+            self._old.pop()
 
     def _is_over(self, file: HourFile) -> bool:
         return not file.left and file.hour < hour_of(self.mark)
 
 
+def _known_of(path: Path, salt: int) -> Known:
+    """What a file itself tells: all that is settled is forgotten.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with opened(path) as read:
+        blocks = list(find(read, path.stat().st_size, salt))
+    end = max((block.end for block in blocks), default=0)
+    messages = max((block.first + block.messages for block in blocks), default=0)
+    return Known(end, messages, max((block.sequence for block in blocks), default=0), BitMap(), salt)
+
+
+def _settled_in(file: HourFile, first: int, table: Table) -> NDArray[np.bool_]:
+    """Which messages of a table are settled."""
+    settled = file.settled & BitMap(range(first, first + len(table)))
+    found = np.zeros(len(table), np.bool_)
+    found[np.array(settled, np.int64) - first] = True
+    return found
+
+
 def _held(file: HourFile, first: int, table: Table) -> tuple[Positions, Positions]:
     """Positions and origins of the messages of a table that are not settled."""
-    settled = file.settled & BitMap(range(first, first + len(table)))
-    keep = np.ones(len(table), np.bool_)
-    keep[np.array(settled, np.int64) - first] = False
+    keep = ~_settled_in(file, first, table)
     return table["position"][keep], table["origin"][keep]

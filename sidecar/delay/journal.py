@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sidecar import files
 from sidecar.delay.disk.changes import Record
 from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal
+from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal
 from sidecar.delay.lanes import Lanes
+from sidecar.delay.saving import Saving
 
 ASKED_BYTES_MAX = 4 * WAL_BYTES_MAX
 """Size of a log behind which a checkpoint is written that was not allowed."""
-
-
-class Saving:
-    """A checkpoint that is prepared: files are appended to and made durable, a few at a time.
-
-    Args:
-        snapshot: What the store knew when its log began.
-        unsaved: Hours whose files are not as the snapshot has to know them.
-        over: Files that are removed, by hour.
-        old: Logs that are removed.
-        old_bytes: Their size.
-    """
-
-    def __init__(
-        self, snapshot: Snapshot, unsaved: Sequence[int], over: dict[int, Path], old: Sequence[Path], old_bytes: int
-    ) -> None:
-        self.snapshot, self.over, self.old_bytes = snapshot, over, old_bytes
-        self._old = old
-        self._guard = threading.Lock()
-        """Held while the file of an hour is removed, or spared."""
-        self._removed: set[int] = set()
-        self.paths: list[Path] = []
-        """Files that must be made durable."""
-        self.is_allowed = True
-        """Whether the checkpoint may be written, once it is ready."""
-        self._unsaved = deque(hour for hour in unsaved if hour in snapshot.hours)
-
-    def step(self, lanes: Lanes) -> None:
-        """Append some messages to their files.
-
-        Raises:
-            OSError: The disk cannot be written; the next call tries again.
-        """
-        for file in lanes.flush_some(self._unsaved):
-            settled = self.snapshot.hours[file.hour].settled
-            self.snapshot.hours[file.hour] = file.known._replace(settled=settled)
-            file.is_synced = True
-            self.paths.append(file.path)
-
-    def remove(self) -> None:
-        """Remove what the checkpoint does not need, on any thread; what fails is left to the next start."""
-        for log in self._old:
-            with contextlib.suppress(OSError):
-                files.remove(log)
-        for hour in list(self.over):
-            with self._guard, contextlib.suppress(OSError):
-                if hour in self.over:
-                    self._removed.add(hour)
-                    files.remove(self.over[hour])
-
-    def spare(self, hour: int) -> bool:
-        """Do not remove the file of an hour that is over; return whether it is still there."""
-        with self._guard:
-            del self.over[hour]
-            return hour not in self._removed
-
-    @property
-    def is_flushed(self) -> bool:
-        """Whether all messages are in files."""
-        return not self._unsaved
 
 
 class Job:
@@ -85,11 +24,11 @@ class Job:
         logs: Are made durable first.
         saving: Its files are made durable next.
         checkpoint: Where the checkpoint is written, if it is ready.
-        next_log: Where a log is begun, if one is needed.
+        next_log: Folder and number of a log that is begun, if one is needed.
     """
 
     def __init__(
-        self, logs: Sequence[Wal], saving: Saving | None, checkpoint: Path | None, next_log: Path | None
+        self, logs: Sequence[Wal], saving: Saving | None, checkpoint: Path | None, next_log: tuple[Path, int] | None
     ) -> None:
         self.logs = list(logs)
         self.paths = list(saving.paths) if saving is not None else []
@@ -133,7 +72,7 @@ class Job:
             self.is_saved = True
             self._saving.remove()
         if self._next_log is not None:
-            self.log = Wal(self._next_log)
+            self.log = Wal(*self._next_log)
 
     def drop(self) -> None:
         """Do nothing from now on; waits while it is being done."""
@@ -201,7 +140,7 @@ class Journal:
         self.progress = Progress()
         self.record = Record()
         """What the log does not have yet."""
-        self._log = Wal(folder / f"{number}{SUFFIX}")
+        self._log = Wal(folder, number)
         self._logs = [self._log]
         """The logs that were written since they were made durable."""
         self._next: Wal | None = None
@@ -212,6 +151,8 @@ class Journal:
         """Why nothing can be made durable any more."""
         self.bytes_max: int | None = None
         """Size at which a log is full; None for `WAL_BYTES_MAX`."""
+        self._rewrites = True
+        """Whether checkpoints free the space of ended messages."""
         self.asks = False
         """Whether the checkpoints to come wait until they are allowed, or the log is `ASKED_BYTES_MAX` long."""
 
@@ -238,7 +179,14 @@ class Journal:
 
     @property
     def _number_of_log(self) -> int:
-        return int(self._log.path.stem)
+        return self._log.number
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `begin` would go on with a checkpoint, or begin one, though nothing was changed."""
+        if self._saving is not None:
+            return self.asked is None
+        return self._next is not None or self._is_full()
 
     def write(self) -> None:
         """Write what the log does not have yet.
@@ -284,7 +232,7 @@ class Journal:
         next_log = None
         if self._next is None and self._saving is None and (ends or self._is_full()):
             self._number += 1
-            next_log = self._folder / f"{self._number}{SUFFIX}"
+            next_log = self._folder, self._number
         if self.progress.changes == self.progress.synced and self._saving is None and next_log is None:
             return None
         is_allowed = self._saving is not None and (self._saving.is_allowed or self._log.end > ASKED_BYTES_MAX)
@@ -294,7 +242,9 @@ class Journal:
         return self._job
 
     def _is_full(self) -> bool:
-        return self._log.end > (self.bytes_max or WAL_BYTES_MAX) or bool(self._lanes.over())
+        if self._log.end > (self.bytes_max or WAL_BYTES_MAX) or self._lanes.over():
+            return True
+        return self._lanes.is_wasteful
 
     def _switch(self, log: Wal) -> None:
         old, self._log, self._next = self._log, log, None
@@ -309,17 +259,12 @@ class Journal:
             old_bytes: Their size.
         """
         lanes = self._lanes
-        over = {hour: lanes.path(hour) for hour in lanes.over()}
-        self._saving = Saving(self._snapshot(self._number_of_log), lanes.unsaved(), over, old, old_bytes)
+        over = [lanes.drop(hour) for hour in lanes.over()]
+        removed, nbytes = [*old, *(file.path for file in over)], old_bytes + sum(file.size for file in over)
+        snapshot = self._snapshot(self._number_of_log)
+        wasteful = lanes.wasteful() if self._rewrites else []
+        self._saving = Saving(snapshot, lanes.unsaved(), wasteful, removed, nbytes)
         self._saving.is_allowed = not self.asks
-
-    def reuse(self, first: int, last: int) -> None:
-        """Let the hours in [first, last] get messages again, also those whose files a job is about to remove."""
-        if self._saving is None:
-            return
-        for hour in [hour for hour in self._saving.over if first <= hour <= last]:
-            if not self._saving.spare(hour):
-                self._lanes.drop([hour])
 
     def ended(self, job: Job, error: OSError | None) -> None:
         """Count what a job has done; one that `sync` did instead is ignored."""
@@ -336,7 +281,6 @@ class Journal:
         if job.log is not None:
             self._next = job.log
         if job.is_saved and self._saving is not None:
-            self._lanes.drop(self._saving.over)
             self._saving = None
 
     def sync(self) -> None:
@@ -361,14 +305,18 @@ class Journal:
         self.ended(job, None)
 
     def finish(self) -> None:
-        """Make all changes durable, and leave nothing to repeat.
+        """Make all changes durable, and leave nothing to repeat. No file is rewritten: a start or a stop waits for it.
 
         Raises:
             OSError: See `begin`.
         """
+        self._rewrites = False
+        if self._saving is not None:
+            self._saving.hurry()
         self.sync()
         while self._saving is not None or self._log.end:
             self._do(self.begin(ends=True))
+        self._rewrites = True
 
     def close(self) -> None:
         """Close the logs."""

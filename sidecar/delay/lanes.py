@@ -6,7 +6,6 @@ import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from sidecar.delay.disk.gathered import Gathered
 from sidecar.delay.disk.hour import Damage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, PARKED_HOUR, Hours, NewRow, by_hour, hour_of, start_of
 from sidecar.delay.disk.listing import HourView, Listed, listed, views_of
+from sidecar.delay.disk.rewriting import Rewrite
 from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
 
 _CHUNK = 256
@@ -60,8 +60,6 @@ class Lanes(Hours):
         """Hours that are flushed because too much is in memory."""
         self.nbytes = sum(file.size for file in known.values())
         """Bytes of the files."""
-        self.reclaimed_bytes = inf
-        """Size from which on the file of an hour to come is removed when nothing is left there."""
         for number in range(len(lanes)):
             self.rewind(number)
 
@@ -370,30 +368,48 @@ class Lanes(Hours):
         return [hour for hour, file in self._hours.items() if file.pending or not file.is_synced]
 
     def known(self) -> dict[int, Known]:
-        """What a later process must know of the files, but for those of `over`."""
-        over = set(self.over())
-        return {
-            hour: file.known._replace(settled=file.settled.copy())
-            for hour, file in self._hours.items()
-            if hour not in over
-        }
+        """What a later process must know of the files."""
+        return {hour: file.known._replace(settled=file.settled.copy()) for hour, file in self._hours.items()}
 
     def over(self) -> list[int]:
-        """Hours that have no message that is not ended, if they are past or take up enough: a new file may follow."""
-        past, enough = hour_of(self.mark), self.reclaimed_bytes
-        to_come = range(past, PARKED_HOUR)
-        return [hour for hour in self.left.empty if hour not in to_come or self._hours[hour].size >= enough]
+        """Hours that have no message that is not ended, and get none any more."""
+        to_come = range(hour_of(self.mark), PARKED_HOUR)
+        return [hour for hour in self.left.empty if hour not in to_come]
 
-    def path(self, hour: int) -> Path:
-        """The path of an hour's file."""
-        return self._hours[hour].path
+    def drop(self, hour: int) -> HourFile:
+        """Forget an hour; return its file."""
+        file = self._hours.pop(hour)
+        self._loaded.unload(file)
+        self.left.empty.discard(hour)
+        self._full.discard(hour)
+        self._buffered_bytes -= file.pending.nbytes
+        self.nbytes -= file.size
+        return file
 
-    def drop(self, hours: Iterable[int]) -> None:
-        """Forget these hours, whose files are gone."""
-        for hour in hours:
-            file = self._hours.pop(hour)
-            self._loaded.unload(file)
-            self.left.empty.discard(hour)
-            self._full.discard(hour)
-            self._buffered_bytes -= file.pending.nbytes
-            self.nbytes -= file.size
+    def _left_in(self, file: HourFile) -> int:
+        return self.left.total(file.hour)
+
+    def waste_bytes(self) -> int:
+        """Bytes of ended messages in files that have more of them than of others."""
+        self._fewer |= self.left.fewer
+        self.left.fewer.clear()
+        return super().waste_bytes()
+
+    def rewritten(self, rewrite: Rewrite) -> None:
+        """Let an hour have the other file, to which its messages were copied."""
+        file, following = rewrite.file, rewrite.following
+        self._loaded.unload(file)
+        self._hours[file.hour] = following
+        self._full.discard(file.hour)
+        self._buffered_bytes -= file.pending.nbytes
+        self.nbytes += following.size - file.size
+        self._fewer.add(file.hour)
+
+    def check(self, file: HourFile) -> None:
+        """Find out what of a file cannot be read, which counts as ended.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        self._loaded.check(file)
+        self._fewer.add(file.hour)

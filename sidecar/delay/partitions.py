@@ -15,12 +15,12 @@ from sidecar import files
 from sidecar.delay.adoption import Adoption
 from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Kind, placed
-from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
+from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.hours import PARKED_HOUR
 from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.disk.snapshot import Partition, Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, logs_of
+from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.interface import LISTED_MAX, Place, Row
 from sidecar.delay.journal import Journal
 from sidecar.delay.lanes import Lanes
@@ -82,6 +82,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
             files.remove(log)
 
     def _checkpoint(self, path: Path) -> Snapshot:
+        refuse_former(path)
         raw = files.read_from(path / CHECKPOINT)
         if raw is None and is_unused(path):
             snapshot = Snapshot(secrets.randbits(48), 0, 0, [], {}, {})
@@ -352,11 +353,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         finally:
             self._journal.close()
             self._folder.close()
-
-
-def is_unused(path: Path) -> bool:
-    """Whether a folder without a checkpoint is new, also where the first checkpoint could not be written."""
-    return not any(path.glob(f"*{HOUR_SUFFIX}")) and not any(log.stat().st_size for log in logs_of(path).values())
 
 
 def read_snapshot(path: Path, raw: bytes) -> Snapshot:

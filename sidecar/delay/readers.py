@@ -99,8 +99,11 @@ class Left:
 
     def __init__(self, lanes: Sequence[Lane], counts: dict[int, dict[int, int]], hours: Iterable[int]) -> None:
         self._lanes, self._counts = lanes, counts
+        hours = list(hours)
         self.empty = {hour for hour in hours if hour not in counts}
         """Hours with files that have nothing left."""
+        self.fewer = set[int]()
+        """Hours where messages were ended since the store measured what that takes up."""
         for of_hour in counts.values():
             for number, count in of_hour.items():
                 lanes[number].held += count
@@ -115,6 +118,7 @@ class Left:
             return
         of_hour = self._counts.setdefault(hour, {})
         self._lanes[number].held += count - of_hour.get(number, 0)
+        self.fewer.add(hour)
         if count:
             of_hour[number] = count
             self.empty.discard(hour)
@@ -134,6 +138,10 @@ class Left:
         self._lanes[number].held += count
         self.empty.discard(hour)
         return had
+
+    def total(self, hour: int) -> int:
+        """Number of messages of all partitions."""
+        return sum(self._counts[hour].values()) if hour in self._counts else 0
 
     def hours(self, number: int) -> list[int]:
         """The hours where a partition has something left."""
@@ -257,6 +265,16 @@ class Loaded:
         """Forget a partition's wheels, because its cursor was moved."""
         for _, wheels in self._hours.values():
             wheels.pop(number, None)
+
+    def check(self, file: HourFile) -> None:
+        """Find out what of a file cannot be read, which counts as ended.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        self._damages += file.load()
+        self.unload(file)
+        self.recount(file, self._left.numbers(file.hour))
 
     def recount(self, file: HourFile, numbers: Collection[int]) -> None:
         """Count what partitions have at or above their cursors.

@@ -16,17 +16,17 @@ from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
-from sidecar.delay.disk.hour import SUFFIX as HOUR_SUFFIX
+from sidecar.delay.disk.filename import LOG_SUFFIX, is_unused, logs_of, refuse_former
 from sidecar.delay.disk.hour import Damage, Known
 from sidecar.delay.disk.snapshot import pack_hours, unpack_hours
-from sidecar.delay.disk.wal import CHECKPOINT, SUFFIX, WAL_BYTES_MAX, Wal, records
+from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 
 CHANGES_BYTES_MAX = 8 << 20
 """What is put without `sync` is written to the log when it takes so much memory."""
-_KIND, _VERSION = "DelayStore", 1
+_KIND, _VERSION = "DelayStore", 2
 _TOTALS = struct.Struct("<QQI")
 """Number of the log, mark, hours."""
 
@@ -85,22 +85,23 @@ class DelayStore:
         self._changes = Changes()
         """What the log does not have yet."""
         self._may_save = True
-        is_changed = self._replay(path / f"{number}{SUFFIX}") or known is None or not number
+        log = logs_of(path).get(number)
+        is_changed = (log is not None and self._replay(log)) or known is None or not number
         self._number = number + is_changed  # a log that was repeated stays until a checkpoint names another one
-        self._wal = Wal(path / f"{self._number}{SUFFIX}")
+        self._wal = Wal(path, self._number)
         if is_changed:
             self._save()
 
     def _checkpoint(self, path: Path) -> tuple[int, int, dict[int, Known] | None]:
+        refuse_former(path)
         raw = files.read_from(path / CHECKPOINT)
-        logs = [log for log in path.glob(f"*{SUFFIX}") if log.stem.isdecimal()]
-        if raw is None and not any(log.stat().st_size for log in logs) and not any(path.glob(f"*{HOUR_SUFFIX}")):
+        if raw is None and is_unused(path):
             return 0, 0, {}  # a new store, also where its first checkpoint could not be written
         try:
             return _decoded(unseal(_KIND, _VERSION, raw or b""))
         except ValueError as error:
             self.damages.append(Damage(path / CHECKPOINT, f"{error}; settled messages may be due again", 0))
-            return min((int(log.stem) for log in logs), default=0), 0, None
+            return min(logs_of(path), default=0), 0, None
 
     def _replay(self, path: Path) -> bool:
         """Repeat what the log has; return whether it has anything."""
@@ -264,8 +265,13 @@ class DelayStore:
         with self._folder.errors("write"):
             self._write()
             self._wal.sync()
-            if self._may_save and (self._wal.end > WAL_BYTES_MAX or self._calendar.has_settled_hours):
+            if self._may_save and self._is_due():
                 self._save()
+
+    def _is_due(self) -> bool:
+        """Whether a checkpoint shortens the log, or frees space."""
+        calendar = self._calendar
+        return self._wal.end > WAL_BYTES_MAX or calendar.has_settled_hours or calendar.is_wasteful
 
     def _write(self) -> None:
         if self._changes:
@@ -276,9 +282,9 @@ class DelayStore:
         """Make the files of the hours durable, and begin a new log."""
         path, calendar = self._folder.path, self._calendar
         try:
-            known = calendar.sync()
+            known = calendar.sync(self._out)
             self._number += 1
-            log = Wal(path / f"{self._number}{SUFFIX}")
+            log = Wal(path, self._number)
         except OSError:
             # A second attempt may succeed although pages were dropped: the log stays, and the next process repeats it.
             self._may_save = False
@@ -290,7 +296,7 @@ class DelayStore:
             raise
         self._wal.close()
         self._wal = log
-        for other in path.glob(f"*{SUFFIX}"):
+        for other in path.glob(f"*{LOG_SUFFIX}"):
             if other != log.path:
                 files.remove(other)
         calendar.drop()

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from sidecar.delay import store
-from sidecar.delay.disk import hours
+from sidecar.delay.disk import hours, rewriting
 from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.store import DelayedMessage, DelayStore
 from sidecar.errors import StateError
@@ -23,6 +23,9 @@ SMALL = {
     (hours, "HOUR_BYTES_MAX"): 600,
     (store, "WAL_BYTES_MAX"): 3_000,
     (store, "CHANGES_BYTES_MAX"): 1_000,
+    (hours, "WASTE_BYTES_MAX"): 1_000,
+    (hours, "WASTE_BYTES_MIN"): 300,
+    (rewriting, "BLOCK_BYTES"): 400,
 }
 """Bounds so small that all that they bound happens."""
 
@@ -173,4 +176,6 @@ def test_what_is_held_is_what_was_put_and_not_ended(
                 assert world.held.pop(message.position) == message.value
             world.store.settle(message.position for message in messages)
         assert not world.held
+        world.store.sync()
+        assert sum(path.stat().st_size for path in world.folder.glob("*.delay")) <= SMALL[hours, "WASTE_BYTES_MAX"]
         world.store.close()

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from sidecar.delay import adoption, journal, lanes, readers
+from sidecar.delay import adoption, journal, lanes, readers, saving
 from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Point
-from sidecar.delay.disk import hours
+from sidecar.delay.disk import hours, rewriting
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.journal import Job
 from tests.support.failing_disk import Durable
@@ -34,6 +34,10 @@ SMALL = {
     (journal, "WAL_BYTES_MAX"): 3_000,
     (cache, "LOG_BYTES_MAX"): 2_000,
     (adoption, "RECORD_BYTES_MAX"): 1_000,
+    (hours, "WASTE_BYTES_MAX"): 200,
+    (hours, "WASTE_BYTES_MIN"): 100,
+    (saving, "REWRITTEN_BYTES"): 300,
+    (rewriting, "BLOCK_BYTES"): 400,
 }
 """Bounds so small that all that they bound happens."""
 
@@ -135,7 +139,10 @@ class World:
         taken = self.cache.take(number, END, random.randrange(1, 6), 1 << 30)
         assert [held.position for held in taken] == waiting[: len(taken)]
         assert all(model.held[held.position] == (held.origin, held.value) for held in taken)
-        model.cursor = taken[-1].position + 1 if taken else model.cursor
+        cursor = taken[-1].position + 1 if taken else model.cursor
+        past = self.cache._lanes.lanes[number].cursor  # further, if what follows is cancelled
+        assert not any(cursor <= position < past for position in model.held)
+        model.cursor = max(cursor, past)
 
     def keep(self, random: Random) -> None:
         """The watermark rises, at most to the cursor."""

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from sidecar.core.messages.cancels import NAME_HEADER
-from sidecar.delay import adoption, journal, lanes, readers
-from sidecar.delay.disk import hours, named, names
+from sidecar.delay import adoption, journal, lanes, readers, saving
+from sidecar.delay.disk import hours, named, names, rewriting
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import SECOND_SEQUENCES
 from sidecar.delay.headers import pack_headers
@@ -36,6 +36,10 @@ SMALL = {
     (lanes, "_CHUNK"): 3,
     (journal, "WAL_BYTES_MAX"): 3_000,
     (adoption, "RECORD_BYTES_MAX"): 1_000,
+    (hours, "WASTE_BYTES_MAX"): 1_000,
+    (hours, "WASTE_BYTES_MIN"): 300,
+    (saving, "REWRITTEN_BYTES"): 300,
+    (rewriting, "BLOCK_BYTES"): 400,
     (named, "NAMED_BLOCKS"): 2,
     (names, "PIECE_MAX"): 8,
     (cancels, "FOUND_AT_ONCE"): 3,
@@ -421,6 +425,17 @@ class World:
         self.durable.lose_power(number)
         self.open()
 
+    def end_all(self) -> None:
+        """Every message ends, none that is due later is taken, and its space is free: only logs and a rest are left."""
+        for number in self.store.names().values():
+            self.store.keep(number, b"", END, 0)
+        while (job := self.store.begin_sync()) is not None:
+            job.run()
+            self.store.ended_sync(job, None)
+        most = SMALL[hours, "WASTE_BYTES_MAX"] + 2 * SMALL[journal, "WAL_BYTES_MAX"]
+        assert self.store.disk_bytes() <= most
+        assert sum(path.stat().st_size for path in self.folder.glob("*.delay")) <= SMALL[hours, "WASTE_BYTES_MAX"]
+
     def strike(self, number: int) -> None:
         """Process or machine die when a job has just run, and things were done that it knows nothing of."""
         between = (self.put, self.cancel, self.keep, self.take, self.adopt, self.drop)[number % 6]
@@ -455,4 +470,5 @@ def test_each_partition_has_what_was_put_and_not_ended(
             taken = world.store.take(number, END, 1 << 30, 1 << 40)
             assert len(taken) == len(model.held)
             assert {message.position: (message.origin, message.value) for message in taken} == model.held
+        world.end_all()
         world.store.close()

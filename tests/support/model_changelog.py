@@ -218,6 +218,10 @@ class ModelCache(ModelStore):
     def asks(self) -> bool:
         return False
 
+    @property
+    def has_work(self) -> bool:
+        return False
+
     def point(self) -> Point:
         if self.refuses:
             raise StateError("the disk is full")

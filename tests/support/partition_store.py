@@ -37,6 +37,11 @@ def reopened(store: PartitionStore) -> PartitionStore:
     return PartitionStore(store._folder.path)
 
 
+def file_of(path: Path, hour: int = START_HOUR) -> Path:
+    """The file of an hour; one that does not exist if the hour has none."""
+    return next(path.glob(f"{hour}-*.delay"), path / f"{hour}.delay")
+
+
 def logs(path: Path) -> Sequence[str]:
     """The names of the logs."""
     return sorted(log.name for log in path.glob("*.wal"))

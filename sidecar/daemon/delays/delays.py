@@ -17,12 +17,12 @@ from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.answers import counted, earliest_ms
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
 from sidecar.daemon.delays.changes import Changes
+from sidecar.daemon.delays.clock import SteadyClock
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
-from sidecar.delay.clock import SteadyClock
 from sidecar.delay.columns import original_of, packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.interface import HeldStore, Job

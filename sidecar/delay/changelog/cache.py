@@ -17,18 +17,14 @@ from sidecar import files
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.changelog.interface import Point
 from sidecar.delay.disk.changes import Kind, PlacedRow, sections
-from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.hours import hour_of
+from sidecar.delay.disk.filename import logs_of, path_of
 from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, logs_of, records
-from sidecar.delay.interface import Row
+from sidecar.delay.disk.wal import CHECKPOINT, records
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.replay import KEEP, REMOVE
 from sidecar.errors import StateError
 from sidecar.state.folder import LOCK_FILE
 
-RECLAIMED_BYTES = 1 << 20
-"""Size of the file of an hour from which on it is removed when all its partitions have gone."""
 LOG_BYTES_MAX = 16 << 20
 """Size at which a log is full, unless messages are being restored: a start repeats it, in 0.1 s."""
 NUMBERS_MAX = 1 << 14
@@ -70,13 +66,13 @@ class LocalCache(PartitionStore):
             self._clear(path)
             super()._open(path)
         self.vouched = self._found[1] if self._found else None
-        self._lanes.reclaimed_bytes = RECLAIMED_BYTES
         if not self._names:
             self.number(_VOUCHED)
 
     def _is_complete(self) -> bool:
         """Whether nothing is missing: a block that is damaged is found when its hour is read."""
-        known = ((self._lanes.path(hour), file.size) for hour, file in self._lanes.known().items() if file.size)
+        hours, folder = self._lanes.known().items(), self._folder.path
+        known = ((path_of(folder, hour, file.salt), file.size) for hour, file in hours if file.size)
         return len(self._names) < NUMBERS_MAX and all(path.stat().st_size >= size for path, size in known)
 
     def _clear(self, path: Path) -> None:
@@ -187,6 +183,11 @@ class LocalCache(PartitionStore):
             self._journal.asked.is_allowed = True
 
     @property
+    def has_work(self) -> bool:
+        """Whether the files need a job though nothing was changed; see `Journal.has_work`."""
+        return self._journal.has_work
+
+    @property
     def loss(self) -> str:
         """Why the files cannot be used any more; empty if they can."""
         for damage in self.damages:
@@ -199,13 +200,6 @@ class LocalCache(PartitionStore):
         """Hold messages that have positions; see `Adoption.adopt`."""
         self._journal.bytes_max = None
         super().adopt(number, rows)
-
-    def put(self, number: int, rows: Iterable[Row]) -> list[int]:
-        """Hold messages; see `PartitionStore.put`."""
-        rows, floor = list(rows), hour_of(self._lanes.mark)
-        hours = [floor, *(row[0] // HOUR_MS for row in rows)]
-        self._journal.reuse(min(hours), max(hours) + 1)
-        return super().put(number, rows)
 
     def remove(self, number: int, position: int, epoch: int) -> bool:
         """End the message that was adopted with this epoch, and not taken; return whether there was one.

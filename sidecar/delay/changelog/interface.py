@@ -169,6 +169,11 @@ class KeptRows(RestoredRows, Protocol):
         ...
 
     @property
+    def has_work(self) -> bool:
+        """Whether the files need a job though nothing was changed, such as to free space."""
+        ...
+
+    @property
     def loss(self) -> str:
         """Why the files cannot be used any more; empty if they can."""
         ...

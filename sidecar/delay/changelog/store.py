@@ -359,7 +359,8 @@ class ChangelogStore(Proofs, ParkedParts):
         if self._changelog.waiting:
             raise StateError(self._changelog.waiting)
         with suppress(StateError):  # `put` tells if that lasts
-            if self._vouching.step() or self._cache.changes - self._cache.synced >= CACHE_CHANGES:
+            is_behind = self._cache.changes - self._cache.synced >= CACHE_CHANGES
+            if self._vouching.step() or is_behind or self._cache.has_work:
                 return self._cache.begin_sync()
         return None
 

@@ -4,6 +4,8 @@ A block is a head, a table with one row of fixed size per message, and the paylo
 value of each. Behind them, within the bytes of the payloads, are the keys of `names`, if a message has a name. Tables
 are read without the payloads. Positions, not times, order messages: the due time in milliseconds shifted by
 `SEQUENCE_BITS`, and a sequence number that makes them unique in their partition.
+
+Each checksum begins with the salt of the file, which no producer knows: so no bytes of a message pass for a block.
 """
 
 from __future__ import annotations
@@ -176,17 +178,19 @@ class Block:
         fields = _END_AND_ROW.unpack(before + self.table[row_at : row_at + ROW_BYTES])
         return _held(fields, bytes(self.payloads[fields[0] : fields[-1]]))
 
-    def encoded(self, first: int, sequence: int) -> bytes:
+    def encoded(self, first: int, sequence: int, salt: int) -> bytes:
         """The block in its byte form.
 
         Args:
             first: Number of its first message in the hour.
             sequence: The hour's sequence number after its last message.
+            salt: The file's.
         """
         keys = encoded(self.keys())
-        crcs = zlib.crc32(self.table), zlib.crc32(keys, zlib.crc32(self.payloads))
+        crcs = zlib.crc32(self.table, salt), zlib.crc32(keys, zlib.crc32(self.payloads, salt))
         head = _HEAD.pack(MAGIC, 0, *crcs, len(self), len(self.payloads) + len(keys), first, sequence)[8:]
-        return b"".join([_MAGIC_BYTES, zlib.crc32(head).to_bytes(4, "little"), head, self.table, self.payloads, keys])
+        crc = zlib.crc32(head, salt).to_bytes(4, "little")
+        return b"".join([_MAGIC_BYTES, crc, head, self.table, self.payloads, keys])
 
 
 class Found(NamedTuple):
@@ -197,6 +201,7 @@ class Found(NamedTuple):
     messages: int
     payload_bytes: int
     sequence: int
+    salt: int
     table_crc: int = 0
     payload_crc: int = 0
 
@@ -218,7 +223,7 @@ class Found(NamedTuple):
     def table(self, read: Read) -> Table | None:
         """The table; None if it is damaged."""
         table = read(self.messages * ROW_BYTES, self.table_at)
-        return np.frombuffer(table, ROW_TYPE) if zlib.crc32(table) == self.table_crc else None
+        return np.frombuffer(table, ROW_TYPE) if zlib.crc32(table, self.salt) == self.table_crc else None
 
     def keys(self, read: Read) -> Keys:
         """The keys of the messages that have names, with numbers that count in the block."""
@@ -228,32 +233,38 @@ class Found(NamedTuple):
 
     def is_sound(self, read: Read) -> bool:
         """Whether table and payloads are as they were written."""
+        return self.content(read) is not None
+
+    def content(self, read: Read) -> tuple[bytes, memoryview] | None:
+        """The bytes of the table and of the payloads; None if they are damaged."""
         body = memoryview(read(self.end - self.table_at, self.table_at))
         border = self.messages * ROW_BYTES
-        return zlib.crc32(body[:border]) == self.table_crc and zlib.crc32(body[border:]) == self.payload_crc
+        table, payloads = body[:border], body[border:]
+        crcs = zlib.crc32(table, self.salt), zlib.crc32(payloads, self.salt)
+        return (bytes(table), payloads) if crcs == (self.table_crc, self.payload_crc) else None
 
 
-def find(read: Read, size: int, at: int = 0) -> Iterator[Found]:
+def find(read: Read, size: int, salt: int, at: int = 0) -> Iterator[Found]:
     """The blocks of a file of this size, from an offset on.
 
     Heads have checksums of their own, so that a damaged block hides no other. A block that is cut off is left out.
     """
     while at < size:
-        block = block_at(read, at, size)
+        block = block_at(read, at, size, salt)
         if block is not None:
             yield block
         at = block.end if block is not None else _next_magic(read, at + 1, size)
 
 
-def block_at(read: Read, at: int, size: int) -> Found | None:
-    """The block at an offset of a file of this size; None if it is damaged or cut off."""
+def block_at(read: Read, at: int, size: int, salt: int) -> Found | None:
+    """The block at an offset of a file of this size and salt; None if it is damaged or cut off."""
     head = read(HEAD_BYTES, at)
     if len(head) < HEAD_BYTES:
         return None
     magic, crc, table_crc, payload_crc, messages, payload_bytes, first, sequence = _HEAD.unpack(head)
-    if magic != MAGIC or zlib.crc32(head[8:]) != crc:
+    if magic != MAGIC or zlib.crc32(head[8:], salt) != crc:
         return None
-    block = Found(first, at, messages, payload_bytes, sequence, table_crc, payload_crc)
+    block = Found(first, at, messages, payload_bytes, sequence, salt, table_crc, payload_crc)
     return block if block.end <= size else None
 
 

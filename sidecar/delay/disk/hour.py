@@ -1,9 +1,13 @@
-"""The file of one hour: blocks in the order in which they were appended. Knows no other hour and no clock."""
+"""The file of one hour: blocks in the order in which they were appended. Knows no other hour and no clock.
+
+Its name has the hour and the salt of its checksums, which is drawn for each file: `HOUR-SALT.delay`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,11 +32,11 @@ from sidecar.delay.disk.blocks import (
     read_front,
     read_held,
 )
+from sidecar.delay.disk.filename import path_of
 from sidecar.delay.disk.names import Names
 from sidecar.delay.disk.wheel import Numbers, Partitions, Positions, Wheel
 
 HOUR_MS = 3_600_000
-SUFFIX = ".delay"
 _PARTITION_BITS = 16
 SECOND_SEQUENCES = 1 << (SEQUENCE_BITS - 1)
 """From here on a sequence number counts within its second: a counter for each second is only kept of full hours."""
@@ -58,19 +62,7 @@ class Known(NamedTuple):
     messages: int
     sequence: int
     settled: BitMap
-
-
-def known_of(path: Path) -> Known:
-    """What a file itself tells: all that is settled is forgotten.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    with opened(path) as read:
-        blocks = list(find(read, path.stat().st_size))
-    end = max((block.end for block in blocks), default=0)
-    messages = max((block.first + block.messages for block in blocks), default=0)
-    return Known(end, messages, max((block.sequence for block in blocks), default=0), BitMap())
+    salt: int
 
 
 @contextlib.contextmanager
@@ -104,7 +96,9 @@ class HourFile:
 
     def __init__(self, folder: Path, hour: int, known: Known | None = None) -> None:
         self.hour = hour
-        self.path = folder / f"{hour}{SUFFIX}"
+        self.salt = known.salt if known else secrets.randbits(32)
+        """The first bits of each checksum, which no producer of messages knows."""
+        self.path = path_of(folder, hour, self.salt)
         self.size = known.size if known else 0
         """Bytes that count; the file may have more after a failed write."""
         self.settled = known.settled if known else BitMap()
@@ -113,7 +107,7 @@ class HourFile:
         """Numbers of the messages that were taken and are not settled."""
         self.is_synced = True
         self.sequence = known.sequence if known else 0
-        """The next sequence number; from `SECOND_SEQUENCES` on, `position` gives them out."""
+        """The next sequence number; from `SECOND_SEQUENCES` on, the lowest that `position` gives out in a second."""
         self.wheel: Wheel | None = None
         """The messages that were not taken; None until the first of the hour is asked for."""
         self.in_use = False
@@ -146,7 +140,28 @@ class HourFile:
     @property
     def known(self) -> Known:
         """What a later process must know of the file."""
-        return Known(self.size, self._written, self.sequence, self.settled)
+        return Known(self.size, self._written, self.sequence, self.settled, self.salt)
+
+    def successor(self) -> HourFile:
+        """An empty file for the same hour, which gives out no position that this one gave out.
+
+        A later process knows that of the hour's first `SECOND_SEQUENCES` messages, and of those that are held; of
+        others, `sequence` must tell it.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        if self._seconds is None:
+            self._seconds = _seconds_of(self.positions())
+        following = HourFile(self.path.parent, self.hour)
+        while following.salt == self.salt:
+            following = HourFile(self.path.parent, self.hour)
+        following.sequence, following._seconds, following.in_use = self.sequence, self._seconds, self.in_use
+        return following
+
+    def find_blocks(self, read: Read, at: int = 0) -> Iterator[Found]:
+        """The blocks of the file, from an offset on."""
+        return find(read, self.size, self.salt, at)
 
     # Adding
 
@@ -158,7 +173,7 @@ class HourFile:
         if self._seconds is None:
             self._seconds = _seconds_of(self.positions())
         second = due_ms // 1000
-        sequence = self._seconds.get(second, SECOND_SEQUENCES)
+        sequence = max(self._seconds.get(second, 0), self.sequence)
         if sequence >> SEQUENCE_BITS:
             return None
         self._seconds[second] = sequence + 1
@@ -192,7 +207,7 @@ class HourFile:
         """
         if not self.pending:
             return
-        block = self.pending.encoded(self._written, self.sequence)
+        block = self.pending.encoded(self._written, self.sequence, self.salt)
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, self.size)  # after a crash it may have more than counts
@@ -201,7 +216,8 @@ class HourFile:
             os.close(fd)
         if self._blocks is not None:
             payload_bytes = len(block) - HEAD_BYTES - len(self.pending.table)
-            self._blocks.append(Found(self._written, self.size, len(self.pending), payload_bytes, self.sequence))
+            found = Found(self._written, self.size, len(self.pending), payload_bytes, self.sequence, self.salt)
+            self._blocks.append(found)
         if self.names is not None:
             self.names.add(self.pending.keys(), self._written, self.size)
         self.size, self._written, self.is_synced, self.pending = self.size + len(block), self.count, False, Block()
@@ -225,7 +241,7 @@ class HourFile:
         """
         blocks, damages, end = list[Found](), list[Damage](), 0
         with opened(self.path) as read:
-            for found in find(read, self.size):
+            for found in self.find_blocks(read):
                 damages += self._lose(end, found.first, "bytes between its blocks are damaged")
                 end = found.first + found.messages
                 if found.is_sound(read):
@@ -271,7 +287,7 @@ class HourFile:
             OSError: The file cannot be read.
         """
         with opened(self.path) as read:
-            for found in find(read, self.size):
+            for found in self.find_blocks(read):
                 table = found.table(read)
                 if table is not None:
                     yield found.first, table
@@ -314,7 +330,7 @@ class HourFile:
             OSError: They cannot be read.
         """
         with opened(self.path) as read:
-            for found in find(read, self.size):
+            for found in self.find_blocks(read):
                 table = found.table(read)
                 for index in () if table is None else _places(table, partition, position):
                     held = read_held(read, found.table_at, found.payloads_at, index) if found.is_sound(read) else None
@@ -330,7 +346,7 @@ class HourFile:
             OSError: The file cannot be read.
         """
         with opened(self.path) as read:
-            for found in find(read, self.size):
+            for found in self.find_blocks(read):
                 table = found.table(read)
                 for index in () if table is None else np.flatnonzero(table["partition"] == partition).tolist():
                     held = read_front(read, found.table_at, found.payloads_at, index)

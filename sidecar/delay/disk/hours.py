@@ -12,14 +12,19 @@ from sidecar import files
 from sidecar.core.messages.instants import END_MS
 from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.filename import SUFFIX, path_of
 from sidecar.delay.disk.gathered import OfHour
-from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, SUFFIX, HourFile, Known
+from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, HourFile, Known
 from sidecar.delay.disk.wheel import Positions
 
 BUFFERED_BYTES_MAX = 32 << 20
 """Messages in memory before they are appended to the files of their hours: the fewer, the smaller the blocks."""
 HOUR_BYTES_MAX = 1 << 20
 """The same for a single hour."""
+WASTE_BYTES_MAX = 64 << 20
+"""Bytes of ended messages from which on files are rewritten that have more of them than of others."""
+WASTE_BYTES_MIN = 1 << 20
+"""The same for a single file, when a checkpoint is written anyway."""
 PARKED_FROM = END_MS << SEQUENCE_BITS
 """Positions from here on are of parked parts: the time at which they were parked, and no message is due so late."""
 PARKED_HOUR = END_MS // HOUR_MS
@@ -39,11 +44,6 @@ def by_hour(positions: Positions) -> Iterable[tuple[int, int]]:
     """The hours of positions, and the number of positions in each."""
     hours, counts = np.unique((positions >> np.uint64(SEQUENCE_BITS)) // HOUR_MS, return_counts=True)
     return zip(hours.tolist(), counts.tolist(), strict=True)
-
-
-def paths_of(folder: Path) -> Mapping[int, Path]:
-    """The files of a folder by hour."""
-    return {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
 
 
 Has = Callable[[HourFile, int, int], bool]
@@ -66,13 +66,18 @@ class Hours:
 
     def __init__(self, folder: Path, known: Mapping[int, Known], mark: int) -> None:
         self._folder = folder
-        self._remove([path for hour, path in paths_of(folder).items() if hour not in known])
+        counting = {path_of(folder, hour, of_file.salt) for hour, of_file in known.items()}
+        self._remove([path for path in folder.glob(f"*{SUFFIX}") if path not in counting])
         self._hours = {hour: HourFile(folder, hour, of_file) for hour, of_file in known.items()}
         self.mark = mark
         """The highest position that was taken."""
         self._buffered_bytes = 0
         self._full: set[int] = set()
         """Hours with so much in memory that it makes a block."""
+        self._fewer = set(known)
+        """Hours where messages were ended since it was measured what these take up."""
+        self._wasteful: dict[int, int] = {}
+        """Bytes of ended messages by hour, of files that have more of them than of others."""
 
     def _remove(self, strange: Iterable[Path]) -> None:
         """Remove files that do not count."""
@@ -251,6 +256,8 @@ class Hours:
         file.flush()
         self._buffered_bytes -= nbytes
         self._full.discard(file.hour)
+        if nbytes:  # which may have ended
+            self._fewer.add(file.hour)
 
     def flush(self) -> None:
         """Append everything that is only in memory to the files.
@@ -261,3 +268,37 @@ class Hours:
         for file in self._hours.values():
             if file.pending:
                 self._flush(file)
+
+    # Space
+
+    def _left_in(self, file: HourFile) -> int:
+        """Number of messages of an hour that are not ended."""
+        return file.left
+
+    def waste_bytes(self) -> int:
+        """Bytes of ended messages in files that have more of them than of others."""
+        while self._fewer:
+            hour = self._fewer.pop()
+            file = self._hours.get(hour)
+            size = 0 if file is None else file.size
+            waste = size * (file.count - self._left_in(file)) // file.count if file is not None and size else 0
+            if waste and 2 * waste >= size:
+                self._wasteful[hour] = waste
+            else:
+                self._wasteful.pop(hour, None)
+        return sum(self._wasteful.values())
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether ended messages take up so much that a checkpoint is worth it."""
+        return self.waste_bytes() > WASTE_BYTES_MAX
+
+    def spare(self, hour: int) -> None:
+        """Count nothing of an hour that could not be rewritten, until more of it ends."""
+        self._wasteful.pop(hour, None)
+
+    def wasteful(self) -> list[int]:
+        """Hours whose files are to be rewritten at a checkpoint."""
+        self._fewer.update(self._wasteful)
+        least = 1 if self.is_wasteful else WASTE_BYTES_MIN
+        return [hour for hour, nbytes in self._wasteful.items() if nbytes >= least]

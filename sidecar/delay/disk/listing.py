@@ -70,7 +70,7 @@ class HourView:
         self._pending.table[:] = file.pending.table
         self._pending.payloads[:] = file.pending.payloads
         self._written = file.count - len(file.pending)
-        self._size = file.size
+        self._size, self._salt = file.size, file.salt
         self._blocks: list[Found] = []
         self._unsound: dict[int, bool] = {}
         """Whether a block is damaged, by the number of its first message."""
@@ -115,7 +115,7 @@ class HourView:
     def _tables(self) -> Iterator[tuple[int, Table]]:
         """The tables that can be read, each with the number of its first message."""
         read, self._blocks = self._read, []
-        for found in find(read, self._size):
+        for found in find(read, self._size, self._salt):
             table = found.table(read)
             if table is not None:
                 self._blocks.append(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from sidecar.delay.disk.blocks import Held, block_at, find, read_front
+from sidecar.delay.disk.blocks import Held, block_at, read_front
 from sidecar.delay.disk.hour import HourFile, opened
 from sidecar.delay.disk.names import Keys, Names, matching
 
@@ -22,7 +22,7 @@ def load_names(file: HourFile) -> Iterator[None]:
     names, end = Names(), 0
     while file.names is None and end < file.size:  # also what is appended meanwhile
         with opened(file.path) as read:
-            blocks = list(islice(find(read, file.size, end), NAMED_BLOCKS))
+            blocks = list(islice(file.find_blocks(read, end), NAMED_BLOCKS))
             end = max((block.end for block in blocks), default=file.size)
             for block in blocks:
                 names.add(block.keys(read), block.first, block.at)
@@ -53,7 +53,7 @@ def fronts(file: HourFile, numbers: Sequence[int]) -> Iterator[tuple[int, Held]]
                 yield number, file.pending.read(number - file.written)
                 continue
             if (at := file.names.block_at(number)) != last_at:
-                block, last_at = block_at(read, at, file.size), at
+                block, last_at = block_at(read, at, file.size, file.salt), at
                 block = None if block is None or block.table(read) is None else block
             held = block and read_front(read, block.table_at, block.payloads_at, number - block.first)
             if held:

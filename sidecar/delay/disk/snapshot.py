@@ -12,13 +12,13 @@ from pyroaring import BitMap, BitMap64
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.disk.hour import Known
 
-_KIND, _VERSION = "PartitionStore", 1
+_KIND, _VERSION = "PartitionStore", 2
 _TOTALS = struct.Struct("<QQQII")
 """Id of the store, number of the first log, mark, partitions, hours."""
 _PARTITION = struct.Struct("<QQIII")
 """Watermark, floor, bytes of name, state and known origins."""
-_HOUR = struct.Struct("<QQIII")
-"""Hour, bytes, messages, sequence number, bytes of the settled numbers."""
+_HOUR = struct.Struct("<QQIIII")
+"""Hour, bytes, messages, sequence number, salt, bytes of the settled numbers."""
 _NO_STATE = (1 << 32) - 1
 _LEFT = struct.Struct("<QI")
 """Hour and number of partitions that have messages there; partition numbers and counts follow."""
@@ -104,7 +104,7 @@ def pack_hours(known: Mapping[int, Known]) -> bytes:
     pieces = []
     for hour, file in known.items():
         settled = file.settled.serialize()
-        pieces += [_HOUR.pack(hour, file.size, file.messages, file.sequence, len(settled)), settled]
+        pieces += [_HOUR.pack(hour, file.size, file.messages, file.sequence, file.salt, len(settled)), settled]
     return b"".join(pieces)
 
 
@@ -112,8 +112,8 @@ def unpack_hours(raw: bytes, at: int, hours: int) -> tuple[dict[int, Known], int
     """So many hours from an offset on, and the offset behind them."""
     known = {}
     for _ in range(hours):
-        hour, size, count, sequence, settled_bytes = _HOUR.unpack_from(raw, at)
+        hour, size, count, sequence, salt, settled_bytes = _HOUR.unpack_from(raw, at)
         at += _HOUR.size
-        known[hour] = Known(size, count, sequence, BitMap.deserialize(raw[at : at + settled_bytes]))
+        known[hour] = Known(size, count, sequence, BitMap.deserialize(raw[at : at + settled_bytes]), salt)
         at += settled_bytes
     return known, at

@@ -1,20 +1,25 @@
-"""A write-ahead log: what happened since a store's files were last made durable. Knows no meaning of the records."""
+"""A write-ahead log: what happened since a store's files were last made durable. Knows no meaning of the records.
+
+Its name has its number and the salt of its checksums, which no producer knows: `NUMBER-SALT.wal`. So no bytes of a
+message pass for a record after a torn write.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from sidecar import files
+from sidecar.delay.disk.filename import LOG_SUFFIX, logged_by, logs_of
 
 _HEAD = struct.Struct("<III")
 """Magic, checksum of the rest, bytes of the body."""
 _MAGIC = 0x0DE1A106
 _MAGIC_BYTES = _MAGIC.to_bytes(4, "little")
-SUFFIX = ".wal"
 WAL_BYTES_MAX = 64 << 20
 """Size of a log at which the files of the hours are made durable, so that another one begins."""
 CHECKPOINT = "checkpoint"
@@ -25,14 +30,18 @@ class Wal:
     """One new file of records. What was written is durable after `sync`.
 
     Args:
-        path: Its content is dropped.
+        folder: Gets the file.
+        number: Of the log; another one with this number is removed.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be created.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path, number: int) -> None:
+        if (other := logs_of(folder).get(number)) is not None:
+            files.remove(other)
+        self.number, self._salt = number, secrets.randbits(32)
+        self.path = path = folder / f"{number}-{self._salt:08x}{LOG_SUFFIX}"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self.end = 0
         """Bytes that are written."""
@@ -55,7 +64,7 @@ class Wal:
             OSError: It failed; the next record takes the place of this one.
         """
         size = len(body).to_bytes(4, "little")
-        crc = zlib.crc32(body, zlib.crc32(size))
+        crc = zlib.crc32(body, zlib.crc32(size, self._salt))
         self.end = files.write_at(self._fd, b"".join([_MAGIC_BYTES, crc.to_bytes(4, "little"), size, body]), self.end)
 
     def sync(self) -> None:
@@ -80,15 +89,6 @@ class Wal:
             self._fd = -1
 
 
-def logs_of(folder: Path) -> dict[int, Path]:
-    """The logs of a folder by number, in order."""
-    return {int(path.stem): path for path in sorted(folder.glob(f"*{SUFFIX}"), key=_order) if path.stem.isdecimal()}
-
-
-def _order(path: Path) -> tuple[int, str]:
-    return len(path.stem), path.stem
-
-
 def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
     """The records of a log; a number instead of damaged bytes that are followed by a record.
 
@@ -102,11 +102,11 @@ def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
         OSError: It cannot be read.
     """
     raw = (files.read_from(path) or b"")[:until]
-    view, at, lost = memoryview(raw), 0, 0
+    view, (_, salt), at, lost = memoryview(raw), logged_by(path) or (0, 0), 0, 0
     while at + _HEAD.size <= len(raw):
         magic, crc, size = _HEAD.unpack_from(raw, at)
         end = at + _HEAD.size + size
-        if magic == _MAGIC and end <= len(raw) and zlib.crc32(view[at + 8 : end]) == crc:
+        if magic == _MAGIC and end <= len(raw) and zlib.crc32(view[at + 8 : end], salt) == crc:
             if lost < at:
                 yield at - lost
             yield view[at + _HEAD.size : end]

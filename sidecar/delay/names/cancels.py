@@ -42,11 +42,23 @@ class NamedMessages:
     def _in_hour(
         self, number: int, file: HourFile, lowest: int, names: Mapping[bytes, int], keys: Keys
     ) -> Iterator[Sequence[Held]]:
+        """End messages of an hour, from the beginning again if it gets another file meanwhile."""
+        following: HourFile | None = file
+        while following is not None:
+            file = following
+            yield from self._in_file(number, file, lowest, names, keys)
+            following = self._lanes.file(file.hour)
+            if following is file:
+                return
+
+    def _in_file(
+        self, number: int, file: HourFile, lowest: int, names: Mapping[bytes, int], keys: Keys
+    ) -> Iterator[Sequence[Held]]:
         for _ in self._steps(load_names(file)):
             yield []
         for places in named(file, keys):
             for first in range(0, len(places), FOUND_AT_ONCE):
-                if self._lanes.file(file.hour) is not file:  # the hour is over
+                if self._lanes.file(file.hour) is not file:  # the hour is over, or has another one
                     return
                 some = [place for place in places[first : first + FOUND_AT_ONCE] if place not in file.settled]
                 with self._folder.errors("read"):

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from sidecar import files
 from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.listing import HourView, Listed
 from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, logs_of
+from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.interface import Place
 from sidecar.delay.lanes import Lanes
-from sidecar.delay.partitions import is_unused, lane_of, read_snapshot
+from sidecar.delay.partitions import lane_of, read_snapshot
 from sidecar.delay.readers import Lane
 from sidecar.delay.replay import Replay
 from sidecar.errors import NoStateError, StateError, UnavailableError
@@ -70,6 +71,7 @@ class OfflineStore:
 
     def _read(self) -> None:
         path, raw = self._path, files.read_from(self._path / CHECKPOINT)
+        refuse_former(path)
         is_new = raw is None and is_unused(path)
         snapshot = Snapshot(0, 0, 0, [], {}, {}) if is_new else read_snapshot(path / CHECKPOINT, raw or b"")
         self._id = snapshot.id

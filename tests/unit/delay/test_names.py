@@ -148,7 +148,7 @@ def test_a_search_ends_with_its_hour(store: PartitionStore) -> None:
         pass
     assert len(ended) == FOUND_AT_ONCE
     store.keep(number, b"", positions[-1] + 1, positions[-1] + 1)
-    store._lanes.drop([positions[0] // (HOUR_MS << SEQUENCE_BITS)])
+    store._lanes.drop(positions[0] // (HOUR_MS << SEQUENCE_BITS))
     assert [*search] == []
 
 

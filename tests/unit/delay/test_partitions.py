@@ -17,7 +17,7 @@ from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
-from tests.support.partition_store import END, START_HOUR, START_MS, logs, origins, reopened, round_of, rows
+from tests.support.partition_store import END, START_HOUR, START_MS, file_of, logs, origins, reopened, round_of, rows
 
 
 @pytest.fixture
@@ -276,8 +276,8 @@ def test_an_hour_without_messages_that_are_not_ended_has_no_file(store: Partitio
     for _ in range(3):
         round_of(store)
     store.sync()
-    path = store._folder.path / f"{START_HOUR}.delay"
     store = reopened(store)
+    path = file_of(store._folder.path)
     assert path.exists()
     assert origins(store, b) == [0]
     store.keep(b, b"", positions[0] + 1, 0)
@@ -563,7 +563,7 @@ def test_a_file_that_was_cut_off_costs_what_it_lacks(store: PartitionStore) -> N
     """It is told with its count, and what is held is right again; other hours are as they were."""
     number, _ = synced(store, b"a", 0, 1, HOUR_MS)
     store.close()
-    path = store._folder.path / f"{START_HOUR}.delay"
+    path = file_of(store._folder.path)
     os.truncate(path, 10)
     store = PartitionStore(store._folder.path)
     assert origins(store, number) == [2]
@@ -577,7 +577,7 @@ def test_a_file_that_is_removed_while_it_is_read_costs_what_is_left_in_it(store:
     store.close()
     store = PartitionStore(store._folder.path)
     assert origins(store, number, limit=1) == [0]
-    (store._folder.path / f"{START_HOUR}.delay").unlink()
+    file_of(store._folder.path).unlink()
     assert not origins(store, number)
     assert store.held(number) == 1
     store.keep(number, b"", positions[0] + 1, 0)

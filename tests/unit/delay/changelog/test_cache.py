@@ -12,6 +12,7 @@ import pytest
 from sidecar.delay import journal
 from sidecar.delay.changelog import cache as cache_module
 from sidecar.delay.changelog.cache import LocalCache
+from sidecar.delay.disk import hours
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.partitions import PartitionStore
@@ -200,8 +201,9 @@ def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:
         assert [held.value for held in cache.take(number, END, 9, 9)] == [b"x"]
 
 
-def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path) -> None:
+def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of an hour to come is removed when nothing is left there, and the hour can be used again."""
+    monkeypatch.setattr(hours, "WASTE_BYTES_MAX", 1 << 20)
     with closing(LocalCache(tmp_path / "c")) as cache:
         for take in range(4):
             number = cache.number(b"p%d" % take)

@@ -1,0 +1,56 @@
+"""The names of the files of a store, which have the salts of their checksums. Opens no file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sidecar.errors import StateError
+
+SUFFIX, LOG_SUFFIX = ".delay", ".wal"
+_FILE = re.compile(r"(\d+)-([0-9a-f]{8})\.delay")
+_LOG = re.compile(r"(\d+)-([0-9a-f]{8})\.wal")
+
+
+def path_of(folder: Path, hour: int, salt: int) -> Path:
+    """The path of an hour's file."""
+    return folder / f"{hour}-{salt:08x}{SUFFIX}"
+
+
+def named_by(path: Path) -> tuple[int, int] | None:
+    """The hour and the salt of a file; None if it is no file of an hour."""
+    found = _FILE.fullmatch(path.name)
+    return None if found is None else (int(found[1]), int(found[2], 16))
+
+
+def logged_by(path: Path) -> tuple[int, int] | None:
+    """The number and the salt of a log; None if it is no log."""
+    found = _LOG.fullmatch(path.name)
+    return None if found is None else (int(found[1]), int(found[2], 16))
+
+
+def logs_of(folder: Path) -> dict[int, Path]:
+    """The logs of a folder by number, in order."""
+    found = [(logged_by(path), path) for path in folder.glob(f"*{LOG_SUFFIX}")]
+    return dict(sorted((name[0], path) for name, path in found if name is not None))
+
+
+def is_unused(path: Path) -> bool:
+    """Whether a folder without a checkpoint is new, also where the first checkpoint could not be written."""
+    logs = path.glob(f"*{LOG_SUFFIX}")
+    return not any(path.glob(f"*{SUFFIX}")) and not any(log.stat().st_size for log in logs)
+
+
+def refuse_former(path: Path) -> None:
+    """Refuse files whose names have no salt: their checksums mean something else.
+
+    Raises:
+        StateError: There is one.
+    """
+    found = [each for each in path.glob(f"*{SUFFIX}") if named_by(each) is None]
+    found += [each for each in path.glob(f"*{LOG_SUFFIX}") if logged_by(each) is None]
+    for each in sorted(found):
+        raise StateError(
+            f"delayed messages: {each} was written by a version of Sidecar before 0.1.0, which this one cannot read",
+            hint="deliver its messages with that version, and then move the folder away",
+        )
