@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sidecar.check.findings import Finding
+from sidecar.check.findings import Finding, failed
 from sidecar.config.address import Address
 from sidecar.config.model import Settings
-from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE
+from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE, NoStateError, SidecarError
 from sidecar.state.folder import holder_of
+from sidecar.state.inspection import Inspection
+from sidecar.state.interface import refuse_another_group
 
 FREE_MIN_BYTES = 100_000_000
 
@@ -25,7 +27,7 @@ def check_state(settings: Settings, running: Running) -> Iterator[Finding]:
     folder = settings.state.dir
     holder = holder_of(folder)
     daemon = running() if holder else ""
-    yield _state(folder, holder, daemon)
+    yield _state(settings, holder, daemon)
     for key, address in (("admin.listen", settings.admin.listen), ("admin.probes", settings.admin.probes)):
         if address is not None and not daemon:
             yield _listen(key, address)
@@ -36,7 +38,8 @@ def check_folder(subject: str, folder: Path, key: str) -> Iterator[Finding]:
     yield _written(subject, folder, key)
 
 
-def _state(folder: Path, holder: str, daemon: str) -> Finding:
+def _state(settings: Settings, holder: str, daemon: str) -> Finding:
+    folder = settings.state.dir
     subject = f"state folder {folder}"
     finding = _written(subject, folder, "state.dir")
     if not finding.ok:
@@ -46,7 +49,29 @@ def _state(folder: Path, holder: str, daemon: str) -> Finding:
     if holder:
         cure = "stop that process, or set state.dir: each sidecar needs a folder of its own"
         return Finding(subject, f"in use by {holder}", cure, EXIT_CANNOT_CREATE)
+    try:
+        _refuse_foreign(settings)
+    except SidecarError as error:
+        return failed(subject, error)
     return finding
+
+
+def _refuse_foreign(settings: Settings) -> None:
+    """Refuse a folder of another group.
+
+    Raises:
+        ConfigError: It is one.
+        StateError: It cannot be read.
+    """
+    folder, rocketmq = settings.state.dir, settings.source.rocketmq
+    try:
+        found = Inspection(folder).owner()
+    except NoStateError:
+        return
+    group = settings.source.group_id
+    names = {group, f"{rocketmq.namespace}%{group}" if rocketmq else group}  # clients differ
+    if found is not None and found.group not in names:
+        refuse_another_group(f"the state folder {folder}", found.group, group)
 
 
 def _written(subject: str, folder: Path, key: str) -> Finding:

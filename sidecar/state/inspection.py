@@ -16,6 +16,7 @@ from sidecar.core.json_text import loads
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import NoStateError, StateError
+from sidecar.owner import Owner
 from sidecar.state import schema
 from sidecar.state.aside import files_set_aside
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, checksum, text_of
@@ -154,6 +155,19 @@ class Inspection:
         with self._opened() as connection:
             rows = connection.execute(f"SELECT {_TP}, text, crc FROM progress").fetchall()
         return {TopicPartition(*place): text for *place, text, crc in rows if crc == checksum(*place, text)}
+
+    def owner(self) -> Owner | None:
+        """Whose the folder is; None if nobody used it.
+
+        Raises:
+            StateError: It cannot be read.
+        """
+        with self._opened() as connection:
+            row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+        if row is None:
+            return None
+        cluster_id, group_id = loads(row[0])
+        return Owner(group_id, cluster_id)
 
     # What it holds
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, Self
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.idruns import SortedRun
 from sidecar.errors import StateError
+from sidecar.owner import Owner
 
 DEAD_LETTERS_BYTES_MAX = 1 << 30
 """Maximum size of rows and envelopes in the state folder; further dead letters are refused, never dropped."""
@@ -207,7 +208,7 @@ class State(Protocol):
         """Claim the state for a cluster and a consumer group.
 
         Returns False if it belonged to another cluster: then partitions, progress, ids and the member id were dropped,
-        but not the dead letters. An empty cluster id means "unknown" and matches any. Raises `StateError` if the state
+        but not the dead letters. An empty cluster id means "unknown" and matches any. Raises `ConfigError` if the state
         belongs to another group.
         """
         ...
@@ -256,12 +257,13 @@ class State(Protocol):
         ...
 
 
-def another_group(place: str, bound: str, wanted: str) -> StateError:
-    """Error for a state that belongs to another consumer group."""
-    return StateError(
-        f"{place} belongs to consumer group {bound!r}, not to {wanted!r}",
-        hint="give each consumer group its own state.dir, or move this one away if the old group is no longer used",
-    )
+def refuse_another_group(place: str, bound: str, wanted: str) -> None:
+    """Refuse a state that belongs to another consumer group.
+
+    Raises:
+        ConfigError: It does.
+    """
+    Owner(wanted).refuse(Owner(bound), place, "set state.dir so that each group has its own", "move it away")
 
 
 def no_room_for_letters(place: str, size_bytes: int, size_bytes_max: int) -> StateError:

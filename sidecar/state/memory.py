@@ -20,9 +20,9 @@ from sidecar.state.interface import (
     ProgressKey,
     StoredIds,
     StoredLetter,
-    another_group,
     check_ids,
     no_room_for_letters,
+    refuse_another_group,
     same_cluster,
 )
 
@@ -174,8 +174,7 @@ class MemoryState:
             self._bound = (cluster_id, group_id)
             return True
         bound_cluster, bound_group = self._bound
-        if bound_group != group_id:
-            raise another_group("the state in memory", bound_group, group_id)
+        refuse_another_group("the state in memory", bound_group, group_id)
         same = same_cluster(bound_cluster, cluster_id)
         if not same:
             self._partitions.clear()

@@ -18,7 +18,7 @@ from sidecar.state.interface import (
     Damage,
     PartitionSnapshot,
     ProgressKey,
-    another_group,
+    refuse_another_group,
     same_cluster,
 )
 from sidecar.state.letters import LetterStore
@@ -62,8 +62,7 @@ class Store:
         with self._database.transaction() as connection:
             stored = self._meta(connection, "identity")
             bound_cluster, bound_group = stored or (cluster_id, group_id)
-            if bound_group != group_id:
-                raise another_group(str(self._folder.path), bound_group, group_id)
+            refuse_another_group(f"the state folder {self._folder.path}", bound_group, group_id)
             same = same_cluster(bound_cluster, cluster_id)
             if not same:
                 for statement in (

@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.idruns import unmixed
-from sidecar.errors import StateError
+from sidecar.errors import ConfigError, StateError
 from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, State, StoredIds, StoredLetter
 from sidecar.state.memory import MemoryState
 from sidecar.state.store import Store
@@ -276,9 +276,9 @@ def test_member_id_is_remembered_until_it_left(world: World) -> None:
 def test_another_group_is_refused(world: World) -> None:
     """A state used for one group is refused to another, naming both."""
     assert world.state.bind("c1", "orders-sidecar")
-    with pytest.raises(StateError, match="'orders-sidecar', not to 'other'") as caught:
+    with pytest.raises(ConfigError, match="'orders-sidecar', not to consumer group 'other'") as caught:
         world.restart().bind("c1", "other")
-    assert caught.value.exit_code == 73
+    assert caught.value.exit_code == 78
     assert world.state.bind("c1", "orders-sidecar")
 
 

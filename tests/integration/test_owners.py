@@ -39,3 +39,16 @@ def test_a_changelog_of_another_group_is_refused(scene: Scene, tmp_path: Path) -
     assert missing(said, *words, "delay.changelog.topic") == []
     assert (outcome.code, missing(str(outcome.of("topic of delayed messages ")), *words)) == (FOREIGN, [])
     assert (checked(tmp_path, first.config).code, serve_once(first)) == (0, None)
+
+
+def test_a_state_folder_of_another_group_is_refused(scene: Scene, tmp_path: Path) -> None:
+    """`check` and the start of a group end with 78 if another one used its state folder, and name both."""
+    groups = unique("first"), unique("second")
+    shared = {"state": {"dir": str(tmp_path / "shared")}}
+    first, second = (of_group(scene, group, group, **shared) for group in groups)
+    serve_once(first)
+    outcome = checked(tmp_path, second.config)
+    said = last_words(second, FOREIGN)
+    assert missing(said, *groups, "state.dir") == []
+    assert (outcome.code, missing(str(outcome.of("state folder ")), *groups)) == (FOREIGN, [])
+    assert (checked(tmp_path, first.config).code, serve_once(first)) == (0, None)

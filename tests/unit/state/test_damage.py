@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError
+from sidecar.errors import ConfigError, StateError
 from sidecar.state.aside import DAMAGED_KEPT_MAX
 from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, StoredLetter
 from sidecar.state.store import Store
@@ -258,7 +258,7 @@ def test_damage_in_mid_life_is_healed_without_a_restart(tmp_path: Path) -> None:
     assert [damage.what for damage in store.take_damages()] == ["database"]
     store.close()
     store = Store(tmp_path)
-    with pytest.raises(StateError, match="'g', not to 'other'"):
+    with pytest.raises(ConfigError, match="'g', not to consumer group 'other'"):
         store.bind("c1", "other")
     store.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.core.windows.dedup import RotatingBitmap
-from sidecar.errors import StateError
+from sidecar.errors import ConfigError, StateError
 from sidecar.state import schema
 from sidecar.state.interface import ProgressKey, StoredLetter
 from sidecar.state.store import Store
@@ -44,7 +44,7 @@ def ask(folder: Path, *statements: str) -> list[tuple[object, ...]]:
 def test_a_file_of_the_first_version_has_all_its_content(folder: Path) -> None:
     """Cluster and group, member, snapshots, progress, ids and dead letters are found as they were written."""
     with contextlib.closing(Store(folder)) as store:
-        with pytest.raises(StateError, match="belongs to consumer group 'orders-sidecar'"):
+        with pytest.raises(ConfigError, match="belongs to consumer group 'orders-sidecar'"):
             store.bind("cluster-1", "another")
         assert store.bind("cluster-1", "orders-sidecar")
         assert store.member() == ("orders-sidecar", "sidecar-host-1")
