@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sidecar.check.findings import Check, Finding, exit_code, gather
+from sidecar.cli.file.check import _show
 from sidecar.errors import StateError
 
 GOOD = Finding("a", "there")
@@ -72,3 +74,15 @@ def test_a_bug_in_a_check_is_no_finding() -> None:
 def test_the_worst_finding_is_the_exit_code(codes: list[int], code: int) -> None:
     """First what a person must change: the file, then rights, then the folder, then what is away."""
     assert exit_code(Finding("a", "b", "c", one) for one in codes) == code
+
+
+@pytest.mark.parametrize(("encoding", "good", "bad"), [("utf-8", "✓", "✗"), ("ascii", "ok  ", "FAIL")])
+def test_a_finding_is_marked_as_the_terminal_can_show_it(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, good: str, bad: str
+) -> None:
+    """With words where it has no such characters; a cure is on a line of its own."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    monkeypatch.setattr("sys.stdout", out)
+    _show(GOOD)
+    _show(Finding("b", "gone", "make it", 69))
+    assert out.buffer.getvalue().decode(encoding) == (f"{good} a: there\n{bad} b: gone\n  Try: make it\n")

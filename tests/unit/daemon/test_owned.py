@@ -50,3 +50,24 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         assert store.held(number) == left
     with closing(PartitionStore(tmp_path / "delay")) as store:
         assert store.held(number) == left
+
+
+def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) -> None:
+    """From the state that was kept: what is not settled there is read again, and counted as held."""
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        numbers: dict[TopicPartition, int] = {}
+        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
+        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        take(owned, shell, 1, 0, 0)
+        number = owned.number(QUEUE)
+        store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(3)])
+        store.sync()
+        assert len(store.take(number, 1 << 62, 9, 1 << 20)) == 3
+        shell.pipeline.forget([QUEUE.store])
+        owned.reload(QUEUE.store)
+        assert QUEUE.store in shell.pipeline.partitions
+        assert len(store.take(number, 1 << 62, 9, 1 << 20)) == 3
+        assert shell.pipeline.books[QUEUE.store].delayed == 3
+        owned.reload(TopicPartition("orders", 1, "broker-a").store)
+        assert list(numbers) == [QUEUE]

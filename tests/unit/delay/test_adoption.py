@@ -303,3 +303,25 @@ def test_a_number_that_no_column_has_is_refused(store: PartitionStore, row: Plac
     with pytest.raises(ValueError, match=r"range|lie between"):
         store.adopt(number, [*placed(at(0)), row])
     assert store.held(number) == 0
+
+
+def test_positions_are_bounded(store: PartitionStore) -> None:
+    """The last one is taken, and none above it, nor anything that comes with it."""
+    number = store.number(b"a")
+    store.adopt(number, placed(POSITION_MAX))
+    with pytest.raises(ValueError, match="positions lie between 0 and"):
+        store.adopt(number, placed(at(0), POSITION_MAX + 1, first=1))
+    assert store.find(number, POSITION_MAX) is not None
+    assert store.held(number) == 0
+
+
+def test_what_another_owner_has_read_is_void(store: PartitionStore) -> None:
+    """Messages from the first of these origins, and below the last, end once; the others stay."""
+    number = store.number(b"a")
+    positions = store.put(number, rows(5, HOUR_MS, 3, 2 * HOUR_MS, 4))
+    store.sync()
+    store.cancel(number, positions[2])
+    for _ in range(2):
+        store.void(number, 1, 4)
+        assert store.held(number) == 2
+    assert sorted(origins(store, number)) == [0, 4]

@@ -129,3 +129,15 @@ def test_the_last_committed_offset_is_told_until_all_that_was_put_is_below() -> 
         assert raw
         told.append(read_reach(raw).committed)
     assert told == [2, 7, 7, 9, 9]
+
+
+def test_a_takeover_begins_with_nothing() -> None:
+    """What the local files have of the partition is another owner's, until the table says otherwise."""
+    table = Scene().table
+    told: list[tuple[int, bool]] = []
+    start = Start(NO_STORES, LINEAGE, 0, 0, 0)
+    FencedTakeover(
+        ModelTables(table), TP, start, lambda rows, anew: told.append((len(rows), anew)), handed=Handed(0)
+    ).run()
+    assert told[0] == (0, True)
+    assert not any(anew for _, anew in told[1:])

@@ -7,9 +7,10 @@ from typing import Final
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import UnavailableError
+from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.spark.query import source
 from sidecar.spark.query.options import Query, parse_options
@@ -87,3 +88,14 @@ def test_planning_ends_with_an_error_if_the_broker_stays_away(monkeypatch: pytes
     monkeypatch.setattr(sources, "PATIENCE_S", 0.0)
     with pytest.raises(UnavailableError, match="it restarts"):
         planned(monkeypatch, "micro-batch", "topic_ids", times=1)
+
+
+def test_a_source_makes_the_reader_that_is_asked_for() -> None:
+    """All messages for a batch, micro-batches for a stream; columns are chosen by an option alone."""
+    made = source.KafkaQuerySource({**OPTIONS, "columns": "offset"})
+    schema = StructType([StructField("offset", LongType())])
+    assert isinstance(made.reader(schema), QueryReader)
+    assert isinstance(made.streamReader(schema), QueryStreamReader)
+    assert (made.name(), source.RocketMqQuerySource.name()) == ("sidecar-kafka", "sidecar-rocketmq")
+    with pytest.raises(ConfigError, match="choose columns with the option columns"):
+        made.reader(StructType([StructField("value", LongType())]))
