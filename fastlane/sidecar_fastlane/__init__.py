@@ -253,6 +253,19 @@ class Run:
         """
         return self.reader.offsets(self)
 
+    def keep(self, count: int) -> None:
+        """Leave out the messages behind the first `count`: they are not sorted, and the next poll frees them.
+
+        Args:
+            count: 1 to the number of messages.
+
+        Raises:
+            GoneError: It was sorted.
+        """
+        self.last = self.offsets()[count - 1]
+        self.count = count
+        self.reader.end(self)
+
     def message(self, place: int) -> Message:
         """One message, negative places from the end.
 
@@ -445,6 +458,10 @@ class Reader:
     def _forget_tags(self) -> None:
         self._names = []  # `Table.groups` is the earlier one
         self._codes.clear()
+
+    def end(self, run: Run) -> None:
+        """See `Run.keep`."""
+        self._runs[run.number].stop = run.start + run.count
 
     def ids(self, run: Run, rules: Rules) -> tuple[array[int], int]:
         """See `Run.ids`."""

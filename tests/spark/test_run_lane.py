@@ -40,8 +40,8 @@ from tests.support.process import wait_until
 from tests.support.produce import Outgoing
 from tests.support.receiver import Receiver
 
-Delivered = tuple[list[tuple[str, str, tuple[Any, ...]]], list[Any], Any, Mapping[str, int]]
-"""Parts with group, name and rows; dead letters; books; cuts."""
+Delivered = tuple[list[tuple[str, str, tuple[Any, ...]]], list[Any], Any, Mapping[str, int], list[int], list[str]]
+"""Parts with group, name and rows; dead letters; books; cuts; ids that cannot be compared, and unwanted tags."""
 
 
 def settings_of(broker: Broker, topic: str, url: str, **change: Any) -> Settings:
@@ -80,6 +80,7 @@ def delivered(
 ) -> Delivered:
     """What a receiver has after these ranges, a micro-batch each; it refuses some rows, so parts are halved."""
     tp, letters, books, cuts = TopicPartition(topic, 0), [], [], dict[str, int]()
+    odd_ids, unwanted = list[int](), set[str]()
     with Receiver() as receiver:
         receiver.fail("refuse", status=400, marker="poison")
         settings = settings_of(broker, topic, receiver.url, **change)
@@ -91,9 +92,11 @@ def delivered(
                     (one.offset, one.row, one.reason) for one in letters_in(folder / "letters" / str(batch) / name)
                 ]
             books.append(outcome.books)
+            odd_ids.append(outcome.odd_ids)
+            unwanted |= set(outcome.unwanted)
             cuts |= {f"{batch} {reason}": count for reason, count in outcome.cuts.items()}
         parts = sorted((part["group"], part["part"], tuple(part["rows"])) for part in receiver.parts())
-    return parts, sorted(letters), books, cuts
+    return parts, sorted(letters), books, cuts, odd_ids, sorted(unwanted)
 
 
 def gappy(broker: Broker, topic: str) -> int:
@@ -115,7 +118,7 @@ def gappy(broker: Broker, topic: str) -> int:
 def test_both_ways_deliver_the_same(
     library: fastlane.Library, kafka: Broker, topic: str, tmp_path: Path, row_format: str, dedup: Any
 ) -> None:
-    """Parts, names, rows, dead letters, books and cuts of ranges that end anywhere, gaps within and at their ends."""
+    """Parts, rows, dead letters, books, cuts, ids that are none: of ranges that end anywhere, with gaps."""
     end = gappy(kafka, topic)
     borders = [0, 1, 499, 500, 1_100, 1_161, 1_162, 1_300, end - 1, end]
     ranges = list(pairwise(borders))
@@ -127,24 +130,26 @@ def test_both_ways_deliver_the_same(
     assert ours == theirs
     assert len(ours[0]) > 50 and sum(books.consumed for books in ours[2]) == 2_310
     assert ours[1] and (dedup == "position" or sum(books.duplicate for books in ours[2]) > 0)
+    assert (sum(ours[4]) > 0) == (dedup != "position")
 
 
 @pytest.mark.skipif(not is_built(), reason="the fast lane was not compiled")
 @pytest.mark.parametrize("dedup", ["position", {"header": "id"}])
 def test_both_ways_fill_a_table_alike(kafka: Broker, topic: str, tmp_path: Path, dedup: Any) -> None:
-    """Rows, and books, of ranges that end anywhere; each range knows the ids of those before it."""
+    """Rows, books, ids that are none: of ranges that end anywhere; each range knows the ids of those before it."""
     end = gappy(kafka, topic)
     ranges = list(pairwise([0, 1, 499, 500, 1_161, 1_162, 1_300, end - 1, end]))
     ours, theirs = (filled(kafka, topic, tmp_path / lane, ranges, lane, dedup) for lane in ("on", "off"))
     assert ours[0].equals(theirs[0]) and ours[0].num_rows > 1_000
     assert ours[1] == theirs[1] and sum(books["consumed"] for books in ours[1]) == 2_310
     assert dedup == "position" or sum(books["duplicate"] for books in ours[1]) > 0
+    assert ours[2] == theirs[2] and (sum(ours[2]) > 0) == (dedup != "position")
 
 
 def filled(
     broker: Broker, topic: str, folder: Path, ranges: list[tuple[int, int]], lane: str, dedup: Any
-) -> tuple[pa.Table, list[Mapping[str, int]]]:
-    """The rows of these ranges, a micro-batch each, and the books of each."""
+) -> tuple[pa.Table, list[Mapping[str, int]], list[int]]:
+    """The rows of these ranges, a micro-batch each, and the books and ids that are none of each."""
     settings = Settings.model_validate(
         {
             "source": {
@@ -158,6 +163,7 @@ def filled(
     )
     job, tp = Job(settings, folder, Checkpoint(1, "c", "g", "r", "i", -1), "table"), TopicPartition(topic, 0)
     kept, batches, own = RunFolder(folder), list[pa.RecordBatch](), list[Mapping[str, int]]()
+    odd_ids = list[int]()
     for batch, (start, end) in enumerate(ranges):
         found = KafkaRun(settings).read(kept, tp, start, end)
         assert (found.lane is not None) == (lane == "on")
@@ -166,7 +172,8 @@ def filled(
         of_batch = kept.books.of(batch)
         assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")
         own += [of_range[-1] for of_range in of_batch["partitions"]]
-    return pa.Table.from_batches(batches, TABLE_SCHEMA).combine_chunks(), own
+        odd_ids.append(of_batch["odd_ids"])
+    return pa.Table.from_batches(batches, TABLE_SCHEMA).combine_chunks(), own, odd_ids
 
 
 def test_both_ways_make_the_same_runs(library: fastlane.Library, kafka: Broker, topic: str) -> None:

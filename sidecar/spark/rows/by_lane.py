@@ -108,25 +108,23 @@ class LaneRows:
 
     def _batch(self, tp: TopicPartition, run: Run, end: int) -> pa.RecordBatch:
         messages = cast(LaneMessages, run.messages)
-        count = len(messages) if run.last < end else bisect_left(messages.offsets(), end)
+        if run.last >= end:
+            messages.keep(bisect_left(messages.offsets(), end))
+        count = len(messages)
         table = messages.columns(self._rules)  # frees the messages
-        rows = int(np.searchsorted(np.frombuffer(table.offsets, np.int64), end))
-        batch = self._rows(tp, table, rows)
-        self._sieve.books.read(count, rows - batch.num_rows, count - rows)
+        batch = self._rows(tp, table)
+        self._sieve.books.read(count, table.rows - batch.num_rows, count - table.rows)
         return batch
 
-    def _rows(self, tp: TopicPartition, table: Table, rows: int) -> pa.RecordBatch:
-        if not rows:
-            return pa.RecordBatch.from_pylist([], schema=self._schema)
+    def _rows(self, tp: TopicPartition, table: Table) -> pa.RecordBatch:
         batch = pa.RecordBatch.from_arrays([make(tp, table) for make in self._makes], schema=self._schema)
-        batch = batch.slice(0, rows)
         window = self._sieve.window
         if self._sieve.odd_ids is not None:
             self._sieve.odd_ids.note(tp, table.odd_ids)
         if window is None or table.ids is None:
             return batch
-        ids = np.array(table.ids[:rows], np.int64)
-        new, has_id = np.ones(rows, np.bool_), ids != NO_ID
+        ids = np.array(table.ids, np.int64)
+        new, has_id = np.ones(table.rows, np.bool_), ids != NO_ID
         new[has_id] = window.take_all(ids[has_id], EVER)
         return batch if new.all() else batch.filter(pa.array(new))
 

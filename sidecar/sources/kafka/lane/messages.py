@@ -88,6 +88,10 @@ class LaneMessages(Sequence["fastlane.Message"]):
         """The offset of each message, which makes no message of it."""
         return self._run.offsets() if self._all is None else [message.offset for message in self._all]
 
+    def keep(self, count: int) -> None:
+        """See `Run.keep` of the package; call it before a message is asked for."""
+        self._run.keep(count)
+
     def ids(self, rules: Any, /) -> tuple[array[int], int]:
         """See `RunSorter.ids`."""
         self._keep_newest()
