@@ -115,6 +115,14 @@ class ReadStore(Protocol):
         """One message; None if it is gone."""
         ...
 
+    def parked(self, number: int) -> Sequence[Held]:
+        """The parked parts that are kept, in no order, without their values.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
         """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
 
@@ -226,14 +234,6 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
 
     def origins(self, number: int, positions: Sequence[int]) -> Mapping[int, int]:
         """The origins of messages that are not ended, by position.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
-        ...
-
-    def parked(self, number: int) -> Sequence[Held]:
-        """The parked parts that are kept, in no order, without their values.
 
         Raises:
             StateError: A file cannot be read.

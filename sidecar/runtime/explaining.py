@@ -27,7 +27,10 @@ class Explained(NamedTuple):
     """What is known."""
 
     outcome: str
-    """`not produced`, `gone`, `filtered`, `dead letter`, `delayed`, `unread`, `open`, `fixed` or `settled`."""
+    """`not produced`, `gone`, `filtered`, `dead letter`, `delayed`, `unread`, `open`, `fixed` or `settled`.
+
+    The command finds `parked` and `held` in the store.
+    """
     why: str
     tags: tuple[str, ...] = ()
     group: str | None = None
@@ -39,6 +42,8 @@ class Explained(NamedTuple):
     """The id of its dead letter in the state folder."""
     due_ms: int | None = None
     """Of `delayed`: when it is due. Whether it is still held, only the store knows."""
+    may_be_parked: bool = False
+    """Whether parts of its partition were parked. Which still are, only the store knows."""
 
 
 def explain(settings: Settings, tp: TopicPartition, offset: int) -> tuple[TopicPartition, Explained]:
@@ -64,8 +69,10 @@ def explain(settings: Settings, tp: TopicPartition, offset: int) -> tuple[TopicP
             return tp, _of_letter(letter, decision)
         unknown = _not_recorded(settings)
         if decision is None:
-            return tp, _of_gone(row, offset, unknown)
-        return tp, _of_commit(row, offset, decision, unknown, joined=settings.sink.chosen.joins_groups)
+            explained = _of_gone(row, offset, unknown)
+        else:
+            explained = _of_commit(row, offset, decision, unknown, joined=settings.sink.chosen.joins_groups)
+        return tp, explained._replace(may_be_parked=_was_parked(row) and explained.outcome in ("settled", "gone"))
 
 
 def _row(rows: Sequence[PartitionOffsets], tp: TopicPartition) -> PartitionOffsets:
@@ -77,6 +84,11 @@ def _row(rows: Sequence[PartitionOffsets], tp: TopicPartition) -> PartitionOffse
         f"several brokers have {tp}" if found else f"the source reads no partition {tp}",
         hint=f"say which: {names}" if found else "check topic and partition: `sidecar offsets show` lists them",
     )
+
+
+def _was_parked(row: PartitionOffsets) -> bool:
+    """Whether any part was, by any owner that the commit knows of."""
+    return row.state is not None and any((row.state.parked, *(other.parked for other in row.state.stores.others)))
 
 
 def _not_recorded(settings: Settings) -> str:

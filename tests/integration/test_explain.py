@@ -98,3 +98,25 @@ def test_a_delayed_message_is_asked_for(scene: Scene) -> None:
         assert CliRunner().invoke(main, released, prog_name="sidecar").exit_code == 0
         wait_until(lambda: daemon.status()["delivered"] == 1, 20, "it is delivered", detail=daemon.log_tail)
         assert (told()["outcome"], "not held any more" in told()["why"]) == ("delayed", True)
+
+
+def test_a_parked_message_is_found_in_the_store(scene: Scene) -> None:
+    """Of the log and of delayed messages, beside the daemon and without it; once delivered, it is settled."""
+    scene.receiver.fail("status", status=503, group="stuck")
+    with scene.daemon(delay={"store": "local"}, retry={"park_after": "1s"}) as daemon:
+        daemon.wait_ready()
+        scene.send([b"now"], tag="stuck")
+        due = time.time_ns() // 1_000_000 + 5_000
+        header = [("tag", b"stuck"), ("sidecar-deliver-at", b"%d" % due)]
+        produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"later", None, header)])
+        told = partial(explained, daemon, scene.topic)
+        wait_until(lambda: told(0)["outcome"] == "parked", 30, "it is told", detail=lambda: told(0))
+        wait_until(lambda: told(1)["outcome"] == "parked", 30, "it is told", detail=lambda: told(1))
+        answer = told(0)
+        assert (answer["part"], answer["attempts"] > 0, answer["failing"]["group"]) == ([0, 0], True, "stuck")
+        assert (told(1)["part"], told(1)["failing"]["group"]) == (None, "stuck")
+        daemon.kill9()
+        assert [told(0)["outcome"], told(1)["outcome"]] == ["parked", "parked"]
+        scene.receiver.faults.clear()
+        daemon.start()
+        wait_until(lambda: told(0)["outcome"] == "settled", 30, "it is delivered", detail=lambda: told(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import click
 
@@ -23,7 +24,7 @@ from sidecar.runtime.usable import refused_by_client
 @place_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def explain(path: str, place: Place, as_json: bool) -> None:
-    """Tell what became of a message: filtered, open, being sent, held, a dead letter, or settled.
+    """Tell what became of a message: filtered, open, being sent, parked, held, a dead letter, or settled.
 
     With RocketMQ the place is TOPIC:BROKER:QUEUE:OFFSET, or without the broker if there is only one.
 
@@ -35,10 +36,12 @@ def explain(path: str, place: Place, as_json: bool) -> None:
     settings = load(path, refusals=refused_by_client)
     tp, found = explained(settings, place.tp, place.offset)
     place = Place(tp, place.offset)
-    found = _delayed(settings, place, found)
+    found = _parked(settings, place, _delayed(settings, place, found))
     failing = _failing(settings, found)
     if as_json:
-        say_json({**place.tp.fields(), "offset": place.offset, **found._asdict(), "failing": failing})
+        fields = found._asdict()
+        del fields["may_be_parked"]
+        say_json({**place.tp.fields(), "offset": place.offset, **fields, "failing": failing})
         return
     told = f", tags {', '.join(found.tags)}" if found.tags else ""
     say(f"{place}: {found.outcome}{told}" + (f", group {found.group}" if found.group else ""))
@@ -53,22 +56,45 @@ def _delayed(settings: Settings, place: Place, found: Explained) -> Explained:
     """With what the store of delayed messages says, which is asked or read."""
     if found.due_ms is None:
         return found
-    asked = {**place.tp.fields(), "broker": place.tp.broker, "offset": place.offset, "due_ms": found.due_ms}
     try:
-        answer = answered(settings, "show", asked)
+        answer = answered(settings, "show", _asked(place, found.due_ms))
     except SidecarError as error:
         return found._replace(why=f"{found.why}; whether it is still held is not known here: {error}")
     if "message" in answer:
         return found._replace(outcome="held")
     if answer["outcome"] == "not_held":
         gone = "it is not held any more: it was sent, is on the way, or was cancelled"
-        return found._replace(why=f"{found.why}; {gone}")
+        return found._replace(why=f"{found.why}; {gone}", may_be_parked=True)
     return found._replace(why=f"{found.why}; whether it is still held is not known here ({answer['outcome']})")
+
+
+def _parked(settings: Settings, place: Place, found: Explained) -> Explained:
+    """With the parked part that it is in, for which the store is asked or read."""
+    if not found.may_be_parked:
+        return found
+    try:
+        answer = answered(settings, "parked", _asked(place, 0))
+    except SidecarError as error:
+        return found._replace(why=f"{found.why}; or it is parked, which is not known here: {error}")
+    if answer["outcome"] == "parked":
+        first, last, attempts = answer["first"], answer["last"], answer["attempts"]
+        # The part of a delayed message has other numbers: those of its partition in the store.
+        part, name = (None, "its part") if answer["is_delayed"] else ((first, last), f"its part {first}-{last}")
+        why = f"{name} is parked in the store of delayed messages until its group recovers, and has failed"
+        why = f"{why} {attempts} times in {answer['seconds']} s"
+        return found._replace(outcome="parked", why=why, part=part, attempts=attempts, due_ms=None)
+    if answer["outcome"] != "not_held":
+        return found._replace(why=f"{found.why}; or it is parked, which is not known here ({answer['outcome']})")
+    return found
+
+
+def _asked(place: Place, due_ms: int) -> dict[str, Any]:
+    return {**place.tp.fields(), "broker": place.tp.broker, "offset": place.offset, "due_ms": due_ms}
 
 
 def _failing(settings: Settings, found: Explained) -> dict[str, str] | None:
     """What the running daemon tells of its group, if that fails."""
-    if found.outcome != "fixed":
+    if found.outcome not in ("fixed", "parked"):
         return None
     with suppress(UnavailableError):
         for waiting in ask(settings)["retrying"]:

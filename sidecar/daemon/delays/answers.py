@@ -14,6 +14,7 @@ import orjson
 
 from sidecar.core.messages.instants import END_MS, instant_text
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.parked import origins_of, unpacked
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.columns import original_of
 from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held
@@ -166,6 +167,20 @@ def shown(store: ReadStore, tp: TopicPartition, number: int, position: int) -> A
     row = envelope_row(tp, held.origin, timestamp_ms, key, (), headers, value, details)
     message = {name: value for name, value in orjson.loads(row).items() if name != "tag"}
     return {"outcome": "shown", "due": time_of(position), "message": message}
+
+
+def parked(store: ReadStore, number: int, offset: int) -> Answer:
+    """The parked part that a message is in.
+
+    Raises:
+        StateError: A file cannot be read.
+    """
+    for held in store.parked(number):
+        record, is_delayed = unpacked(held)
+        if offset in (origins_of(held) if is_delayed else record.offsets):
+            part = {"first": record.first, "last": record.last, "attempts": record.attempts, "seconds": record.seconds}
+            return {"outcome": "parked", "is_delayed": is_delayed, **part}
+    return NOT_HELD
 
 
 def counted(store: ReadStore, numbers: Iterable[int], now_ms: int) -> DelayStatus:

@@ -17,7 +17,7 @@ from sidecar.config.delay import Changelog as ChangelogSettings
 from sidecar.config.model import Settings
 from sidecar.config.postgresql import Database
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, position_of, shown
+from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, parked, position_of, shown
 from sidecar.daemon.delays.owned import name_of, tp_of
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.changelog.cache import LocalCache
@@ -95,6 +95,8 @@ class Offline:
         number = self.numbers.get(asked.tp)
         if number is None:
             return NOT_HELD
+        if asked.what == "parked":
+            return parked(self.store, number, asked.offset)
         position = locate(self.store, number, self._lowest(asked.tp), asked)
         return shown(self.store, asked.tp, number, position) if isinstance(position, int) else position
 

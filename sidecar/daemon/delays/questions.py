@@ -20,12 +20,12 @@ class One(NamedTuple):
     """Asks for one message."""
 
     what: str
-    """`show`, `cancel` or `release`."""
+    """`show`, `parked`, `cancel` or `release`."""
     tp: TopicPartition
     offset: int
     """At the source."""
     due_ms: int
-    """Any time of the hour in which it is due."""
+    """Any time of the hour in which it is due; not used for `parked`."""
 
 
 class Listing(NamedTuple):
@@ -127,12 +127,12 @@ def asked_of(name: str, fields: Mapping[str, Any]) -> One | Listing:
             first_ms, end_ms, limit = (_number(fields[key]) for key in ("first_ms", "end_ms", "limit"))
             at = _number(fields.get("at", 0))
             return Listing(first_ms, end_ms, limit, topic, partition, fields.get("group"), at)
-        if name in ("show", "cancel", "release"):
+        if name in ("show", "parked", "cancel", "release"):
             tp = TopicPartition(str(fields["topic"]), int(fields["partition"]), str(fields["broker"]))
             return One(name, tp, _number(fields["offset"]), _number(fields["due_ms"]))
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a field is missing or wrong: {error}") from error
-    raise ValueError(f"{name} cannot be asked: use list, show, cancel or release")
+    raise ValueError(f"{name} cannot be asked: use list, show, parked, cancel or release")
 
 
 def _number(value: Any) -> int:

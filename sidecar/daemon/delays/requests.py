@@ -12,7 +12,7 @@ from functools import partial
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.answers import NOT_HELD, locate, position_of, shown, time_of
+from sidecar.daemon.delays.answers import NOT_HELD, locate, parked, position_of, shown, time_of
 from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.questions import Answer, One, Peek, Peeked, Question
 from sidecar.delay.interface import HeldStore
@@ -96,6 +96,8 @@ class Requests:
             self._waiting.append(question)
             return None
         number = self._numbers[tp]
+        if asked.what == "parked":
+            return parked(self._store, number, asked.offset)
         position = locate(self._store, number, self._lowest(tp), asked)
         if not isinstance(position, int):
             return position

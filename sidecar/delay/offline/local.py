@@ -157,6 +157,11 @@ class OfflineStore:
         with self._errors():
             return self._lanes.find(number, position)
 
+    def parked(self, number: int) -> Sequence[Held]:
+        """See `ReadStore`."""
+        with self._errors():
+            return self._lanes.parked(number)
+
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
         """Messages in [first, end), in order; those of an origin, if one is given.
 

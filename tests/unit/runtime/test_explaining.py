@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.messages.tags import UNTAGGED
-from sidecar.core.partition_state import LaneState, PartitionState, Tries, lane_key
+from sidecar.core.partition_state import LaneState, Other, PartitionState, Stores, Tries, lane_key
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.runtime import explaining
@@ -166,3 +166,15 @@ def test_a_partition_that_is_not_exactly_one_is_refused(
         told(monkeypatch, tmp_path, 9, *rows)
     assert str(caught.value) == text
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("parked", "others", "offset", "may"),
+    [(0, (), 29, False), (1, (), 29, True), (1, (), 7, True), (0, (Other(5, 9, 2),), 9, True), (1, (), 39, False)],
+)
+def test_a_settled_message_may_be_parked_where_parts_were(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parked: int, others: tuple[Other, ...], offset: int, may: bool
+) -> None:
+    """By the owner or an earlier one, also if the topic does not have it any more; the store is asked of no other."""
+    state = replace(STATE, parked=parked, stores=Stores(1, others))
+    assert told(monkeypatch, tmp_path, offset, ROW._replace(state=state)).may_be_parked is may
