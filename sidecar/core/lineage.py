@@ -175,8 +175,8 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> 
     if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= state.seen):
         return Recalled(state, whose, 0 if cut else state.seen, cut)
     agreed = _agreed(memory, log)
-    if committed is None:
-        agreed = -1 if agreed is None and (memory.fingerprints or cut) else agreed
+    if committed is None:  # the topic is the same: what retention and compaction took tells no other log
+        agreed = -1 if agreed is None and cut else agreed
     elif agreed is None:
         return Recalled(state, whose, 0, cut, compared=True)
     # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted. Nor is
