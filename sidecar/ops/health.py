@@ -48,6 +48,9 @@ KINDS = {
     "delay_full": Kind(DEGRADED, f"free space, raise delay.disk_max, or wait until messages are due{_HEALS}"),
     "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
+    "popped": Kind(
+        DEGRADED, "run a member of the group with client: grpc for as long as this lasts: it delivers these messages"
+    ),
     "group": Kind(DEGRADED, f"check the receiver for that reason{_HEALS}"),
     "commit_slow": Kind(DEGRADED, f"check the broker: its commits take long{_HEALS}"),
     "waiting": Kind(DEGRADED, "check the receiver's speed, raise sink.http.concurrency, or add processes"),

@@ -20,6 +20,8 @@ Tell = Callable[[str, str, Mapping[str, object]], None]
 
 SESSION = "session"
 """The key in `Source.problems` of a membership that ended unexpectedly: nothing is read at all."""
+POPPED = "popped"
+"""The key in `Source.problems` of messages that only another kind of client reads."""
 RUN_BYTES = 1 << 20
 """Maximum size of a run of several messages: while its rows are made, its messages are held too."""
 

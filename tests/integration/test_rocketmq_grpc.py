@@ -257,6 +257,37 @@ def test_an_envelope_tells_where_a_message_really_is(
     assert again["offset_message_id"] != first["offset_message_id"]
 
 
+def test_what_grpc_left_is_told_over_remoting_and_delivered_over_grpc(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path
+) -> None:
+    """20 messages that were taken and never acknowledged come back where only gRPC reads, without any lag."""
+    bodies = Bodies(node)
+    other = client(source, bodies)
+    other.open()
+    bodies.send_these([Message(b"%d" % i, tag="paid", queue=0) for i in range(20)])
+    taken: list[Any] = []
+    wait_until(lambda: taken.extend(other.receive(0.1)) or len(taken) >= 20, PATIENCE_S, "the other member has them")
+    other.close()
+    retry = f"%RETRY%{bodies.group}_{bodies.topic}"
+
+    def are_left() -> bool:
+        end = node.end_offsets(retry, 1)[0]
+        return end > 0 and end - node.committed(bodies.group, retry, 1).get(0, 0) == 20
+
+    wait_until(are_left, PATIENCE_S, "they are back")
+    wait_until(lambda: node._routes(retry, BROKER), PATIENCE_S, "the name server knows where")
+    with Receiver() as receiver:
+        config = configuration(flows.source_of("remoting", node), bodies, receiver.url)
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready(PATIENCE_S)
+            found = wait_until(
+                lambda: (health := daemon.status()["health"])["kind"] == "popped" and health, PATIENCE_S, "it is told"
+            )
+            assert f"20 messages that only client: grpc reads are in {retry}" in found["reason"]
+        with Daemon(tmp_path, configuration(source, bodies, receiver.url), name="grpc") as daemon:
+            await_all(daemon, bodies, receiver)
+
+
 def test_brokers_filter_by_sql(node: RocketMqNode, source: dict[str, Any]) -> None:
     """What does not match the expression is not handed over; one that cannot be read is a problem that is told."""
     bodies = Bodies(node)

@@ -19,6 +19,7 @@ from sidecar.sources.rocketmq.remoting import (
     members,
     owned,
     routes,
+    source,
     start,
 )
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
@@ -120,6 +121,7 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
         proofs,
         pulls,
         routes,
+        source,
         start,
     )
     with contextlib.ExitStack() as stack:

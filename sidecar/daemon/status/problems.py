@@ -18,7 +18,7 @@ from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem, all_filtered, causes
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
 from sidecar.runtime.ledger_worker import LedgerWorker
-from sidecar.sources.base import SESSION
+from sidecar.sources.base import POPPED, SESSION
 
 LOOK_EVERY_S = 1.0
 """Interval of checks of everything that waits."""
@@ -27,6 +27,9 @@ FULL_S = 5.0
 GROUPS_SHOWN_MAX = 5
 
 T = TypeVar("T", bound=Hashable)
+
+_KIND_OF = {SESSION: "membership", POPPED: "popped"}
+"""Kinds of a source's problems; the others are a broker's."""
 
 
 class Lasting(Generic[T]):
@@ -91,7 +94,7 @@ class Problems:
             problems.append(Problem("delay", f"delayed messages wait: {reason}"))
         source = supervisor.source
         for key, text in source.problems().items():
-            problems.append(Problem("membership" if key == SESSION else "broker", f"{source.name}: {text}"))
+            problems.append(Problem(_KIND_OF.get(key, "broker"), f"{source.name}: {text}"))
         if self._ledger is not None and self._ledger.problem:
             problems.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {self._ledger.problem}"))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sidecar.core.records import TopicPartition
+from sidecar.sources.base import POPPED
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import Taken
 from sidecar.sources.rocketmq.leased.exchange import Exchange
@@ -91,7 +92,8 @@ class Recovery:
         waiting = [slot for slot in self._slots if slot.awaited.count]
         # Full, and new messages are paused but recovery is not: only awaited messages can make room.
         is_stuck = are_new_paused and any(slot.tp not in paused for slot in waiting)
-        is_cut_off = self._client.problems() or (self._exchange is not None and self._exchange.problem)
+        problems = self._client.problems().keys() - {POPPED}
+        is_cut_off = problems or (self._exchange is not None and self._exchange.problem)
         if not waiting or (is_full and not is_stuck) or is_cut_off:
             return []
         self._missed_s += min(elapsed_s, 1.0)

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
+from sidecar.sources.base import POPPED
 from sidecar.sources.rocketmq.config import sign_of
 from sidecar.sources.rocketmq.native.marks import Marks, mark_at
 from sidecar.sources.rocketmq.native.rewinds import Rewinds
 from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.remoting.joining import BROKER_HINT, await_routes, unavailable, unless_refused
+from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
@@ -43,6 +45,7 @@ class Cluster:
         self._brokers = Brokers(self._network, self.asks, self._routes.link)
         self.marks = Marks(self.asks, self._routes.link)
         self.rewinds = Rewinds(self.asks, self._brokers, self.marks)
+        self._popped = Popped(self.asks, self._routes, settings.topics)
         self._names: dict[str, str] = {}
         """Names of brokers, by their addresses in `_named_of`."""
         self._named_of: Mapping[str, str] = {}
@@ -118,6 +121,7 @@ class Cluster:
         self._routes.refresh()
         self._network.turn(0)
         self.marks.ask(time.monotonic())
+        self._popped.ask(time.monotonic())
         away = {name for name, link in self._routes.brokers().items() if link.problem}
         if away and time.monotonic() >= self._ask_at_s:
             self._ask_at_s = time.monotonic() + ASK_AGAIN_S
@@ -146,7 +150,8 @@ class Cluster:
         """Present problems: a key, and a sentence."""
         links = self._routes.brokers().items()
         problems = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
-        return problems | ({"name servers": self._routes.problem} if self._routes.problem else {})
+        others = {"name servers": self._routes.problem, POPPED: self._popped.problem}
+        return problems | {key: text for key, text in others.items() if text}
 
     def close(self) -> None:
         """Disconnect."""

@@ -134,6 +134,10 @@ class Routes:
         route = self._routes.get(topic)
         return route.queues if route else ()
 
+    def name_server(self) -> Link | None:
+        """The connection to a name server that is up, None if there is none."""
+        return next((link for link in map(self._network.link, self._name_servers.addresses) if link.is_up), None)
+
     def link(self, broker: str) -> Link | None:
         """The connection to a broker."""
         address = self.addresses.get(broker)

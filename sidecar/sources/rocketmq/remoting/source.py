@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
@@ -9,7 +10,7 @@ from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
-from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
+from sidecar.sources.base import POPPED, WAKING_POLL_S, Listener, ReadPast
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.progress import Mark
 from sidecar.sources.rocketmq.remoting.assignments import Assignments, known_of
@@ -18,6 +19,7 @@ from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.commits import Commits
 from sidecar.sources.rocketmq.remoting.fetch import Fetcher
 from sidecar.sources.rocketmq.remoting.joining import Joining
+from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.start import StartOffsets
 from sidecar.sources.rocketmq.wire.codes import Request
@@ -67,6 +69,7 @@ class RocketMqSource:
         self._cluster = cluster = Cluster(settings, client_id, expression, self._take_request)
         self._pulls = Pulls(cluster.asks, QUEUE_SHARE * queue_bytes)
         self._fetcher = Fetcher(cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses)
+        self._popped = Popped(cluster.asks, cluster.routes, settings.topics)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._closed = False
 
@@ -125,10 +128,12 @@ class RocketMqSource:
         self._pulls.ask()
         self._cluster.network.turn(timeout_s, lambda: self._pulls.is_full)
         self._cluster.routes.refresh()
+        self._popped.ask(time.monotonic())
         self._assignments.share()
         self._commits.go_on()
         self._assignments.take_moved()
         wrong = self._cluster.problems(self._pulls.findings.refused) | self._assignments.problems()
+        wrong[POPPED] = self._popped.problem
         self._troubles.replace(wrong)
         marks, self._pulls.findings.found = self._pulls.findings.found, {}
         for tp, mark in marks.items():
