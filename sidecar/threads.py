@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from concurrent.futures import Executor, Future, wait
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -18,6 +20,7 @@ END_S = 10.0
 """Time that the main thread has to end the process after a thread failed."""
 LOOK_S = 0.5
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -62,6 +65,62 @@ def fail(name: str, error: BaseException) -> None:
         failure.__cause__ = error
         _Guard.failure = failure
         end_within(END_S)
+
+
+class Pool(Executor):
+    """An executor whose threads end the process if they fail: those of the library end alone, and leave work undone.
+
+    Exceptions of the work are in its futures.
+
+    Args:
+        name: Name of its threads.
+        size: Most threads; they start with the first work.
+    """
+
+    def __init__(self, name: str, size: int = 1) -> None:
+        self._names = [name] if size == 1 else [f"{name}-{number}" for number in range(size)]
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Have a thread do this work.
+
+        Raises:
+            RuntimeError: After `shutdown`.
+        """
+        done: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"{self._names[0]} takes no work after its end")
+            self._work.put((done, partial(work, *args, **options)))
+            if len(self._threads) < len(self._names):
+                self._threads.append(start(self._run, self._names[len(self._threads)]))
+        return done
+
+    def _run(self) -> None:
+        while (taken := self._work.get()) is not None:
+            done, work = taken
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work())
+                except Exception as error:  # noqa: BLE001  # raised again by result()
+                    done.set_exception(error)
+            del taken, done, work  # and the objects that they hold
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads, which finish their work first. Harmless when repeated."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                while cancel_futures and not self._work.empty():
+                    if (taken := self._work.get()) is not None:
+                        taken[0].cancel()
+                for _ in self._threads:
+                    self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
 
 
 def watch(work: Future[Any], name: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from sidecar import threads
 from sidecar.cli.shared.output import OutputError, ReaderGoneError, guarded, say
 from sidecar.errors import EXIT_INTERNAL, EXIT_OK, EXIT_USAGE, SidecarError
 from sidecar.resources import shortage
@@ -126,8 +127,12 @@ class Commands(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Entry point of the process: exits with a code, unless ``standalone_mode=False``."""
         standalone = extra.pop("standalone_mode", True)
+        if extra.get("args", args or None) is None:  # not called by another program, with arguments of its own
+            threads.guard()
         with guarded():
             code = self._code(*args, **extra)
+            if threads.failure():  # whatever the command found without this thread
+                code = EXIT_INTERNAL
         if standalone:
             sys.exit(code)
         return code

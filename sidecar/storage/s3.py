@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
+from sidecar import threads
 from sidecar.errors import ConfigError, CredentialsError, SidecarError, UnavailableError
 from sidecar.storage.base import StorageError
 from sidecar.storage.objects import ObjectStorage
@@ -102,7 +102,7 @@ class S3Bucket:
         """See `Bucket`."""
         if len(keys) == 1:
             return [self.get(keys[0])]
-        with ThreadPoolExecutor(min(len(keys), REQUESTS_MAX)) as pool:
+        with threads.Pool("s3", min(len(keys), REQUESTS_MAX)) as pool:
             return list(pool.map(self.get, keys))
 
     def put(self, key: str, data: bytes | memoryview) -> None:

@@ -244,9 +244,9 @@ def test_every_thread_is_started_by_the_module_for_it() -> None:
     """A thread started elsewhere would end alone when it fails, and leave others waiting.
 
     The library's batcher answers its callers itself, and the child of librocketmq, which has the standard library
-    alone, ends its process. Executors are for work whose futures are read, or given to `threads.watch`.
+    alone, ends its process. An executor of the library goes on without a thread that failed, or waits for it for good.
     """
-    makes = {"Thread", "Timer"}
+    makes = {"Thread", "Timer", "ThreadPoolExecutor", "to_thread"}
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")

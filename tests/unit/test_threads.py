@@ -15,6 +15,7 @@ from sidecar.runtime.worker import Worker
 from sidecar.state.ids.files import IdFiles
 
 FAILING = """
+import sys
 import time
 from sidecar import threads
 from sidecar.cli import main
@@ -63,6 +64,35 @@ def test_a_failed_job_is_raised_where_the_main_thread_waits() -> None:
     body = "w = Worker('writer')\nw.do(fail)\ntry:\n    w.wait(int)\nexcept threads.ThreadFailedError as error:\n"
     code, said = ended(body + "    print('raised:', error, repr(error.__cause__))\n    raise SystemExit(3)", 30)
     assert (code, "raised: thread writer: ValueError: unexpected ValueError" in said) == (3, True), said
+
+
+def test_a_pool_answers_with_what_its_work_returns_or_raises() -> None:
+    """Results and exceptions are in the futures; work that is dropped is cancelled; after the end none is taken."""
+    go = threading.Event()
+    with threads.Pool("work", 2) as pool:
+        assert list(pool.map(divmod, (7, 9), (2, 4))) == [(3, 1), (2, 1)]
+        assert isinstance(pool.submit(divmod, 1, 0).exception(30), ZeroDivisionError)
+    busy = threads.Pool("busy")
+    first, second = busy.submit(go.wait, 30), busy.submit(int)
+    busy.shutdown(wait=False, cancel_futures=True)
+    go.set()
+    assert (first.result(30), second.cancelled()) == (True, True)
+    with pytest.raises(RuntimeError, match="busy takes no work after its end"):
+        busy.submit(int)
+
+
+def test_a_failed_thread_of_a_pool_ends_the_process() -> None:
+    """What is no answer of the work, as an end of the interpreter that is asked for, ends the thread: not for good."""
+    code, said = ended("threads.Pool('progress').submit(sys.exit, 3)\ntime.sleep(600)")
+    assert (code, "thread progress: SystemExit: 3" in said) == (70, True), said
+
+
+def test_a_command_whose_thread_failed_ends_with_70() -> None:
+    """Whatever it found without that thread: the guard is on in each command, and not in programs that call one."""
+    body = "import click\n@click.command()\ndef failing():\n    threads.start(fail, 'x').join()\n"
+    body += "main.add_command(failing)\nmain.get_command = lambda *_: failing\nthreads._Guard.on = False\n"
+    assert ended(body + "sys.argv = ['sidecar', 'failing']\nmain()", 30)[0] == 70
+    assert ended(body + "main(args=['failing'])", 30)[0] == 0
 
 
 def test_a_failure_of_work_that_nobody_reads_is_reported() -> None:

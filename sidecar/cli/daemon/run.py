@@ -20,7 +20,6 @@ def run(path: str) -> None:
     signals = Signals()
     signals.install()  # before the imports, the longest part of startup: a stop during them must be orderly too
 
-    from sidecar import threads
     from sidecar.config.file.loader import load
     from sidecar.daemon.lifecycle import Daemon
     from sidecar.ops.log import configure
@@ -30,5 +29,4 @@ def run(path: str) -> None:
     read = partial(load, path, refusals=refused_by_daemon)
     settings = read()
     configure(settings.log.format, settings.log.level)
-    threads.guard()
     Daemon(settings, signals.stop_asked, load=read, reload_asked=signals.reload_asked, path=Path(path)).run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from math import inf
@@ -13,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from sidecar import threads
 from sidecar.config.delay import Changelog as ChangelogSettings
 from sidecar.config.model import Settings
 from sidecar.config.postgresql import Database
@@ -206,13 +206,13 @@ class _Reading:
         held = {tp: each for tp, each in found.items() if each.first < each.end}
         self._all = sum(each.end - each.first for each in held.values())
         unclaimed = UnclaimedRestorer(restorer, held, self._count)
-        with ThreadPoolExecutor(READERS, "read") as threads:
-            reads = [threads.submit(self._read, tp, each.start, unclaimed) for tp, each in held.items()]
+        with threads.Pool("read", READERS) as readers:
+            reads = [readers.submit(self._read, tp, each.start, unclaimed) for tp, each in held.items()]
             try:
                 for read in reads:
                     read.result()
             except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
+                readers.shutdown(wait=False, cancel_futures=True)
                 raise
 
     def _count(self, records: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 from sidecar import threads
@@ -80,7 +79,7 @@ class Memories:
         self._known = {tp: memory for tp, memory in loaded.items() if memory is not None}
         self._lock = threading.Lock()
         self._unsaved: dict[TopicPartition, Memory] = {}
-        self._disk = ThreadPoolExecutor(1, "memory")
+        self._disk = threads.Pool("memory")
         self._failing = False
 
     def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Found | None:

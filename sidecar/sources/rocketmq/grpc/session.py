@@ -6,10 +6,10 @@ import asyncio
 import queue
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from sidecar import threads
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.sources.rocketmq.grpc.acks import OK
 from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, Requests
@@ -63,7 +63,7 @@ class Session:
             self._channel = self._grpc.insecure_channel(server, options)
         else:
             self._channel = self._grpc.secure_channel(server, credentials, options)
-        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="grpc call")
+        self._threads = threads.Pool("grpc-call", THREADS_MAX)
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Commands for the telemetry stream, None at its end."""
         self._stub = stubs.service(self._channel)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 
+from sidecar import threads
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
@@ -89,7 +90,7 @@ class LeasedSource:
         self._held = Held()
         self._gate = Gate(client, self._held, held_max_bytes, clock, replays_first=keep_rows)
         self._keys = Keys(groups_of)
-        self._commits = Commits(state, group, disk or ThreadPoolExecutor(1, thread_name_prefix="progress"), clock)
+        self._commits = Commits(state, group, disk or threads.Pool("progress"), clock)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._clock = clock
         self._returned = Returned()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from sidecar import threads
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
@@ -68,7 +69,7 @@ class Commits:
         self._boots: dict[str, Boot] = {}
         self._pending: _Pending | None = None
         self._note_at_s = 0.0
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="progress")
+        self._disk = threads.Pool("progress")
 
     def _may_commit(self, tp: TopicPartition) -> bool:
         """The state file is enough until the queue's master is back."""
