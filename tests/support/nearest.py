@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from tests.conftest import OUTSIDE, SLOW
 from tests.support.jars import ROOT
 
 LAYERS = ("unit", "property", "conformance", "simulation", "spark", "integration")
 FAR = 3
 """Imports between a test and a module, beyond which it says nothing of it."""
+FILES_MAX = 12
 BY_PROCESS = {
     "sidecar/daemon": ("test_exits", "test_admin", "test_delay_tables", "test_causes", "test_threads"),
     "sidecar/cli": ("test_exits", "test_check", "test_offsets", "test_tap", "test_try"),
@@ -23,17 +25,18 @@ class Nearest:
     """The imports of package and tests."""
 
     def tests_of(self, path: str) -> list[str]:
-        """The files of tests that may see a change of a module, the nearest first."""
-        beside = f"tests/unit/{Path(path).parent.relative_to('sidecar')}/"
-        ranks = {}
+        """The quick files of tests that may see a change of a module, the nearest first."""
+        beside, ranks = _beside(Path(path)), {}
         for test, distances in self._distances.items():
             distance = distances.get(path, FAR + 1)
-            is_beside = test.startswith(beside) or Path(test).stem == f"test_{Path(path).stem}"
-            if distance <= FAR or (is_beside and test.startswith("tests/unit/")):
+            is_beside = test.startswith("tests/unit/") and (
+                Path(test).stem == f"test_{Path(path).stem}" or Path(test).parent == beside != Path("tests", "unit")
+            )
+            if distance <= FAR or is_beside:
                 ranks[test] = (distance - 2 * is_beside, LAYERS.index(test.split("/")[1]))
         found = sorted(ranks, key=lambda test: (ranks[test], test))
         more = [f"tests/integration/{name}.py" for at in BY_PROCESS for name in BY_PROCESS[at] if path.startswith(at)]
-        return list(dict.fromkeys([*found[:6], *more, *found[6:]]))
+        return list(dict.fromkeys([*found[:6], *more, *found[6:]]))[:FILES_MAX]
 
     @cached_property
     def _distances(self) -> dict[str, dict[str, int]]:
@@ -43,9 +46,18 @@ class Nearest:
         names = {_name(file): str(file.relative_to(ROOT)) for file in files}
         found = {}
         for test in files:
-            if test.stem.startswith("test_") and test.relative_to(ROOT).parts[1] in LAYERS:
+            layer = test.relative_to(ROOT).parts[1]
+            if test.stem.startswith("test_") and layer in LAYERS and not (layer in OUTSIDE and test.stem in SLOW):
                 found[names[_name(test)]] = {names[at]: far for at, far in _walk(_name(test), imports).items()}
         return found
+
+
+def _beside(path: Path) -> Path:
+    """The folder of unit tests that is like that of the module, or else like the nearest one above it."""
+    folder = path.parent.relative_to("sidecar")
+    while not (ROOT / "tests" / "unit" / folder).is_dir():
+        folder = folder.parent
+    return Path("tests", "unit", folder)
 
 
 def _walk(start: str, imports: dict[str, set[str]]) -> dict[str, int]:
