@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from tests.conftest import OUTSIDE, SLOW
 from tests.support.jars import ROOT
 
 LAYERS = ("unit", "property", "conformance", "simulation", "spark", "integration")
+PURE = LAYERS[:2]
+"""These have no slow files."""
 FAR = 3
 """Imports between a test and a module, beyond which it says nothing of it."""
 FILES_MAX = 12
@@ -44,12 +45,21 @@ class Nearest:
         files = [file for folder in ("sidecar", "tests") for file in sorted((ROOT / folder).rglob("*.py"))]
         imports = {_name(file): set(_imports(file)) for file in files}
         names = {_name(file): str(file.relative_to(ROOT)) for file in files}
-        found = {}
+        found, slow = {}, _slow()
         for test in files:
             layer = test.relative_to(ROOT).parts[1]
-            if test.stem.startswith("test_") and layer in LAYERS and not (layer in OUTSIDE and test.stem in SLOW):
+            if test.stem.startswith("test_") and layer in LAYERS and (layer in PURE or test.stem not in slow):
                 found[names[_name(test)]] = {names[at]: far for at, far in _walk(_name(test), imports).items()}
         return found
+
+
+def _slow() -> set[str]:
+    """The names of slow files, as `tests/conftest.py` lists them."""
+    tree = ast.parse((ROOT / "tests" / "conftest.py").read_text("utf-8"))
+    (listed,) = (
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SLOW"
+    )
+    return set(ast.literal_eval(listed))
 
 
 def _beside(path: Path) -> Path:
