@@ -154,16 +154,20 @@ class Recalled(NamedTuple):
         return self.whose in (Basis.BROKER, Basis.UNKNOWN)
 
 
-def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> Recalled:
+def recall(committed: Committed | None, memory: Remembered | None, log: Log, *, is_outdated: bool = False) -> Recalled:
     """Choose the state to continue from.
 
     Args:
         committed: The broker's state; None if nothing is committed any more.
         memory: The folder's state, of the same incarnation.
         log: The log.
+        is_outdated: Whether it is known that another member went on from a commit before the folder's, though the
+            broker may have lost that member's commits as well.
     """
     state = committed.state if committed is not None else PartitionState(log.low, log.low)
     whose = basis(committed, memory)
+    if whose is Basis.FOLDER and committed is not None and is_outdated:
+        whose = Basis.BOTH
     if memory is not None and whose is Basis.UNKNOWN:
         # The commit has all that the folder has, or is of a line of its own: then what the folder calls settled may
         # have been put or parked, and the later owners have removed that.
@@ -187,7 +191,8 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log) -> 
     if whose is Basis.FOLDER:
         state = memory.state
     elif whose is Basis.BOTH:
-        if memory.state.parked:  # the other member has removed what this one had parked, and read it again
+        # The other member has read again what this one had parked or held: it removed that, or it is void for it.
+        if memory.state.parked or memory.state.has_local:
             return Recalled(state, whose, 0, fresh=False, agreed=agreed, compared=True)
         state = _settled_to(state, memory.state.watermark)
     return Recalled(state, whose, memory.known_below, fresh=False, agreed=agreed, compared=True)
@@ -205,7 +210,7 @@ def basis(committed: Committed | None, memory: Remembered | None) -> Basis:
             return Basis.BROKER
         if stamp.token == own.token or stamp.number <= memory.ancestors.get(stamp.token, 0):
             return Basis.FOLDER
-    if memory.state.watermark >= committed.state.seen:
+    if memory.state.watermark >= committed.state.seen and not memory.state.shares_parked:
         return Basis.FOLDER
     return Basis.BOTH if _forked(committed, memory) else Basis.UNKNOWN
 

@@ -111,6 +111,16 @@ class PartitionState:
     parked: int = 0
     """The number of the last part that was parked: parked parts with higher numbers do not count."""
 
+    @property
+    def shares_parked(self) -> bool:
+        """Whether parts are parked in a store from which other owners may remove them."""
+        return bool(self.parked and self.stores.epoch)
+
+    @property
+    def has_local(self) -> bool:
+        """Whether messages and parked parts may be in a store that no other owner has."""
+        return bool(self.stores.own and not self.stores.epoch)
+
     def parked_in(self, store: int) -> int:
         """The number of the last part that counts of those in the store of an owner."""
         if store == self.stores.own:

@@ -13,7 +13,7 @@ from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.takeovers import TakeoverEnded
 from sidecar.daemon.ids import IdKeeper, IdsSorted, Taken
 from sidecar.daemon.snapshots import Snapshots
-from sidecar.sources.base import Assignment, ReadPast, Settled, Source
+from sidecar.sources.base import Assignment, ReadPast, Remembers, Settled, Source
 from sidecar.state.interface import PartitionSnapshot
 
 log = structlog.get_logger()
@@ -123,6 +123,8 @@ class Feed:
             self._go_on(taken)
         for tp, reason in ({} if self._takeovers is None else self._takeovers.stale()).items():
             log.warning("partition.reloaded", **tp.fields(), reason=reason)
+            if self._takeovers is not None and tp in self._takeovers.outdated and isinstance(self._source, Remembers):
+                self._source.distrust(tp)
             self._source.reload(tp)
         if self._delays is not None:
             self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)

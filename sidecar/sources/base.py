@@ -65,6 +65,7 @@ class Assignment:
         continues: Whether the state is the last owner's as far as this host knows, though the incarnation may be new,
             since owners hand on nothing but the offset.
         end: The end of the log, if owners hand on nothing but the offset.
+        is_remembered: Whether the state is that of the state folder, and the broker's commit is older.
     """
 
     tp: TopicPartition
@@ -79,6 +80,7 @@ class Assignment:
     held_below: int | None = None
     continues: bool = False
     end: int | None = None
+    is_remembered: bool = False
 
 
 class Listener(Protocol):
@@ -134,6 +136,15 @@ class TakesBack(Protocol):
             level: The delay level.
             known: Its `Details.offset_message_id`, if the topic may have been recreated since it was read.
         """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A source that goes on from the state folder where the broker's commit is older."""
+
+    def distrust(self, tp: TopicPartition) -> None:
+        """Another member went on from the older commit: take the partition next from the broker's commit."""
         ...
 
 

@@ -222,6 +222,8 @@ class Broker:
         self.found = Committed(PartitionState(0, 0))
         self.incarnation = 1
         self.tokens = count(1)
+        self.before: list[Committed] = []
+        """Earlier commits since the last reset, oldest first: it may lose those behind."""
         self.line: list[int] = []
         """The tokens of all owners that committed, oldest first."""
         self.owner: Host | None = None
@@ -239,6 +241,7 @@ class Broker:
         found = decode(text, item.state.watermark, identity, b"rule")
         if found.state != item.state:
             raise BrokenPromiseError("codec", f"{item.state} came back as {found}")
+        self.before.append(self.found)
         self.found = Committed(found.state, *found[3:])
         if self.found.stamp is not None and self.found.stamp.token not in self.line[-1:]:
             self.line.append(self.found.stamp.token)
@@ -284,6 +287,8 @@ class Host:
         """Incarnation and state in the state folder, if the source hands on nothing but the offset."""
         self.memory: tuple[int, Remembered] | None = None
         """Incarnation and newest acknowledged commit in the state folder, if the source hands on the state."""
+        self.is_outdated = False
+        """Whether it knows that another member went on from a commit before that one."""
         self.early: int | None = None
         """The offset that it learned before the last owner had ended."""
         self.incarnation = self.told = 0
@@ -293,7 +298,7 @@ class Host:
     def start(self) -> None:
         """Become the owner."""
         plan = self.plan
-        self.alive = True
+        self.alive, self.is_outdated = True, False
         self._world.broker.owner = self
         self.pipeline = Pipeline(plan.reading, plan.batching, plan.rules, self._chance)
         self.order, self.commit = CommitOrder(), None
@@ -356,9 +361,9 @@ class Host:
         """What the broker's commit and the state folder tell."""
         committed, incarnation = self._world.broker.found, self._world.broker.incarnation
         memory = self.memory[1] if self.memory is not None and self.memory[0] == incarnation else None
-        found = recall(committed, memory, SameLog())
+        found = recall(committed, memory, SameLog(), is_outdated=self.is_outdated)
         knows = memory is None or memory.stamp.token not in self._world.broker.line[-NAMED_OWNERS:]
-        if found.compared or not (knows or found.whose is Basis.BROKER):
+        if not self._world.has_lost and (found.compared or not (knows or found.whose is Basis.BROKER)):
             self._world.blamed = f"{committed} is taken for a loss of {memory}"
         lineage = Lineage(
             next(self._world.broker.tokens),
@@ -368,7 +373,8 @@ class Host:
             durable=found.is_committed,
         )
         scope, start = f"s{incarnation}", found.state.watermark
-        return Assignment(TP, scope, found.state, "topic", incarnation, resumed=True, read_from=start, lineage=lineage)
+        given = Assignment(TP, scope, found.state, "topic", incarnation, resumed=True, read_from=start, lineage=lineage)
+        return replace(given, is_remembered=found.whose is Basis.FOLDER)
 
     def _bare(self) -> Assignment:
         """What the broker's offset and the state folder tell, as with RocketMQ."""
@@ -419,6 +425,7 @@ class Host:
     def step(self, effects_max: int = 1_000_000) -> None:
         """Let the core step."""
         if self.delays.takeovers is not None and self.delays.takeovers.stale():
+            self.is_outdated |= TP in self.delays.takeovers.outdated
             self.reload()
         self.delays.tend(self._world.now_ms)
         for effect in self.pipeline.step(self._world.now_ms)[:effects_max]:
@@ -507,7 +514,7 @@ class Host:
             for item in step.items if landed else ():
                 if item.stamp is not None and item.lineage is not None:
                     remembered = Remembered(item.state, item.stamp, item.lineage.ancestors, item.lineage.fingerprints)
-                    self.memory = self.incarnation, remembered
+                    self.memory, self.is_outdated = (self.incarnation, remembered), False
             results = step.ended({item.tp: True for item in step.items} if landed else {})
             self.commit = None
             self.pipeline.committed(results, self._world.now_ms)
@@ -618,6 +625,7 @@ class World:
         parks: Whether groups fail for long, and their parts are parked.
         fenced: Whether the changelog fences.
         bare: Whether owners hand on nothing but the offset, and keep the rest in state folders.
+        loses: Whether the broker loses its newest commits, and processes outlive an operator's reset.
     """
 
     def __init__(
@@ -629,8 +637,10 @@ class World:
         parks: bool = False,
         fenced: bool = False,
         bare: bool = False,
+        loses: bool = False,
     ) -> None:
         self.bare = bare
+        self._losses, self.has_lost = 0.01 if loses else 0.0, False
         self.plan = Circumstances.of(seed)
         self._outages = 0.02 if parks else 0.0
         if parks:
@@ -809,6 +819,8 @@ class World:
             self._replace_owner()
         if chance() < self.plan.resets:
             self._reset()
+        if self._losses and chance() < self._losses:
+            self._lose()
         if chance() < self.plan.requests:
             self._ask()
         living = [host for host in self.hosts if host.alive]
@@ -853,12 +865,15 @@ class World:
     def _reset(self) -> None:
         """An operator stops the group, and moves its offset."""
         for host in self.hosts:
-            if host.alive:
+            if host.alive and not (self._losses and self.chance() < 0.4):
                 host.die()
-        at = int(self.chance() * LENGTH)
+        at, following = int(self.chance() * LENGTH), self.hosts[int(self.chance() * len(self.hosts))]
+        if following.alive:
+            following.die()
         counted = self._counted(self.broker.state)
         self.broker.incarnation += 1
         self.broker.found = Committed(PartitionState(at, at))
+        self.broker.before.clear()
         late = Counter(each for batch in self.wandering for _, offsets in _offsets(batch) for each in offsets)
         self._allowed |= {offset: self._deliveries[offset] + late[offset] + 1 for offset in range(at, LENGTH)}
         for offset, copies in self._parked_copies().items():  # the known limit: they are not read again
@@ -871,9 +886,31 @@ class World:
                 for offset in {each for held in host.disk.durable() for each in _members(held)}:
                     self._allowed[offset] = self._allowed.get(offset, 1) + 1
                     self._cancelling.forget(offset)
+        if self._losses:  # those that go on deliver what they have read
+            self._allow_from(at)
         self._cancelling.reset(at)
         self.journal.clear()
-        self.hosts[int(self.chance() * len(self.hosts))].start()
+        following.start()
+
+    def _lose(self) -> None:
+        """The broker loses its newest commits, and perhaps the owner is replaced before it commits anew."""
+        before, memory = self.broker.before, self.hosts[0].memory
+        if before:
+            # The known limit: what only a commit settled that is in no folder, or in that of another host, comes again;
+            # as well if the folder has no message by which to check that the log is the same.
+            is_known = len(self.hosts) == 1 and memory is not None and memory[1].stamp == self.broker.found.stamp
+            is_known &= memory is not None and bool(memory[1].fingerprints)
+            del before[len(before) - int(self.chance() * min(len(before), 4)) :]
+            self.broker.found, self.has_lost = before.pop(), True
+            if not is_known:
+                self._allow_from(self.broker.state.watermark)
+                self._cancelling.reset(self.broker.state.watermark)
+        if self.chance() < 0.7:
+            self._replace_owner()
+
+    def _allow_from(self, at: int) -> None:
+        """What is at or above an offset may be delivered any number of times."""
+        self._allowed |= dict.fromkeys(range(at, LENGTH), 1 << 30)
 
     def _act(self, host: Host, what: float) -> None:
         chance, lost = self.chance, 0.1
@@ -985,13 +1022,14 @@ def run_delayed(
     parks: bool = False,
     fenced: bool = False,
     bare: bool = False,
+    loses: bool = False,
 ) -> int:
     """Run one schedule; return its number of steps.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare)
+    world = World(seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare, loses=loses)
     for _ in range(steps):
         world.event()
     world.settle()

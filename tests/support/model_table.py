@@ -9,6 +9,9 @@ from sidecar.delay.changelog.interface import LOST, Entry, Record
 from sidecar.delay.disk.blocks import Held
 from tests.support.model_changelog import ModelChangelog, ModelLog, held_of
 
+Call = tuple[int, list[Entry], Callable[[int], None] | None]
+"""Entries with the epoch of their owner, and what is called once they are written."""
+
 
 class ModelTable(ModelLog):
     """The records of one partition."""
@@ -19,6 +22,8 @@ class ModelTable(ModelLog):
         self.epoch = 0
         self.dying: list[list[tuple[int, list[Entry]]]] = []
         """The last transactions of dead processes, which may still be committed: calls with their epochs."""
+        self.calls: list[list[Call]] = []
+        """What living processes have on the way."""
 
     def write(self, epoch: int, entries: Sequence[Entry]) -> int:
         """Append entries in one transaction; return the offset of the last one, or `LOST`."""
@@ -47,16 +52,19 @@ class ModelTable(ModelLog):
 
     def messages(self) -> Iterator[tuple[int, Held]]:
         """Those that stay, whatever becomes of transactions that are on the way."""
-        removed = {
-            entry.key for calls in self.dying for _, entries in calls for entry in entries if entry.value is None
-        }
+        removed = {entry.key for entry in self._on_the_way() if entry.value is None}
         for record in self.records:
             if record.key not in removed and (held := held_of(record)) is not None:
                 yield record.offset, held
 
     def on_the_way(self) -> list[Held]:
-        found = [held_of(entry) for calls in self.dying for _, entries in calls for entry in entries]
-        return [held for held in found if held is not None]
+        return [held for entry in self._on_the_way() if (held := held_of(entry)) is not None]
+
+    def _on_the_way(self) -> Iterator[Entry]:
+        for calls in self.dying:
+            yield from (entry for _, entries in calls for entry in entries)
+        for living in self.calls:
+            yield from (entry for epoch, entries, _ in living if epoch == self.epoch for entry in entries)
 
     def compact(self) -> None:
         pass
@@ -99,7 +107,8 @@ class ModelAppender(ModelChangelog):
     def __init__(self, tables: ModelTables) -> None:
         super().__init__(tables.table)
         self._tables, self._chance = tables, tables.table.chance
-        self._calls: list[tuple[int, list[Entry], Callable[[int], None] | None]] = []
+        self._calls: list[Call] = []
+        tables.table.calls.append(self._calls)
 
     def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
         self._calls.append((self._tables.epoch, list(entries), done))
@@ -117,4 +126,4 @@ class ModelAppender(ModelChangelog):
         if self._calls:
             calls = self._calls[: 1 + int(self._chance() * len(self._calls))]
             self._tables.table.dying.append([(epoch, entries) for epoch, entries, _ in calls])
-        self._calls = []
+        self._calls.clear()

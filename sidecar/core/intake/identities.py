@@ -67,10 +67,8 @@ class Identities:
         return bytes(new.tobytes())
 
     def know(self, partition: Partition, numbers: Sequence[int], now_ms: float) -> None:
-        """Remember the ids of messages that are settled, though they may not be durable."""
+        """Remember the ids of messages that are settled; they are not durable."""
         self._windows.window(partition.tp).take(numbers, Moment(-1, partition.reach.committed, now_ms))
-        for number in numbers:
-            partition.dues.journal(number)
 
     def generation(self, tp: TopicPartition) -> int:
         """Generation of the partition's window of message ids."""

@@ -43,12 +43,14 @@ class Parking:
         self._putting: dict[int, tuple[Parked, Part | None]] = {}
         self._records: dict[int, Parked] = {}
         """All that are stored."""
+        self._orphans: set[int] = set()
+        """Numbers of halves that were found without their whole."""
         self.loaded: set[int] = set()
         """Numbers of the records that are parts at present, or were replaced by halves."""
         self._waiting: dict[str, list[tuple[int, int]]] = {}
         """First offset and number of those that are not loaded, and stored or halves, by group, in order."""
         self._unproved_ids: deque[tuple[int, bytes]] = deque()
-        """Message ids of records that are stored and do not count yet: until then a successor may send another part."""
+        """Message ids of stored records that no commit of this owner counts yet: a successor may send another part."""
         self._halved: dict[int, int] = {}
         """Numbers of records that are replaced by halves, with that of the second half."""
         self._ended: list[Ended] = []
@@ -78,16 +80,21 @@ class Parking:
             counted: The last number that counts.
         """
         found = sorted(found, key=attrgetter("number"))
-        void = {record.number for record in found if record.number > counted}
+        # Halves whose whole is gone have counted, though the broker may have lost the commit that said so.
+        wholes = {0, *(record.number for record in found)}
+        self._orphans = {record.number for record in found if record.half_of not in wholes}
+        void = {record.number for record in found if record.number > counted} - self._orphans
         void |= _replaced([record for record in found if record.number <= counted])
         members: dict[str, BitMap64] = {}
         self._last = max([counted, *(record.number for record in found)])
-        self.acknowledged = self._proved = counted
+        self.acknowledged = counted
+        # Durable once this owner has committed: if the broker loses the commit that counts them, they are read again.
+        self._unproved_ids.extend((each.number, each.ids) for each in found if each.number <= counted)
         for record in found:
             known = members.setdefault(record.home, BitMap64())
             # After an operator's reset all count, also what was parked anew because a commit had failed.
             if record.number in void or not record.offsets.isdisjoint(known):
-                self._ended.append(Ended(record.number, None))
+                self._ended.insert(0, Ended(record.number, None))  # halves before their whole: without it, they count
             else:
                 known |= record.offsets
                 self.groups[record.group] += 1
@@ -156,7 +163,7 @@ class Parking:
         for the next owner as if this one had been proved.
         """
         for _, number in self._waiting.get(group, ()) if self.is_proved else ():
-            return self._records[number] if number <= self._proved else None
+            return self._records[number] if number <= self._proved or number in self._orphans else None
         return None
 
     def load(self, record: Parked) -> None:

@@ -245,12 +245,13 @@ class Pipeline:
             counted: The number of the last one that counts.
             now_ms: Monotonic time.
         """
+        if not self.intake.identities.remembered or tp.delayed:
+            found = [record._replace(ids=b"") for record in found]
         messages = self.delivery.parker.restore(tp, found, counted, now_ms)
         self.books[tp].restore(0, messages)
-        if self.intake.identities.remembered and not tp.delayed:
-            for record in found:
-                if record.number <= counted:
-                    self.intake.identities.know(self.partitions[tp], array("q", record.ids), now_ms)
+        for record in found:
+            if record.ids and record.number <= counted:
+                self.intake.identities.know(self.partitions[tp], array("q", record.ids), now_ms)
         if tp.delayed and messages:
             parked = (record.offsets for record in self.partitions[tp].parking.records())
             self.intake.positions.leave_out(tp, parked)

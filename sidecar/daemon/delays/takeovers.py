@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
+from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.ids import Taken, overdue
 from sidecar.delay.changelog.fenced import FencedTakeover
@@ -117,6 +118,8 @@ class Takeovers:
         self._doubted: dict[TopicPartition, Reach] = {}
         """What did not fit to the offsets of partitions that the source is asked for again."""
         self._stale: set[TopicPartition] = set()
+        self.outdated: set[TopicPartition] = set()
+        """Partitions that another member took over from the commit before the one in the state folder."""
 
     @property
     def is_adopting(self) -> bool:
@@ -179,6 +182,9 @@ class Takeovers:
             raise result
         assignment = attempt.taken.assignment
         tp = assignment.tp
+        if assignment.is_remembered and _went_on(assignment.state, result):
+            self.outdated.add(tp)
+            return None
         del self._attempts[tp]
         attempt.is_over, self._reason = True, ""
         self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
@@ -210,13 +216,15 @@ class Takeovers:
     def stale(self) -> Mapping[TopicPartition, str]:
         """The partitions that the source is to give anew, with the reason."""
         doubts = dict.fromkeys(self._stale, "its offset does not fit to its delayed messages: it is asked for again")
-        return doubts | dict(self._store.lost())
+        outdated = dict.fromkeys(self.outdated, "its changelog tells of a later owner than the state folder")
+        return doubts | outdated | dict(self._store.lost())
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
             self.loading.pop(tp, None)
             self._stale.discard(tp)
+            self.outdated.discard(tp)
             attempt = self._attempts.pop(tp, None)
             if attempt is not None and not attempt.is_over:
                 self._end(attempt)
@@ -227,6 +235,11 @@ class Takeovers:
         for attempt in list(self._attempts.values()):
             if attempt.taken.retry_at_s is not None and now_s >= attempt.taken.retry_at_s:
                 self._begin(attempt.taken)
+
+
+def _went_on(state: PartitionState, result: TakenOver) -> bool:
+    """Whether a later owner than that of the state may have removed parked parts that count in it."""
+    return state.shares_parked and state.stores.own == result.store and result.last_named > state.stores.epoch
 
 
 def _lineage(assignment: Assignment) -> Lineage:

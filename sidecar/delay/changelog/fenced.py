@@ -56,6 +56,7 @@ class FencedTakeover(Takeover):
             staying=list(reading.staying()),
             read=reading.records,
             reach=reach,
+            last_named=reading.proved,
         )
 
     def _reach(self) -> Reach | None:

@@ -85,6 +85,15 @@ class Change(NamedTuple):
     """Where it is from now on, or `CANCELLED`."""
 
 
+class Moved(NamedTuple):
+    """A message that has another position than the one with which it was adopted."""
+
+    message: MessageKey
+    position: int
+    keys: list[bytes]
+    """All of its keys, the message's first."""
+
+
 class Bookmark(NamedTuple):
     """A place in the log of an owner, which its local files refer to."""
 

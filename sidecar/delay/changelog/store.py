@@ -19,11 +19,12 @@ from sidecar.delay.changelog.records import (
     CANCELLED,
     Kept,
     Lineage,
+    Moved,
     change_entry,
     message_key,
     message_value,
 )
-from sidecar.delay.changelog.takeover import Moved, TakenOver
+from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow, placed

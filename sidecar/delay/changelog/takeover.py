@@ -30,6 +30,7 @@ from sidecar.delay.changelog.records import (
     Kept,
     Lineage,
     MessageKey,
+    Moved,
     bookmark_key,
     claim,
     kind_of,
@@ -67,15 +68,6 @@ class Start(NamedTuple):
     """The position of the present time; it decides what is noted, and nothing else."""
 
 
-class Moved(NamedTuple):
-    """A message that has another position than the one with which it was adopted."""
-
-    message: MessageKey
-    position: int
-    keys: list[bytes]
-    """All of its keys, the message's first."""
-
-
 class TakenOver(NamedTuple):
     """A partition that was taken over."""
 
@@ -107,6 +99,8 @@ class TakenOver(NamedTuple):
     """With a note: keys of messages that need not be removed, though they are below the watermark."""
     reach: Reach | None = None
     """Where the owner goes on in the source, if the changelog fences."""
+    last_named: int = NOBODY
+    """The epoch of the last owner before of whose commit the changelog tells."""
 
 
 @dataclass(slots=True)
@@ -143,7 +137,7 @@ class Takeover:
         epoch = self._claim()
         reading = self._read_on(store, named, void_from, epoch) or self._read_all(named, void_from, epoch)
         last = epoch - 1
-        if reading.void and not reading.is_proved:
+        if reading.void and reading.proved != reading.named:
             # What is void by this commit may count without it, after a reset. So all owners to come must know of the
             # commit first, those too that claimed the partition behind this one.
             last = self.restorer.append(self.tp, [proof_entry(reading.named)])
@@ -167,6 +161,7 @@ class Takeover:
             read=reading.records,
             note=reading.note,
             removed=reading.removed,
+            last_named=reading.proved,
         )
 
     def _claim(self) -> int:
@@ -230,8 +225,8 @@ class Reading:
     def __init__(self, start: Start, named: int, void_from: int, note: Note | None = None) -> None:
         self._start = start
         self.named = named
-        self.is_proved = note is not None
-        """Whether the changelog tells that a commit has named this epoch."""
+        self.proved = note.epoch if note else NOBODY
+        """The last epoch of which the changelog tells that a commit has named it."""
         self._void_from = void_from
         self.note = note
         self.kept = note.kept if note else None
@@ -303,7 +298,7 @@ class Reading:
     def _proof(self, record: Record, epoch: int) -> None:
         if epoch > self.named:
             raise LaterError(epoch)
-        self.is_proved |= epoch == self.named
+        self.proved = max(self.proved, epoch)
         self._states.append(record.key)
 
     def _change(self, record: Record) -> None:

@@ -109,7 +109,7 @@ class KafkaSource:
         if answers:
             self.metadata_characters = metadata_characters(admin, listener.event)
         self._state.bind(cluster_id, settings.group_id)
-        memories = Memories(self._state, listener.event)
+        memories = self._memories = Memories(self._state, listener.event)
         topic_ids = TopicIds(admin, cluster_id, client.made_again)
         self._membership = Membership(consumer, admin if answers else None, settings, self._state, listener.event)
         self._membership.evict_predecessors(self._client_id)
@@ -176,6 +176,10 @@ class KafkaSource:
     def reload(self, tp: TopicPartition) -> None:
         """Give up the partition and take it again from its committed state."""
         self._partitions.reload([tp])
+
+    def distrust(self, tp: TopicPartition) -> None:
+        """Another member went on from the older commit: take the partition next from the broker's commit."""
+        self._memories.distrust(tp)
 
     def end(self, tp: TopicPartition) -> int | None:
         """The offset of the partition's next message, if known without a request."""

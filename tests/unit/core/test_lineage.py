@@ -22,7 +22,7 @@ from sidecar.core.lineage import (
     inherited,
     recall,
 )
-from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
+from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Stores
 from tests.support.full_state import FULL
 
 
@@ -121,6 +121,28 @@ def test_after_a_fork_the_commit_holds_where_the_folder_had_parked() -> None:
     fork = Committed(PartitionState(30, 100, parked=1), Stamp(9, 1))
     found = recall(fork, memory, Log())
     assert (found.whose, found.state, found.settled_below) == (Basis.BOTH, fork.state, 0)
+
+
+def test_after_a_fork_the_commit_holds_where_messages_are_on_one_host_alone() -> None:
+    """What the folder calls settled may be in that host's store, where it is void once another member has read on."""
+    memory = replace(NEW, state=replace(NEW.state, stores=Stores(3)))
+    fork = Committed(PartitionState(30, 100), Stamp(9, 1))
+    found = recall(fork, memory, Log())
+    assert (found.whose, found.state, found.settled_below) == (Basis.BOTH, fork.state, 0)
+
+
+def test_a_member_whose_commits_are_lost_too_may_have_removed_parked_parts() -> None:
+    """It went on from the commit that is left, which is an ancestor of the folder's: only the store tells of it."""
+    memory = replace(NEW, state=replace(NEW.state, parked=3))
+    assert recall(OLD, memory, Log()).state == memory.state
+    found = recall(OLD, memory, Log(), is_outdated=True)
+    assert (found.whose, found.state, found.settled_below) == (Basis.BOTH, OLD.state, 0)
+
+
+def test_a_folder_beyond_another_line_has_parts_that_may_be_removed() -> None:
+    """All that the other member had read is settled here, but the store of parked parts is one for both."""
+    shared = replace(NEW.state, parked=3, stores=Stores(3, (), 9))
+    assert basis(Committed(PartitionState(10, 50)), replace(NEW, state=shared)) is Basis.BOTH
 
 
 def test_a_settled_state_keeps_all_else() -> None:

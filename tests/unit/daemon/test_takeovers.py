@@ -379,6 +379,33 @@ def test_the_problem_ends_with_the_takeover(scene: Scene) -> None:
     assert scene.takeovers.problem == ""
 
 
+def remembered(epoch: int, parked: int) -> Assignment:
+    """A partition that goes on from the state folder, with this epoch and this number of parked parts."""
+    found = assignment(TP, epoch)
+    return replace(found, state=replace(found.state, parked=parked), is_remembered=True)
+
+
+def test_a_folder_before_a_later_owner_in_the_changelog_is_not_believed(scene: Scene) -> None:
+    """The broker lost that owner's commits too, which removed the parts that the folder counts."""
+    first, second = scene.owner(), scene.owner()
+    scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"state")))
+    scene.takeovers.begin(remembered(first, 1), None)
+    assert scene.handle() is None
+    assert (scene.takeovers.outdated, list(scene.takeovers.stale())) == ({TP}, [TP])
+    scene.takeovers.forget([TP])
+    assert (scene.takeovers.outdated, scene.takeovers.stale()) == (set(), {})
+
+
+@pytest.mark.parametrize("parked", [0, 1])
+def test_a_folder_of_the_last_owner_or_without_parked_parts_is_believed(scene: Scene, parked: int) -> None:
+    """Which delayed messages count, the changelog tells."""
+    first, second = scene.owner(), scene.owner()
+    scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"state")))
+    scene.takeovers.begin(remembered(second if parked else first, parked), None)
+    assert scene.handle() is not None
+    assert not scene.takeovers.outdated
+
+
 # The feed
 
 
@@ -386,7 +413,7 @@ class Fed:
     """A feed whose source returns what it is told to, and what the core gets of it."""
 
     def __init__(self) -> None:
-        self.takeovers: Any = Mock(loading={}, **{"proved.return_value": [], "stale.return_value": {}})
+        self.takeovers: Any = Mock(loading={}, outdated=set(), **{"proved.return_value": [], "stale.return_value": {}})
         self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True, commits=Mock(outstanding=False))
         self.pipeline.origins.copies_of.return_value = frozenset()
         self.source: Any = Mock(idle_poll_s=0.0)
@@ -473,6 +500,15 @@ def test_the_source_gives_a_stale_partition_anew() -> None:
     assert [(each["event"], each["reason"]) for each in logs] == [
         ("partition.reloaded", "another process has claimed it")
     ]
+
+
+def test_the_source_does_not_go_on_from_an_outdated_folder() -> None:
+    """It is told before it gives the partition anew."""
+    fed = Fed()
+    fed.takeovers.outdated, fed.takeovers.stale.return_value = {TP}, {TP: "a later owner", OTHER: "claimed"}
+    fed.poll()
+    fed.source.assert_has_calls([call.distrust(TP), call.reload(TP), call.reload(OTHER)])
+    assert fed.source.distrust.call_count == 1
 
 
 def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:

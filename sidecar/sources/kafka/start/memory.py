@@ -77,6 +77,7 @@ class Memories:
         self._tell = tell
         loaded = {key.tp: Memory.load(text) for key, text in state.load_progress().items()}
         self._known = {tp: memory for tp, memory in loaded.items() if memory is not None}
+        self._outdated: set[TopicPartition] = set()
         self._lock = threading.Lock()
         self._unsaved: dict[TopicPartition, Memory] = {}
         self._disk = threads.Pool("memory")
@@ -93,9 +94,18 @@ class Memories:
         state = Remembered(decoded.state, decoded.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
         return Found(decoded.incarnation, state)
 
+    def distrust(self, tp: TopicPartition) -> None:
+        """Another member went on from a commit before the row's."""
+        self._outdated.add(tp)
+
+    def is_outdated(self, tp: TopicPartition) -> bool:
+        """Whether the row is known to be outdated."""
+        return tp in self._outdated
+
     def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
         """Keep the rows of an acknowledged commit; further rows may come while they are written."""
         self._known.update(rows)
+        self._outdated.difference_update(rows)
         with self._lock:
             is_asked_for = bool(self._unsaved)
             self._unsaved.update(rows)

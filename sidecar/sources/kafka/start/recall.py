@@ -87,7 +87,12 @@ class Recall:
             memory = None
         remembered = memory.state if memory is not None else None
         try:
-            recalled = recall(committed, remembered, _Log(tp, *bounds, self._digest_at, self._confirm_end))
+            recalled = recall(
+                committed,
+                remembered,
+                _Log(tp, *bounds, self._digest_at, self._confirm_end),
+                is_outdated=self._memories.is_outdated(tp),
+            )
         except UnavailableError as error:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
         if recalled.fresh:
@@ -116,7 +121,8 @@ class Recall:
         if recalled.agreed is not None and not recalled.settled_below:
             action = {
                 "action": "the broker's commit is older than the state folder, another member went on from it, and "
-                "only the folder knows of some parked parts: going on from the commit; messages may be delivered again"
+                "may have read again what this one had held or parked: going on from the commit; messages may be "
+                "delivered again"
             }
             self._tell("commit.behind", "error", fields | action)
             return

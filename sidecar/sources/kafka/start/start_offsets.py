@@ -10,7 +10,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
-from sidecar.core.lineage import TOKEN_BITS, Committed, Lineage, Recalled, inherited
+from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
@@ -173,7 +173,8 @@ class StartOffsets:
         )
         read_from, settled = max(state.watermark, bounds.low), Settled(before.incarnation, below)
         return Assignment(
-            tp, identity.scope, state, identity.topic_id, identity.incarnation, True, read_from, lineage, settled  # noqa: FBT003
+            tp, identity.scope, state, identity.topic_id, identity.incarnation, True, read_from, lineage, settled,  # noqa: FBT003
+            is_remembered=recalled.whose is Basis.FOLDER and committed is not None,
         )  # fmt: skip
 
     def _tell_expired(self, tp: TopicPartition, offset: int, bounds: Bounds) -> None:

@@ -160,6 +160,17 @@ def test_ids_of_what_was_parked_before_are_known() -> None:
     assert (shell.core.books[TP].duplicate, shell.core.books[TP].in_flight) == (2, 1)
 
 
+def test_ids_of_what_was_parked_before_are_durable_after_the_owners_commit() -> None:
+    """If the broker loses the commit that counts the part, its messages are read again, and must not be duplicates."""
+    shell = Shell(ids=True, state=PartitionState(10, 10, parked=1))
+    record = Parked(1, "s0", "s0", "g0", 5, 9, BitMap64([5, 9]), 8, 3, 60, ids=array("q", [70, 71]).tobytes())
+    shell.core.restore_parked(TP, [record], 1, shell.now_ms)
+    shell.step(100)
+    shell.step(100)
+    told = [item.ids for commit in shell.all(Commit) for item in commit.items]
+    assert told == [None, array("q", [70, 71])]
+
+
 def test_ids_of_parked_parts_are_in_the_ids_of_a_commit() -> None:
     """They are told once the commit counts their record, and the commit after it makes them durable."""
     shell = Shell(ids=True)
@@ -288,6 +299,26 @@ def test_halves_replace_a_parked_part_only_together(halves: list[tuple[int, int]
     parking.restore([whole, *found], 3)
     assert {record.number for record in parking.records()} == count
     assert parking.groups["g0"] == len(count)
+
+
+def test_halves_count_once_their_whole_is_gone() -> None:
+    """It was removed since a commit counted them, which the broker may have lost: they are sent, and never removed."""
+    halves = [Parked(n, "s0", "s0", "g0", n, n, BitMap64([n]), 8, 3, 60, half_of=1) for n in (2, 3)]
+    parking = Parking()
+    parking.restore(halves, 1)
+    assert list(parking.records()) == halves
+    parking.committed(1)
+    assert (parking.following("g0"), parking.take_ended()) == (halves[0], [])
+
+
+def test_halves_that_do_not_count_are_removed_before_their_whole() -> None:
+    """Without it they would count."""
+    whole = Parked(1, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 3, 60)
+    halves = [whole._replace(number=n, offsets=BitMap64([n + 3]), half_of=1) for n in (2, 3)]
+    parking = Parking()
+    parking.restore([whole, *halves], 0)
+    parking.committed(0)
+    assert [each.number for each in parking.take_ended()] == [3, 2, 1]
 
 
 def test_a_lost_partition_takes_its_parked_parts_along() -> None:

@@ -43,3 +43,13 @@ def test_what_is_acknowledged_while_a_write_is_under_way_is_written_too() -> Non
 
     wait_until(saved, 20, "the newest is written")
     memories.close()
+
+
+def test_a_row_is_outdated_until_the_next_commit() -> None:
+    """The commit that is acknowledged is of this host, and comes after all others."""
+    memories = Memories(MemoryState(), lambda *_: None)
+    memories.distrust(TP)
+    assert memories.is_outdated(TP)
+    memories.keep({TP: Memory(1, "", "", [], [])})
+    assert not memories.is_outdated(TP)
+    memories.close()
