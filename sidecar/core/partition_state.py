@@ -81,13 +81,17 @@ class Stores(NamedTuple):
         """The listed store of this identity."""
         return next((each for each in self.others if each.store == store), None)
 
+    def may_have_listed(self, store: int) -> bool:
+        """Whether the store is not listed, and may have been: the list is full. What others read of it is unknown."""
+        return self.own not in (0, store) and self.other(store) is None and len(self.others) >= STORES_MAX
+
     def void_from(self, store: int) -> int | None:
         """The offset from which others read what this store has too, up to the committed `seen`; None if none did.
 
-        If the store is not listed, its owner has committed nothing, and others read everything; unless nobody has
-        committed anything since the group began, or since an operator's reset.
+        If the store was never listed, its owner has committed nothing, and others read everything; unless nobody has
+        committed anything since the group began, or since an operator's reset. If it may have been, nothing is void.
         """
-        if self.own in (0, store):
+        if self.own in (0, store) or self.may_have_listed(store):
             return None
         other = self.other(store)
         return 0 if other is None else other.seen

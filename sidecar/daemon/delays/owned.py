@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import structlog
+
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -15,6 +17,8 @@ from sidecar.delay.progress import Progress, restored
 from sidecar.sources.base import Assignment
 from sidecar.state.offset_map import Identity
 from sidecar.state.rules import Rules
+
+log = structlog.get_logger()
 
 
 def name_of(group_id: str, tp: TopicPartition) -> bytes:
@@ -94,15 +98,26 @@ class Owned:
             # An operator's reset, or other rules: from the offset on all comes again, and is put again.
             below = state.watermark if assignment.held_below is None else assignment.held_below
             self._store.restart(number, below if progress.topic_id == topic_id else None)
-            parked = max((each.record.number for each in self._parked.find(tp) if not each.is_delayed), default=0)
-        else:
-            void_from = state.stores.void_from(self._store.place(number).store)
-            if void_from is not None:
-                self._store.void(number, void_from, state.seen)
+            parked = self._last_parked(tp)
+        elif (void_from := state.stores.void_from(self._store.place(number).store)) is not None:
+            self._store.void(number, void_from, state.seen)
+        elif state.stores.may_have_listed(self._store.place(number).store):
+            parked = max(parked, self._unlisted(tp))
         now = replace(progress, topic_id=topic_id, incarnation=incarnation, parked=parked)
         if now != progress:
             self._store.keep(number, now.encoded(self._rules.digest), now.state.watermark, now.state.seen)
         return now
+
+    def _last_parked(self, tp: TopicPartition) -> int:
+        return max((each.record.number for each in self._parked.find(tp) if not each.is_delayed), default=0)
+
+    def _unlisted(self, tp: TopicPartition) -> int:
+        """A commit may have listed this store once: all that it has counts. Return its last parked part."""
+        held, parked = self._store.held(self.numbers[tp]), self._parked.find(tp)
+        if held or parked:
+            action = "delivering all that this store holds; what was not committed of it may be delivered twice"
+            log.warning("delay.store_unlisted", **tp.fields(), held=held, parked=len(parked), action=action)
+        return self._last_parked(tp)
 
     def _assign(self, tp: TopicPartition, found: Sequence[Found]) -> None:
         progress, number = self._progress[tp], self.numbers[tp]

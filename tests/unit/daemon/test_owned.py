@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import structlog.testing
+from pyroaring import BitMap64
 
-from sidecar.core.partition_state import PartitionState
-from sidecar.core.records import TopicPartition
+from sidecar.core.partition_state import STORES_MAX, Other, PartitionState, Stores
+from sidecar.core.records import Parked, TopicPartition
 from sidecar.daemon.delays.owned import Owned
-from sidecar.daemon.delays.parked import ParkedParts
+from sidecar.daemon.delays.parked import ParkedParts, packed
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.partitions import PartitionStore
 from sidecar.sources.base import Assignment
 from sidecar.state.rules import Rules
@@ -50,6 +54,49 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         assert store.held(number) == left
     with closing(PartitionStore(tmp_path / "delay")) as store:
         assert store.held(number) == left
+
+
+@pytest.mark.parametrize(("others", "left"), [(STORES_MAX, 10), (STORES_MAX - 1, 0)], ids=["full", "not full"])
+def test_what_a_store_holds_stays_if_the_full_list_lacks_it(tmp_path: Path, others: int, left: int) -> None:
+    """More stores came in between than a commit names, perhaps: what others have read again of this one is not known.
+
+    A list that has room lacks no store of an owner that committed anything: others read all of it.
+    """
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        numbers: dict[TopicPartition, int] = {}
+        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
+        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        take(owned, shell, 1, 0, None)
+        number = owned.number(QUEUE)
+        store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(10)])
+        record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
+        store.park(number, (PARKED_FROM, 5, 0, NO_TIMESTAMP, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
+        store.sync()
+        owned.forget([QUEUE])
+        shell.pipeline.forget([QUEUE, QUEUE.store])
+        state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(others))))
+        shell.pipeline.assign(QUEUE, "5c0pe001", state)
+        with structlog.testing.capture_logs() as lines:
+            owned.take([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
+        assert store.held(number) == left
+        assert shell.pipeline.books[QUEUE].parked == (2 if left else 0)
+        told = [(line["event"], line["log_level"], line["held"], line["parked"]) for line in lines]
+        assert told == ([("delay.store_unlisted", "warning", 10, 1)] if left else [])
+
+
+def test_a_new_store_that_the_full_list_lacks_is_not_told(tmp_path: Path) -> None:
+    """It holds nothing of which anything could be doubted."""
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        numbers: dict[TopicPartition, int] = {}
+        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
+        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(STORES_MAX))))
+        shell.pipeline.assign(QUEUE, "5c0pe001", state)
+        with structlog.testing.capture_logs() as lines:
+            owned.take([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
+        assert not lines
 
 
 def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) -> None:

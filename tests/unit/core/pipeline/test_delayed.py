@@ -112,7 +112,7 @@ def test_the_newest_stores_are_listed() -> None:
         stores = stores.taken_by(store, PartitionState(0, 10 * store, parked=store))
     listed = tuple(Other(i, 10 * (i + 1), i + 1) for i in range(3, STORES_MAX + 3))
     assert stores == Stores(STORES_MAX + 3, listed)
-    assert (stores.void_from(STORES_MAX + 3), stores.void_from(3), stores.void_from(1)) == (None, 40, 0)
+    assert (stores.void_from(STORES_MAX + 3), stores.void_from(3), stores.void_from(1)) == (None, 40, None)
     assert {other.store for other in stores.taken_by(5, PartitionState(0, 999)).others} == {
         3,
         4,
