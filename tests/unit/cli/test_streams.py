@@ -56,6 +56,16 @@ def test_messages_that_cannot_be_written_change_no_outcome(
     assert shell(tmp_path, arguments, redirected).returncode == code
 
 
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", ">&-", "<&- >&- 2>&-"])
+def test_a_daemon_needs_no_stream(tmp_path: Path, redirected: str) -> None:
+    """It logs to stderr; if nobody can read it, or it has no stdout, it does all the same, and tells how it ended."""
+    kafka = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["t"], "start_timeout": "1s"}
+    configure(tmp_path, source={"kafka": kafka}, admin={"listen": "off"})
+    ended = shell(tmp_path, ["run", "-c", "orders.yaml"], redirected)
+    assert (ended.returncode, "bug" in ended.stderr) == (69, False)
+    assert (tmp_path / "state" / "state.db").exists()
+
+
 def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """What the program opens later is not what it prints into."""
     program = "with guarded(): print(open('x', 'w').fileno() > 2, file=open('y', 'w'))"

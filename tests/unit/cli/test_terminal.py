@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -151,3 +152,23 @@ def test_what_others_wrote_is_escaped(tmp_path: Path) -> None:
     store.close()
     screen = in_terminal(120, "dead-letters", "list", "-c", str(config))
     assert r"\x1b[2J\x9b31m\nforged\u202e" in screen
+
+
+def test_what_a_peer_of_check_sends_is_escaped(tmp_path: Path) -> None:
+    """Bytes that are no HTTP are quoted, and move no cursor."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(65_536)
+                peer.sendall(b"HTTP/1.1 200 OK\r\n\x1b[2J\x9b31m\x07\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        kafka = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["t"]}
+        sink = {"http": {"url": f"http://127.0.0.1:{server.getsockname()[1]}/"}}
+        config = configure(tmp_path, source={"kafka": kafka}, sink=sink, admin={"listen": "off"})
+        screen = in_terminal(120, "check", "-c", str(config))
+    (told,) = [line for line in screen.splitlines() if "receiver" in line]
+    assert r"\x1b[2J" in told
+    assert all(char.isprintable() for char in told)
