@@ -117,6 +117,8 @@ class LaneRows:
         return batch
 
     def _rows(self, tp: TopicPartition, table: Table) -> pa.RecordBatch:
+        if not table.rows:
+            return pa.RecordBatch.from_pylist([], schema=self._schema)
         batch = pa.RecordBatch.from_arrays([make(tp, table) for make in self._makes], schema=self._schema)
         window = self._sieve.window
         if self._sieve.odd_ids is not None:

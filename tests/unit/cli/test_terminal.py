@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pyroaring import BitMap64
 from rich.cells import cell_len
 
+from sidecar.check.findings import Finding
+from sidecar.cli import main
 from sidecar.core.books import BOOKS
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.state.interface import PartitionSnapshot
@@ -172,3 +175,12 @@ def test_what_a_peer_of_check_sends_is_escaped(tmp_path: Path) -> None:
     (told,) = [line for line in screen.splitlines() if "receiver" in line]
     assert r"\x1b[2J" in told
     assert all(char.isprintable() for char in told)
+
+
+def test_all_that_check_found_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a check quotes: subject, text and cure."""
+    found = Finding("a\x1b[2J", "b\x07\u202e", "c\x9b31m", 69)
+    monkeypatch.setattr("sidecar.cli.file.check.gather", lambda _: [found])
+    told = CliRunner().invoke(main, ["check", "-c", str(configure(tmp_path))], prog_name="sidecar").stdout
+    assert all(each in told for each in (r"a\x1b[2J", r"b\x07\u202e", r"c\x9b31m"))
+    assert all(char.isprintable() or char == "\n" for char in told)
