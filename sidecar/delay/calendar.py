@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from sidecar import files
@@ -261,7 +260,7 @@ class Calendar(Hours):
         """Copy the messages of an hour that are not settled to another file."""
         self.spare(file.hour)
         try:
-            rewrite = Rewrite(file, partial(_settled_in, file), self.mark)
+            rewrite = Rewrite(file, partial(self._ended, file), self.mark)
         except OSError:
             return
         try:
@@ -322,15 +321,7 @@ def _known_of(path: Path, salt: int) -> Known:
     return Known(end, messages, max((block.sequence for block in blocks), default=0), BitMap(), salt)
 
 
-def _settled_in(file: HourFile, first: int, table: Table) -> NDArray[np.bool_]:
-    """Which messages of a table are settled."""
-    settled = file.settled & BitMap(range(first, first + len(table)))
-    found = np.zeros(len(table), np.bool_)
-    found[np.array(settled, np.int64) - first] = True
-    return found
-
-
 def _held(file: HourFile, first: int, table: Table) -> tuple[Positions, Positions]:
     """Positions and origins of the messages of a table that are not settled."""
-    keep = ~_settled_in(file, first, table)
+    keep = ~file.settled_in(first, len(table))
     return table["position"][keep], table["origin"][keep]

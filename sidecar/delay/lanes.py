@@ -9,9 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from sidecar.delay.disk.blocks import ROW_TYPE, Held
+from sidecar.delay.disk.blocks import ROW_TYPE, Held, Table
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.gathered import Gathered
@@ -388,6 +389,11 @@ class Lanes(Hours):
 
     def _left_in(self, file: HourFile) -> int:
         return self.left.total(file.hour)
+
+    def _ended(self, file: HourFile, first: int, table: Table) -> NDArray[np.bool_]:
+        watermarks = np.array([lane.watermark for lane in self.lanes], np.uint64)
+        below: NDArray[np.bool_] = table["position"] < watermarks[table["partition"]]
+        return below | super()._ended(file, first, table)
 
     def waste_bytes(self) -> int:
         """Bytes of ended messages in files that have more of them than of others."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from sidecar import files
@@ -105,6 +106,8 @@ class HourFile:
         """Numbers of the messages that are settled, or cannot be read."""
         self.out = BitMap()
         """Numbers of the messages that were taken and are not settled."""
+        self.measured = 0, 0
+        """Number and bytes of ended messages, when these were measured last."""
         self.is_synced = True
         self.sequence = known.sequence if known else 0
         """The next sequence number; from `SECOND_SEQUENCES` on, the lowest that `position` gives out in a second."""
@@ -293,6 +296,12 @@ class HourFile:
                     yield found.first, table
         if self.pending:
             yield self._written, np.frombuffer(bytes(self.pending.table), ROW_TYPE)
+
+    def settled_in(self, first: int, count: int) -> NDArray[np.bool_]:
+        """Which messages of so many are settled, given the number of the first."""
+        settled, found = self.settled & BitMap(range(first, first + count)), np.zeros(count, np.bool_)
+        found[np.fromiter(settled, np.int64, len(settled)) - first] = True
+        return found
 
     def columns(self) -> tuple[Positions, Partitions]:
         """Position and partition of each message by its number; `NO_POSITION` where it cannot be read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from sidecar import files
 from sidecar.core.messages.instants import END_MS
-from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held, Table
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filename import SUFFIX, path_of
 from sidecar.delay.disk.gathered import OfHour
@@ -25,6 +26,8 @@ WASTE_BYTES_MAX = 64 << 20
 """Bytes of ended messages from which on files are rewritten that have more of them than of others."""
 WASTE_BYTES_MIN = 1 << 20
 """The same for a single file, when a checkpoint is written anyway."""
+MEASURED_EVERY = 16
+"""The bytes of ended messages are measured anew when as many have ended as this part of the hour's."""
 PARKED_FROM = END_MS << SEQUENCE_BITS
 """Positions from here on are of parked parts: the time at which they were parked, and no message is due so late."""
 PARKED_HOUR = END_MS // HOUR_MS
@@ -275,18 +278,39 @@ class Hours:
         """Number of messages of an hour that are not ended."""
         return file.left
 
+    def _ended(self, file: HourFile, first: int, table: Table) -> NDArray[np.bool_]:
+        """Which messages of a table are ended, given the number of its first message."""
+        return file.settled_in(first, len(table))
+
     def waste_bytes(self) -> int:
         """Bytes of ended messages in files that have more of them than of others."""
         while self._fewer:
             hour = self._fewer.pop()
             file = self._hours.get(hour)
-            size = 0 if file is None else file.size
-            waste = size * (file.count - self._left_in(file)) // file.count if file is not None and size else 0
-            if waste and 2 * waste >= size:
+            waste = self._waste_in(file) if file is not None and file.size else 0
+            if file is not None and waste and 2 * waste >= file.size:
                 self._wasteful[hour] = waste
             else:
                 self._wasteful.pop(hour, None)
         return sum(self._wasteful.values())
+
+    def _waste_in(self, file: HourFile) -> int:
+        """Bytes of ended messages, as if all were of one size; where that hides large ones, they are measured."""
+        ended = file.count - self._left_in(file)
+        waste = file.size * ended // file.count
+        if not ended or 2 * waste >= file.size or file.size < WASTE_BYTES_MIN:
+            return waste
+        if (ended - file.measured[0]) * MEASURED_EVERY >= file.count:
+            file.measured = ended, self._measure(file)
+        return max(waste, file.measured[1])
+
+    def _measure(self, file: HourFile) -> int:
+        total = 0
+        with suppress(OSError):  # rewriting tells of it
+            for first, table in file.tables():
+                sizes = np.diff(table["end"].astype(np.int64), prepend=0) + ROW_BYTES
+                total += int(sizes[self._ended(file, first, table)].sum())
+        return total
 
     @property
     def is_wasteful(self) -> bool:

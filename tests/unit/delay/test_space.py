@@ -14,6 +14,7 @@ from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.disk import hours
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.headers import pack_headers
 from sidecar.delay.names import cancels
 from sidecar.delay.partitions import PartitionStore
@@ -110,6 +111,39 @@ def test_many_small_hours_free_their_space_together(held: PartitionStore) -> Non
         held.cancel(number, position)
     settle(held, 200)
     assert held.disk_bytes() < LIMIT
+
+
+def test_parked_parts_that_are_over_free_their_space_beside_one_that_stays(held: PartitionStore) -> None:
+    """A group that fails for hours keeps what it needs: parts of others come and go in the same file."""
+    number = held.number(b"p")
+
+    def park(at: int) -> tuple[int, int]:
+        position = PARKED_FROM + (START_MS + at << SEQUENCE_BITS)
+        return position, held.park(number, (position, at, 0, NO_TIMESTAMP, None, b"", bytes(MIB)))
+
+    stays, _ = park(0)
+    for at in range(1, 60):
+        position, epoch = park(at)
+        settle(held, 3)
+        held.unpark(number, position, epoch, at)
+    settle(held)
+    assert held.disk_bytes() < LIMIT + MIB
+    assert used(held._folder.path) < LIMIT + MIB
+    assert [each.position for each in held.parked(number)] == [stays]
+    found = held.find(number, stays)
+    assert found is not None
+    assert found.value == bytes(MIB)
+
+
+def test_small_messages_that_are_held_keep_no_large_ones_that_have_ended(held: PartitionStore) -> None:
+    """Space is counted in bytes: most messages of the hour are held."""
+    number, small = held.number(b"p"), held.number(b"small")
+    held.put(small, rows(*[500] * 200))
+    for position in put(held, number):
+        held.cancel(number, position)
+    settle(held)
+    assert held.disk_bytes() < LIMIT
+    assert len(origins(held, small)) == 200
 
 
 def test_half_of_the_messages_is_half_of_the_space(held: PartitionStore) -> None:
@@ -285,6 +319,20 @@ def test_the_librarys_store_frees_the_space_within_the_hour(tmp_path: Path, *, i
         held.sync()
     assert used(tmp_path) < LIMIT
     assert held.put(START_MS, b"") not in positions
+    held.close()
+
+
+def test_the_librarys_store_frees_large_messages_beside_many_small_ones(tmp_path: Path) -> None:
+    """Space is counted in bytes."""
+    held, positions = filled(tmp_path)
+    for at in range(200):
+        held.put(START_MS + 500, b"", origin=100 + at)
+    for position in positions:
+        held.cancel(position)
+    for _ in range(3):
+        held.sync()
+    assert used(tmp_path) < LIMIT
+    assert len(held.due(START_MS + 60_000)) == 200
     held.close()
 
 
