@@ -48,8 +48,8 @@ from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.errors import ConfigError
 
-ROWS_AT_ONCE = 4_000
-"""Messages that are given to the main thread at once: the more, the cheaper for each."""
+ROWS_AT_ONCE, BYTES_AT_ONCE = 4_000, 4 << 20
+"""Messages that are given to the main thread at once, about: the more, the cheaper for each."""
 LATE_MAX = 500_000
 """Messages due in the past whose keys are noted, so that those that were ended can be removed."""
 
@@ -196,19 +196,17 @@ class Takeover:
         return reading if bookmark is not None and bookmark.valid <= note.bookmark <= bookmark.number else None
 
     def _read(self, reading: Reading, end: int, begin: int = 0) -> None:
-        rows: list[PlacedRow] = []
         for records in self.restorer.read(self.tp, end - 1, begin):
             try:
-                rows += reading.take(records)
+                reading.take(records)
             except ValueError as error:
                 raise ConfigError(
                     f"the changelog of {self.tp} has a record that this version cannot read: {error}",
                     hint="start the version that wrote it, or a later one",
                 ) from error
-            if len(rows) >= ROWS_AT_ONCE:
-                self.adopt(rows, False)  # noqa: FBT003
-                rows = []
-        if rows:
+            if reading.is_full:
+                self.adopt(reading.given(), False)  # noqa: FBT003
+        if rows := reading.given():
             self.adopt(rows, False)  # noqa: FBT003
 
 
@@ -233,16 +231,19 @@ class Reading:
         self.bookmark: Bookmark | None = None
         """The last one of the owner that the commit names."""
         self.records = 0
+        self._rows: dict[bytes, PlacedRow] = {}
+        """Messages that may be held, by their keys. They wait for others: most are removed soon after they were put."""
+        self._nbytes = 0
         self.removed: set[bytes] = set()
         """With a note: keys of messages that were removed, or changed."""
         self.void: dict[bytes, None] = {}
         """Keys of messages that do not count, and would once a commit names the next epoch."""
         self.ended: list[MessageKey] = []
-        """Messages that were returned, and removed later."""
+        """Messages that were given out, and removed later."""
         self._known: dict[bytes, None] = {}
         """Keys of the messages whose origins are known."""
         self._late: dict[bytes, None] = {}
-        """Keys of messages that were returned, and were due in the past."""
+        """Keys of messages that were due in the past when they were read."""
         self._all_late = note is None
         """Whether all of these are noted."""
         self._states: list[bytes] = []
@@ -253,14 +254,24 @@ class Reading:
         for position, keys in note.moved if note else ():
             self._changes[keys[0]], self._moved_to[keys[0]] = keys[1:], position
 
-    def take(self, records: Sequence[Record]) -> list[PlacedRow]:
-        """Take the next records; return the messages that may be held.
+    @property
+    def is_full(self) -> bool:
+        """Whether so many messages wait that they are to be given out."""
+        return len(self._rows) >= ROWS_AT_ONCE or self._nbytes >= BYTES_AT_ONCE
+
+    def given(self) -> list[PlacedRow]:
+        """The messages that may be held, of those that were not given out yet."""
+        rows = list(self._rows.values())
+        self._rows, self._nbytes = {}, 0
+        return rows
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take the next records.
 
         Raises:
             LaterError: The log tells of a later commit.
             ValueError: A record has another form.
         """
-        rows: list[PlacedRow] = []
         self.records += len(records)
         for record in records:
             kind, value = kind_of(record.key), record.value
@@ -268,7 +279,8 @@ class Reading:
                 self._removed(record.key)
             elif kind == MESSAGE and value is not None:
                 if (row := self._message(record, value)) is not None:
-                    rows.append(row)
+                    self._rows[record.key] = row
+                    self._nbytes += _nbytes(row)
             elif kind == STATE and value is not None:
                 self._state(record, value)
             elif kind == CHANGE:
@@ -277,7 +289,6 @@ class Reading:
                 self._bookmark(record, value)
             elif kind == PROOF and value is not None:
                 self._proof(record, read_proof_key(record.key))
-        return rows
 
     def _bookmark(self, record: Record, value: bytes) -> None:
         epoch, bookmark = read_bookmark(record.key, value)
@@ -347,8 +358,13 @@ class Reading:
         self._known.pop(key, None)
         if self.note is not None:
             self.removed.add(key)
+        if (row := self._rows.pop(key, None)) is not None:
+            self._nbytes -= _nbytes(row)
+            if self.note is None:  # it was never given out
+                self._late.pop(key, None)
+                return
         found = read_message_key(key)
-        # Where the message itself was compacted away, nothing was returned.
+        # Where the message itself was compacted away, nothing was given out.
         if found.position >= self._start.now or not self._all_late or key in self._late:
             self.ended.append(found)
         self._late.pop(key, None)
@@ -392,3 +408,8 @@ class Reading:
     def _must_stay(self, key: bytes) -> bool:
         """Whether a cancelled message may be read again: it must be known until no owner reads it again."""
         return read_message_key(key).origin >= self._start.seen if self.note else key in self._known
+
+
+def _nbytes(row: PlacedRow) -> int:
+    *_, key, headers, value = row
+    return len(key or b"") + len(headers) + len(value or b"")

@@ -9,6 +9,7 @@ import pytest
 
 from sidecar.core.partition_state import Other, Stores
 from sidecar.core.records import TopicPartition
+from sidecar.delay.changelog import takeover
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import (
     CLAIM,
@@ -60,13 +61,16 @@ class Scene:
         return entry
 
     def take(self, epoch: int = 0, *, store: int = STORE, seen: int = 0, watermark: int = 0,
-             lineage: Lineage = LINEAGE, others: tuple[tuple[int, int], ...] = ()) -> TakenOver:  # fmt: skip
-        """Take over, with this epoch in the commit."""
+             lineage: Lineage = LINEAGE, others: tuple[tuple[int, int], ...] = (),
+             sizes: list[int] | None = None) -> TakenOver:  # fmt: skip
+        """Take over, with this epoch in the commit; `sizes` gets the number of messages of each call."""
 
         def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
             if is_anew:
                 self.rows, self.anew = [], self.anew + 1
             self.rows += rows
+            if sizes is not None:
+                sizes.append(len(rows))
 
         return Takeover(
             self.log,
@@ -219,19 +223,43 @@ def test_the_state_that_counts_last_is_kept(scene: Scene) -> None:
     assert taken.kept.state == b"of %d" % second
 
 
-def test_messages_that_were_removed_are_named(scene: Scene) -> None:
-    """They were adopted before their tombstones were read."""
+@pytest.mark.parametrize("position", [NOW + 1, 5])
+def test_messages_that_were_removed_are_named(scene: Scene, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were adopted before their tombstones were read, overdue or not."""
+    monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.claim()
     scene.put(epoch, 0)
-    scene.log.add(Entry(scene.put(epoch, 1), None))
-    assert scene.take(epoch).ended == [MessageKey(NOW + 1, epoch, 1)]
+    key = scene.put(epoch, 1, position)
+    for _ in range(20):  # as many as are read at once
+        scene.keep(epoch)
+    scene.log.add(Entry(key, None))
+    assert scene.take(epoch).ended == [MessageKey(position, epoch, 1)]
 
 
-def test_an_overdue_message_that_was_removed_is_named(scene: Scene) -> None:
-    """Most removed messages are overdue."""
+def test_messages_that_were_removed_soon_are_not_adopted(scene: Scene) -> None:
+    """A changelog has all of an hour before it is compacted: they would take memory, a log and files."""
     epoch = scene.claim()
-    scene.log.add(Entry(scene.put(epoch, 1, 5), None))
-    assert scene.take(epoch).ended == [MessageKey(5, epoch, 1)]
+    for origin in range(2_000):
+        key = scene.put(epoch, origin, origin)
+        if origin % 1_000:
+            scene.log.add(Entry(key, None))
+    taken = scene.take(epoch)
+    assert (scene.held, taken.ended, list(taken.known)) == ([0, 1_000], [], [0, 1_000])
+    assert taken.garbage == []
+
+
+def test_large_messages_are_adopted_in_pieces(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is bounded in bytes, of those that are not removed."""
+    monkeypatch.setattr(takeover, "BYTES_AT_ONCE", 2 * len(b"keyheaders00"))
+    epoch, sizes = scene.claim(), list[int]()
+    for origin in range(10, 90):
+        key = scene.put(epoch, origin)
+        if origin % 4:
+            scene.log.add(Entry(key, None))
+    ended = [each.origin for each in scene.take(epoch, sizes=sizes).ended]
+    assert sorted({*scene.held} - {*ended}) == list(range(12, 90, 4))
+    assert max(sizes) < 10
+    assert len(sizes) > 3
 
 
 def test_a_tombstone_whose_message_was_compacted_away_is_ignored(scene: Scene) -> None:
