@@ -12,6 +12,7 @@ import pytest
 
 from sidecar.state.interface import StoredLetter
 from sidecar.state.store import Store
+from tests.scenarios.delay_space import freed
 from tests.scenarios.delayed import HEADER, delayed_kills
 from tests.scenarios.exactly_once import configuration, finish, new_topics
 from tests.support.kafka import Broker, Outgoing, produce
@@ -29,6 +30,12 @@ def test_kills_while_messages_fall_due_lose_and_repeat_nothing(
 ) -> None:
     """Killed 3 times while messages fall due, each arrives once, and none early; a changelog needs no folder for it."""
     assert delayed_kills(kafka, tmp_path, 20_000, 3, spread_s=12, store=store, forgets=forgets).exact
+
+
+@pytest.mark.parametrize("store", ["local", pytest.param("changelog", marks=pytest.mark.proof)])
+def test_ended_messages_free_their_space_within_their_hour(kafka: Broker, tmp_path: Path, store: str) -> None:
+    """More passes than `delay.disk_max` allows, also after a kill, while nothing is held in between."""
+    assert freed(kafka, tmp_path, store, waves=3, rebalances=store != "local").exact
 
 
 def _sent(number: int, due: bytes, value: bytes = b"{}") -> Outgoing:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.scenarios import delay_space
 from tests.scenarios import delayed_members as members
 from tests.scenarios import rocketmq_delayed as rocketmq
 from tests.scenarios.delay_cancels import cancelled_kills
@@ -64,6 +65,15 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
             delay = database.delay_section()
             return [run(store="postgresql", delay=delay), run(store="postgresql", forgets=True, delay=delay)]
 
+    def freed(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        waves = size(8, 4)
+        with PostgresqlServer() as database:
+            return [
+                delay_space.freed(broker, folder, "local", waves),
+                delay_space.freed(broker, folder, "changelog", waves, rebalances=True),
+                delay_space.freed(broker, folder, "postgresql", waves, rebalances=True, delay=database.delay_section()),
+            ]
+
     def members_of_postgresql(broker: KafkaBroker, folder: Path) -> list[Finding]:
         with PostgresqlServer() as database:
             delay = database.delay_section()
@@ -84,6 +94,7 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
         "delayed-cancels": cancelled,
         "delayed-postgresql": in_postgresql,
         "delayed-postgresql-members": members_of_postgresql,
+        "delayed-space": freed,
         "delayed-takeovers": taken_over,
         "delayed-group": lambda broker, folder: [failing_group(broker, folder, size(3_600, 60))],
         "delayed-zombies": lambda broker, folder: [members.zombies(broker, folder, messages, size(10, 2))],
