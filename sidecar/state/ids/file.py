@@ -26,6 +26,8 @@ _HEAD = struct.Struct("<8sQQQQ")
 _MAGIC = b"SCIDS\0\0\1"
 _DATA_AT = 4_096
 _BLOCK = 1 << 20
+LOADED_BYTES_MAX = 128 << 10
+"""Files up to here are read, not mapped: each rebalance may leave one, and one that is mapped has a descriptor."""
 _SUM = struct.Struct("<Q")
 _INDEX_END = struct.Struct("<I4x")
 """The last entry of the index, which is the number of keys, and padding so that the keys begin at a multiple of 8."""
@@ -180,7 +182,9 @@ def keys_in(path: Path) -> int:
     return int(_HEAD.unpack(head)[3]) // 8 if len(head) == _HEAD.size else 0
 
 
-def _map(fd: int) -> mmap.mmap:
+def _map(fd: int) -> mmap.mmap | bytes:
+    if (size := os.fstat(fd).st_size) <= LOADED_BYTES_MAX:
+        return os.pread(fd, size, 0)
     if sys.version_info >= (3, 13):  # otherwise each file takes a descriptor as long as it is mapped
         mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ, trackfd=False)
     else:

@@ -45,7 +45,7 @@ def id_files(folder: Path) -> list[Path]:
 
 
 def test_a_file_is_the_run_that_was_written(tmp_path: Path) -> None:
-    """Keys, index and filter come back from the file, in which each is mapped and takes 11 bytes at most."""
+    """Keys, index and filter come back from the file, in which each is mapped, and takes 11 bytes at most."""
     keys = [keys_of(*range(0, 60_000, 2)), keys_of(*range(1, 60_000, 2)), keys_of(*range(100))]
     write(tmp_path / "x", keys, lambda: False)
     run = open_run(tmp_path / "x")
@@ -54,6 +54,15 @@ def test_a_file_is_the_run_that_was_written(tmp_path: Path) -> None:
     assert not run.contains(mixed(range(60_000, 70_000))).any()
     assert not run.keys.flags.owndata
     assert run.nbytes < 11 * 60_000
+
+
+def test_small_files_take_no_descriptors(tmp_path: Path) -> None:
+    """Each rebalance may leave one for each partition, and a process has 1,024 descriptors by default."""
+    write(tmp_path / "x", [keys_of(*range(5_000))], lambda: False)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    runs = [open_run(tmp_path / "x") for _ in range(12)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert all(len(run) == 5_000 for run in runs)
 
 
 def test_partitions_may_get_their_first_files_at_once(tmp_path: Path) -> None:
