@@ -70,7 +70,7 @@ class Load(threading.Thread):
         super().__init__(daemon=True)
         self.count = 0
         self.poison = 0
-        self._producer = make_producer(broker.bootstrap, delivery_timeout_ms=600_000, log_level=0)
+        self._producer = make_producer(broker.bootstrap, delivery_timeout_ms=600_000)
         self._topic, self._chance, self._over = topic, random.Random(seed), threading.Event()
 
     def run(self) -> None:
