@@ -62,7 +62,8 @@ class Pulling:
     look_at_s: float = 0.0
     asked: bool = False
     not_before_s: float = 0.0
-    answer_bytes: int = ANSWER_BYTES
+    answer_bytes: int = 0
+    """Likely size of the next answer, 0 before the first."""
     paused: bool = False
     suggested: str = MASTER
     """Number of the broker to ask: a slave's, if the master suggests it."""
@@ -82,11 +83,6 @@ class Pulling:
     def is_at_end(self) -> bool:
         """Whether no message was left after the last answer."""
         return self.high is not None and self.high <= self.next
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Room reserved for the next answer."""
-        return IDLE_BYTES if self.is_at_end else self.answer_bytes
 
 
 def size_bytes(messages: Sequence[StoredMessage]) -> int:

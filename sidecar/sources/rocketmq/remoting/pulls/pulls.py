@@ -64,6 +64,16 @@ class Budget:
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = self.asked = self.idle = 0
+        self.likely_bytes = ANSWER_BYTES
+        """Likely size of the first answer of a queue: as of the last answer of any."""
+
+    def reserved(self, queue: Pulling) -> int:
+        """Room for the next answer of a queue."""
+        return IDLE_BYTES if queue.is_at_end else queue.answer_bytes or self.likely_bytes
+
+    def learn(self, queue: Pulling, answer_bytes: int) -> None:
+        """Note the likely size of a queue's next answer."""
+        queue.answer_bytes = self.likely_bytes = max(ANSWER_BYTES, answer_bytes)
 
     def has_room(self, reserved: int) -> bool:
         """Whether there is room for this answer; one that waits for a first message reserves none: it may take long."""
@@ -166,13 +176,13 @@ class Pulls:
             node = None if queue.paused or queue.not_before_s > now_s else queue.find(queue.suggested)
             if node is None or not node.link.is_up:
                 continue
-            if not self._budget.has_room(queue.reserved_bytes):
+            if not self._budget.has_room(self._budget.reserved(queue)):
                 self._is_awaited = True
                 return
             self._pull(queue, node, now_s)
 
     def _pull(self, queue: Pulling, node: Node, now_s: float) -> None:
-        offset, epoch, reserved = queue.next, queue.epoch, queue.reserved_bytes
+        offset, epoch, reserved = queue.next, queue.epoch, self._budget.reserved(queue)
         idle = IDLE_BYTES if queue.is_at_end else 0
         link = (
             queue.last
@@ -203,6 +213,8 @@ class Pulls:
                 if node.is_slave and queue.tp in self.findings.refused:
                     queue.suggested, queue.not_before_s = MASTER, now_s + EMPTY_DELAY_S
                     queue.master_until_s = now_s + SHUNNED_S
+            elif frame.code == Code.SUCCESS:  # dropped, since the queue was paused: the next one takes as much
+                self._budget.learn(queue, len(frame.body))
             if not queue.asked and self._queues.get(queue.tp) is queue:
                 self._turn[queue.tp] = None
 
@@ -239,7 +251,7 @@ class Pulls:
             if messages:
                 self._hold(queue, messages, len(frame.body))
             elif left is not None:  # read the rest again with more room, up to all of it
-                queue.answer_bytes = min(self._budget.most, 2 * max(room, queue.answer_bytes))
+                queue.answer_bytes = min(self._budget.most, 2 * max(room, queue.answer_bytes or ANSWER_BYTES))
             queue.next = read_offset(frame, "nextBeginOffset") if left is None else left
             queue.high = read_offset(frame, "maxOffset")
             continues = is_linked or queue.mark is None or (not messages and queue.next < queue.high)
@@ -279,12 +291,12 @@ class Pulls:
         queue.held_bytes += held_bytes
         self._budget.held += held_bytes
         likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))
-        queue.answer_bytes = max(ANSWER_BYTES, likely * held_bytes // count)
+        self._budget.learn(queue, likely * held_bytes // count)
 
     def _ask_again(self, queue: Pulling) -> None:
         """Ask at once: the broker prepares the next answer while this one is processed."""
         node = None if self._is_awaited else queue.find(queue.suggested)
-        if node is not None and self._budget.has_room(queue.reserved_bytes):
+        if node is not None and self._budget.has_room(self._budget.reserved(queue)):
             self._pull(queue, node, time.monotonic())
 
     def _proven(self, queue: Pulling) -> list[StoredMessage]:
