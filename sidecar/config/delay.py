@@ -95,6 +95,12 @@ class Changelog(Model):
     def _filled(self, group: str, topic: str) -> str:
         return self.topic.replace("{group}", group).replace("{topic}", topic)
 
+    def topic_of(self, group_id: str, name: str) -> str:
+        """The topic whose delayed messages the topic of this name holds, for this group; empty if there is none."""
+        before, *behind = map(re.escape, self._filled(_safe(group_id), "\0").split("\0"))
+        match = re.fullmatch(f"{before}(.+)" + r"\1".join(behind), name) if behind else None
+        return match[1] if match else ""
+
     def names(self, source: KafkaSource) -> list[str]:
         """The names for the topics that the source names; patterns are left out."""
         return [self.name(source.group_id, topic) for topic in source.topics if not topic.startswith("^")]

@@ -73,6 +73,8 @@ class Rebalances:
                 log.error("delay.elsewhere", **assignment.tp.fields())
                 self._record.left_behind.add(assignment.tp)
         self._feed.take(assignments)
+        if self._delays is not None:
+            self._delays.look_soon()
         names = [f"{assignment.tp}@{assignment.state.watermark}" for assignment in assignments]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 

@@ -46,6 +46,11 @@ KINDS = {
     "state": Kind(DEGRADED, _STATE_DISK),
     "delay": Kind(DEGRADED, _DELAY),
     "delay_full": Kind(DEGRADED, f"free space, raise delay.disk_max, or wait until messages are due{_HEALS}"),
+    "delay_left": Kind(
+        DEGRADED,
+        "name the topic in the configuration, and create it again if it is missing: then they are delivered; or drop "
+        "them, as docs/troubleshooting.md says",
+    ),
     "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
     "broker": Kind(DEGRADED, _BROKER),
     "popped": Kind(

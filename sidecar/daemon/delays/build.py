@@ -11,7 +11,9 @@ from sidecar.config.model import Settings
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.delays.owned import name_of
+from sidecar.daemon.delays.left import LeftBehind, Reads, left_here
+from sidecar.daemon.delays.offline import left_behind
+from sidecar.daemon.delays.owned import name_of, tp_of
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
 from sidecar.delay.changelog.cache import LocalCache
@@ -71,7 +73,15 @@ def open_delays(
         syncs.do(lambda: inbox.put(_synced(job)))
 
     most = settings.delay.disk_max_bytes
-    return Delays(pipeline, store, columns, group_id, rules, most, begin, takeovers)
+    delays = Delays(pipeline, store, columns, group_id, rules, most, begin, takeovers)
+    if isinstance(store, PartitionStore):
+        names, reads = partial(tp_of, group_id), Reads(settings.source)
+        delays.left = LeftBehind(lambda: left_here(store, names, delays.owned.numbers, reads), lambda job: job())
+    else:
+        looks = Worker("delay-left")
+        stack.callback(looks.close, PATIENCE_S)
+        delays.left = LeftBehind(lambda: left_behind(settings), looks.do)
+    return delays
 
 
 def _open_store(

@@ -18,6 +18,7 @@ from sidecar.daemon.delays.answers import counted, earliest_ms
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
 from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.clock import SteadyClock
+from sidecar.daemon.delays.left import LeftBehind
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.requests import Requests
@@ -86,6 +87,8 @@ class Delays:
             lambda: self._wall_ms,
         )  # fmt: skip
         """What an operator asks."""
+        self.left: LeftBehind | None = None
+        """Looks for messages that nobody delivers."""
         self._waiting: deque[Hold | CancelHeld | Park | Unpark] = deque()
         """What the store could not do yet."""
         self._clock = SteadyClock()
@@ -179,6 +182,8 @@ class Delays:
         self._changes.tend(now_ms)
         self._writing.sync()
         self._watch_size()
+        if self.left is not None:
+            self.left.tend()
         for damage in self._store.damages[self._told_damages :]:
             log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
         self._told_damages = len(self._store.damages)
@@ -205,8 +210,14 @@ class Delays:
         self._now_ms = now_ms
         self._writing.ended(synced)
 
+    def look_soon(self) -> None:
+        """Look for messages that nobody delivers, as partitions came or went."""
+        if self.left is not None:
+            self.left.look_soon()
+
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
+        self.look_soon()
         self.owned.forget(tps)
         if self.takeovers is not None:
             self.takeovers.forget(tps)

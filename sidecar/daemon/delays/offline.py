@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from math import inf
@@ -18,13 +18,14 @@ from sidecar.config.model import Settings
 from sidecar.config.postgresql import Database
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, parked, position_of, shown
+from sidecar.daemon.delays.left import Left, Reads, in_store, summed
 from sidecar.daemon.delays.owned import name_of, tp_of
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Entry, Restorer
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
-from sidecar.delay.changelog.kafka.unclaimed import Look, Unclaimed, UnclaimedRestorer
+from sidecar.delay.changelog.kafka.unclaimed import Look, Unclaimed, UnclaimedRestorer, topics_of
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.disk.blocks import SEQUENCE_BITS
@@ -32,7 +33,7 @@ from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.progress import restored
-from sidecar.errors import extra
+from sidecar.errors import ConfigError, extra
 from sidecar.runtime.build import held_groups_of, rules_hash
 from sidecar.state.offset_map import Identity
 
@@ -166,11 +167,67 @@ def _open_postgresql(
 def _copied(
     stack: ExitStack, settings: Settings, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer, tell: Tell
 ) -> Offline:
+    reading = _read(stack, settings, found, restorer, tell)
+    return Offline(reading.store, reading.numbers, settings, lambda: None)
+
+
+def _read(
+    stack: ExitStack, settings: Settings, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer, tell: Tell
+) -> _Reading:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sidecar-delay-"))
     cache = stack.enter_context(closing(LocalCache(Path(folder) / "copy")))
     reading = _Reading(cache, settings.source.group_id, tell)
     reading.run(found, restorer)
-    return Offline(reading.store, reading.numbers, settings, lambda: None)
+    return reading
+
+
+def left_behind(settings: Settings) -> list[Left]:
+    """What the changelog or the database holds of topics that are not read; on any thread.
+
+    Raises:
+        SidecarError: It cannot be read.
+    """
+    assert settings.delay is not None
+    reads = Reads(settings.source)
+    with ExitStack() as stack:
+        if settings.delay.postgresql is not None:
+            with extra("postgresql", "delay.store: postgresql", "psycopg"):
+                from sidecar.delay.changelog.postgresql.build import open_unclaimed
+            group_id = settings.source.group_id
+            tables = open_unclaimed(stack, settings.delay.postgresql, group_id, _now_ms() << SEQUENCE_BITS)
+            if settings.source.kafka_:
+                reads.known = topics_of(settings.source.kafka)
+            return _counted(stack, settings, tables.find_all(lambda tp: bool(reads.why_not(tp.topic))), tables, reads)
+        assert settings.delay.changelog is not None
+        kafka, changelog = settings.source.kafka, settings.delay.changelog
+        topics = Topics(kafka, changelog, lambda *_: None)
+        restorer = stack.enter_context(closing(KafkaRestorer(topics)))
+
+        def left_of(name: str, known: Collection[str]) -> str:
+            reads.known = known
+            topic = changelog.topic_of(kafka.group_id, name)
+            return topic if topic and reads.why_not(topic) and _is_ours(restorer, name) else ""
+
+        look = Look(kafka, topics.name, rules_hash(settings), _now_ms() << SEQUENCE_BITS, left_of)
+        return _counted(stack, settings, look.run(lambda _: True), restorer, reads)
+
+
+def _is_ours(restorer: KafkaRestorer, name: str) -> bool:
+    """Whether a changelog has this group's mark: a name may be read as that of several."""
+    try:
+        return restorer.refuse_foreign(name)
+    except ConfigError:
+        return False
+
+
+def _counted(
+    stack: ExitStack, settings: Settings, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer, reads: Reads
+) -> list[Left]:
+    if not found:
+        return []
+    reading = _read(stack, settings, found, restorer, lambda _: None)
+    counts = ((tp.topic, in_store(reading.store, number)) for tp, number in reading.numbers.items())
+    return summed(counts, reads.why_not)
 
 
 class _Reading:

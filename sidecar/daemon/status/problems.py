@@ -92,6 +92,8 @@ class Problems:
         problems += [problem for problem in self._intake(pipeline, now_s) if problem.text != _unread(reason)]
         if reason:
             problems.append(Problem("delay", f"delayed messages wait: {reason}"))
+        if supervisor.delays is not None and supervisor.delays.left is not None:
+            problems += [Problem("delay_left", str(left)) for left in supervisor.delays.left.found]
         source = supervisor.source
         for key, text in source.problems().items():
             problems.append(Problem(_KIND_OF.get(key, "broker"), f"{source.name}: {text}"))

@@ -444,6 +444,17 @@ def test_no_two_groups_have_one_changelog() -> None:
     assert Changelog().former_name("X/eu", "orders") == "sidecar-delay-X_eu-orders"
 
 
+@pytest.mark.parametrize(
+    "template", ["sidecar-delay-{group}-{topic}", "{topic}.{group}", "{topic}", "d-{topic}-{topic}"]
+)
+def test_a_changelog_tells_its_topic(template: str) -> None:
+    """A name that the template gives for no topic has none."""
+    changelog = Changelog(topic=template)
+    assert changelog.topic_of("g r", changelog.name("g r", "a.b-c")) == "a.b-c"
+    assert changelog.topic_of("g", "" if template == "{topic}" else "orders") == ""
+    assert Changelog(topic="waiting").topic_of("g", "waiting") == ""
+
+
 @pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or]", True), ("[^rders]", False), ("[^a, ^b]", False)])
 def test_a_delayed_topic_may_match_a_pattern(tmp_path: Path, topics: str, is_read: bool) -> None:
     """A topic with a fixed delay is one that a name or the beginning of a match reads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -29,12 +29,30 @@ from sidecar.state.offset_map import Identity, decode
 
 T = TypeVar("T")
 
+
+def _is_missing(answer: object) -> bool:
+    return isinstance(answer, KafkaError) and answer.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
 START_S = 10.0
 """Longest wait for the brokers."""
 PATIENCE_S = 30.0
 """Longest time for all questions to them."""
 _NEW = -1
 """An incarnation that no message has."""
+
+
+def topics_of(settings: KafkaSettings) -> Collection[str]:
+    """The topics that exist.
+
+    Raises:
+        UnavailableError: No broker answers.
+    """
+    try:
+        return AdminClient(admin_config(settings)).list_topics(timeout=START_S).topics
+    except KafkaException as error:
+        servers = settings.bootstrap_servers
+        raise UnavailableError(f"Kafka at {servers} does not tell its topics: {text_of(error.args[0])}") from error
 
 
 class Unclaimed(NamedTuple):
@@ -84,19 +102,22 @@ class UnclaimedRestorer:
 
 @dataclass(slots=True)
 class Look:
-    """Looks at the changelogs of the source's topics, once.
+    """Looks at changelogs once: at those of the source's topics, or at those of topics that it does not read.
 
     Args:
         settings: `source.kafka`.
         name_of: The name of a topic's changelog.
         rules: 4 bytes, the hash of the rules.
         now: The position of the present time.
+        left_of: Tells the topic of a changelog that the source does not read, or that does not exist, by its name and
+            the topics that exist; empty for any other name. None to look at the source's topics.
     """
 
     settings: KafkaSettings
     name_of: Callable[[str], str]
     rules: bytes
     now: int
+    left_of: Callable[[str, Collection[str]], str] | None = None
     missing: list[str] = field(default_factory=list)
     """The changelogs that do not exist."""
     _errors: ClientErrors = field(default_factory=ClientErrors)
@@ -110,7 +131,8 @@ class Look:
         """
         settings = self.settings
         least_ms = min(settings.start_timeout_ms, int(START_S * 1000))
-        patient = settings.model_copy(update={"start_timeout_ms": least_ms})
+        awaited = {} if self.left_of is None else {"topics": ["^$"]}
+        patient = settings.model_copy(update={"start_timeout_ms": least_ms, **awaited})
         config = reader_config(settings) | {"group.id": settings.group_id, "error_cb": self._errors}
         with closing(ck.Consumer(config)) as consumer:
             cluster_id = await_topics(
@@ -126,7 +148,8 @@ class Look:
     ) -> dict[TopicPartition, Unclaimed]:
         offsets, admin = Offsets(consumer), AdminClient(admin_config(self.settings))
         offsets.within(PATIENCE_S)
-        logs = self._logs(consumer, offsets, [tp for tp in offsets.partitions(self.settings.topics) if is_wanted(tp)])
+        tps = self._left(consumer, offsets) if self.left_of else offsets.partitions(self.settings.topics)
+        logs = self._logs(consumer, offsets, [tp for tp in tps if is_wanted(tp)])
         if not logs:
             return {}
         commits, bounds = self._commits(admin, logs, offsets.left_s()), offsets.bounds(list(logs.values()))
@@ -135,13 +158,21 @@ class Look:
         found = {}
         for tp, log in logs.items():
             between = self._good(log.topic, bounds[log])
-            topic_id, log_id = (self._good(name, ids.get(name, "")) for name in (tp.topic, log.topic))
+            topic_id = "" if self.left_of and _is_missing(ids.get(tp.topic)) else ids.get(tp.topic, "")
+            topic_id, log_id = self._good(tp.topic, topic_id), self._good(log.topic, ids.get(log.topic, ""))
             commit = commits[tp]
             if commit.error is not None:
                 raise self._failed(commit.error, tp.topic)
             start = self._start(commit, Identity(cluster_id, self.settings.group_id, topic_id, 0))
             found[tp] = Unclaimed(number_of(log_id or log.topic), between.low, between.high, start)
         return found
+
+    def _left(self, consumer: ck.Consumer, offsets: Offsets) -> list[TopicPartition]:
+        """The partitions of changelogs whose topics are not read, by those that their topics have or had."""
+        assert self.left_of is not None
+        known = consumer.list_topics(timeout=offsets.left_s()).topics
+        left = [(topic, known[name]) for name in known if (topic := self.left_of(name, known))]
+        return [TopicPartition(topic, number) for topic, log in left for number in log.partitions]
 
     def _commits(
         self, admin: AdminClient, tps: Iterable[TopicPartition], patience_s: float

@@ -15,6 +15,7 @@ import structlog
 from sidecar.core.books import Books
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.left import Left
 from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, Record
 from sidecar.daemon.status.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.status.problems import FULL_S, Problems
@@ -153,10 +154,18 @@ def test_one_cause_is_one_problem() -> None:
     assert causes(found[:2]) == found[:2]
 
 
+def test_messages_that_nobody_delivers_are_told() -> None:
+    """For each topic, with the number."""
+    world = World()
+    found = (Left("a", 1_200, "the topic does not exist"), Left("b", 1, "source.kafka.topics does not name it"))
+    world.supervisor.delays = SimpleNamespace(problem="", left=SimpleNamespace(found=found))
+    assert world.kinds(0.0) == ["delay_left", "delay_left"]
+
+
 def test_a_store_that_cannot_be_written_is_told_once() -> None:
     """Not as a store that is full, too, which it is not."""
     world = World()
-    world.supervisor.delays = SimpleNamespace(problem="no space")
+    world.supervisor.delays = SimpleNamespace(problem="no space", left=None)
     world.pipeline.gate.stops = {"delay_full": "no space"}
     assert world.kinds(0.0) == ["delay"]
     world.pipeline.gate.stops = {"delay_full": "delayed messages take up delay.disk_max"}

@@ -1,0 +1,135 @@
+"""Delayed messages that nobody delivers, of topics that are not read any more or do not exist. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from math import inf
+from typing import NamedTuple
+
+import structlog
+
+from sidecar.config.source.section import Source
+from sidecar.core.records import TopicPartition
+from sidecar.delay.interface import HeldStore
+from sidecar.delay.partitions import PartitionStore
+from sidecar.errors import SidecarError
+
+LOOK_AFTER_S = 5.0
+"""Time after partitions came or went: others of a topic may follow."""
+LOOK_AGAIN_S = 300.0
+RETRY = "%RETRY%"
+"""The beginning of topics of RocketMQ that are read with any others."""
+ELSEWHERE = "its partitions are not read here: another process reads them, or the topic does not exist"
+
+log = structlog.get_logger()
+
+
+class Left(NamedTuple):
+    """What is held of a topic that is not read."""
+
+    topic: str
+    held: int
+    """Messages and parked batches."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.held:,} delayed messages of {self.topic} are held and not delivered: {self.why}"
+
+
+class LeftBehind:
+    """Looks for them after partitions came or went, and every 5 minutes; for the main thread.
+
+    Args:
+        look: Finds them.
+        begin: Runs a job, at once or on another thread.
+        clock: Monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Iterable[Left]],
+        begin: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._begin = begin
+        self._clock = clock
+        self._at_s = inf
+        self._is_looking = False
+        self.found: tuple[Left, ...] = ()
+        """What the last look found; one that fails is repeated."""
+
+    def look_soon(self) -> None:
+        """Look again once the partitions that come and go have done so."""
+        self._at_s = self._clock() + LOOK_AFTER_S
+
+    def tend(self) -> None:
+        """Begin a look that is due."""
+        if not self._is_looking and self._clock() >= self._at_s:
+            self._is_looking, self._at_s = True, self._clock() + LOOK_AGAIN_S
+            self._begin(self._run)
+
+    def _run(self) -> None:
+        try:
+            found = tuple(sorted(self._look()))
+        except SidecarError as error:
+            log.warning("delay.left_unknown", reason=str(error))
+        else:
+            for left in found:
+                if left not in self.found:
+                    log.warning("delay.left_behind", topic=left.topic, count=left.held, reason=left.why)
+            self.found = found
+        self._is_looking = False
+
+
+class Reads:
+    """Which topics are read.
+
+    Args:
+        source: The settings.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.known: Collection[str] | None = None
+        """The topics that exist; None if that is not known."""
+
+    def why_not(self, topic: str) -> str:
+        """Why a topic is not read; empty if it is."""
+        kafka, rocketmq = self._source.kafka_, self._source.rocketmq
+        if kafka and kafka.entry_of(topic) is None:
+            return "source.kafka.topics does not name it"
+        if rocketmq and topic not in rocketmq.topics and not topic.startswith(RETRY):
+            return "source.rocketmq.topics does not name it"
+        return "the topic does not exist" if self.known is not None and topic not in self.known else ""
+
+
+def in_store(store: HeldStore, number: int) -> int:
+    """The number of messages and parked batches that a store holds of a partition."""
+    return store.held(number) + len(store.parked(number))
+
+
+def left_here(
+    store: PartitionStore,
+    tp_of: Callable[[bytes], TopicPartition | None],
+    owned: Collection[TopicPartition],
+    reads: Reads,
+) -> list[Left]:
+    """What a store on this disk holds of partitions that this process does not read."""
+    places = ((tp_of(name), number) for name, number in store.names().items())
+    counts = [(tp.topic, in_store(store, number)) for tp, number in places if tp is not None and tp not in owned]
+    return summed(counts, lambda topic: reads.why_not(topic) or ELSEWHERE)
+
+
+def summed(counts: Iterable[tuple[str, int]], why: Callable[[str], str]) -> list[Left]:
+    """What is held of each topic.
+
+    Args:
+        counts: Topics with the numbers of messages, for each of their partitions.
+        why: Tells why a topic is not read.
+    """
+    sums: dict[str, int] = {}
+    for topic, count in counts:
+        sums[topic] = sums.get(topic, 0) + count
+    return [Left(topic, count, why(topic)) for topic, count in sums.items() if count]

@@ -1,0 +1,106 @@
+"""Delayed messages of topics that are not read any more: they are told with their number, and delivered later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.delayed import HEADER
+from tests.scenarios.exactly_once import configuration, finish, new_topics
+from tests.support.kafka import Broker, Outgoing, produce
+from tests.support.process import Daemon, wait_until, write_config
+from tests.support.receiver import Receiver
+
+STORES = pytest.mark.parametrize("store", ["changelog", "local", "postgresql"])
+EACH = 7
+HOUR_MS = 3_600_000
+
+
+def section(store: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """`delay` with this store."""
+    if store == "postgresql":
+        return dict(request.getfixturevalue("postgresql").delay_section())
+    return {"store": store}
+
+
+def hold(broker: Broker, daemon: Daemon, topics: Sequence[str], due_ms: int = HOUR_MS) -> None:
+    """Produce messages of each topic that are due then, and wait until the daemon holds them."""
+    due = b"%d" % (time.time_ns() // 1_000_000 + due_ms)
+    for topic in topics:
+        sent = [Outgoing(i % 2, b"%d" % i, None, [("tag", b"a"), (HEADER, due)]) for i in range(EACH)]
+        produce(broker.bootstrap, topic, sent)
+    await_held(daemon, EACH * len(topics))
+
+
+def await_held(daemon: Daemon, count: int) -> None:
+    """Wait until it holds so many, none of which is left behind."""
+
+    def holds() -> bool:
+        status = daemon.status()
+        return bool(status["delayed"] == count and not told(daemon))
+
+    wait_until(holds, 40, f"{count} are held", detail=lambda: f"{daemon.status()}\n{daemon.log_tail()}")
+
+
+def told(daemon: Daemon) -> list[str]:
+    """What the daemon says of messages that are left behind."""
+    return [text for text in daemon.status()["problems"] if "are held and not delivered" in text]
+
+
+def await_told(daemon: Daemon, topic: str, why: str) -> None:
+    """Wait until the messages of a topic are told with their number."""
+    (text,) = wait_until(lambda: told(daemon), 40, "they are told", detail=daemon.log_tail)
+    assert text.startswith(f"{EACH} delayed messages of {topic} are held and not delivered")
+    assert why in text
+    (event,) = daemon.events("delay.left_behind")
+    assert (event["topic"], event["count"]) == (topic, EACH)
+
+
+def restart(daemon: Daemon, topics: Sequence[str]) -> None:
+    """Stop the daemon, and start it with these topics."""
+    daemon.stop()
+    source: dict[str, Any] = {"kafka": {**daemon.config["source"]["kafka"], "topics": list(topics)}}
+    write_config(daemon.config_path, {**daemon.config, "source": source})
+    daemon.start()
+    daemon.wait_ready()
+
+
+@STORES
+def test_messages_of_a_topic_that_is_taken_out_are_told(
+    kafka: Broker, tmp_path: Path, store: str, request: pytest.FixtureRequest
+) -> None:
+    """Until it is named again: then they are held as before, and delivered."""
+    topics = kept, gone = new_topics(kafka, 2, 2)
+    with Receiver() as receiver:
+        config = configuration(kafka, topics, receiver.url, "*", delay=section(store, request))
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            hold(kafka, daemon, topics, 45_000)
+            restart(daemon, [kept])
+            await_told(daemon, gone, "source.kafka.topics does not name it")
+            restart(daemon, topics)
+            wait_until(lambda: len(receiver.rows()) >= 2 * EACH, 90, "all are delivered", detail=daemon.log_tail)
+            finish(kafka, daemon, 30)
+            assert (len(receiver.rows()), len(set(receiver.rows()))) == (2 * EACH, 2 * EACH)
+
+
+@STORES
+def test_messages_of_a_deleted_topic_are_told(
+    kafka: Broker, tmp_path: Path, store: str, request: pytest.FixtureRequest
+) -> None:
+    """Until it is created again: then the daemon holds them as before."""
+    topics = _, gone = new_topics(kafka, 2, 2)
+    with Receiver() as receiver:
+        config = configuration(kafka, topics, receiver.url, "*", delay=section(store, request))
+        with Daemon(tmp_path, config) as daemon:
+            daemon.wait_ready()
+            hold(kafka, daemon, topics)
+            kafka.delete_topic(gone)
+            await_told(daemon, gone, "does not exist")
+            kafka.create_topic(gone, 2)
+            await_held(daemon, 2 * EACH)
+            daemon.stop()
