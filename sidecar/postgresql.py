@@ -9,6 +9,8 @@ import psycopg
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 
+from sidecar.owner import Owner, read
+
 PATIENCE_MS = 5_000
 # A lost server is noticed within some 10 s; its answers may take half of that.
 CONNECT_S = 5
@@ -27,6 +29,9 @@ SETTINGS = (
     f"idle_in_transaction_session_timeout = {2 * PATIENCE_MS}",
 )
 LOCK = 0x51DECA2
+OWNER = "sidecar_owner"
+OWNER_TABLE = f"CREATE TABLE {OWNER} (consumer_group text PRIMARY KEY, mark text NOT NULL);"
+"""Whose the rows of a group are: groups of one name on two clusters are two groups."""
 
 
 def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequence[str] = ()) -> Connection[Any]:
@@ -61,6 +66,38 @@ def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequen
         db.close()
         raise
     return db
+
+
+def claim_rows(db: Connection[Any], me: Owner, key: str) -> None:
+    """Mark the rows of a group as this cluster's.
+
+    Args:
+        db: Has the table `OWNER`.
+        me: Marks nothing without a cluster.
+        key: The section that names the database.
+
+    Raises:
+        ConfigError: They are another cluster's.
+        psycopg.Error: The server refuses.
+    """
+    if me.cluster:
+        insert = f"INSERT INTO {OWNER} VALUES (%s, %s) ON CONFLICT DO NOTHING"
+        db.execute(insert, [me.group, me.marked().decode()])
+        refuse_foreign(db, me, key)
+
+
+def refuse_foreign(db: Connection[Any], me: Owner, key: str) -> None:
+    """Refuse the rows of a group that are another cluster's.
+
+    Raises:
+        ConfigError: They are.
+        psycopg.Error: The server refuses.
+    """
+    row = db.execute(f"SELECT mark FROM {OWNER} WHERE consumer_group = %s", [me.group]).fetchone()
+    if row is not None:
+        cure = f"set {key}.url to another database or schema, or rename the group"
+        given_up = f"DELETE FROM {OWNER} WHERE consumer_group = '{me.group}', and what the group has in other tables"
+        me.refuse(read(row[0].encode()), f"what PostgreSQL has of this group ({key})", cure, given_up)
 
 
 def timeout_s(url: str, all_s: float) -> int:

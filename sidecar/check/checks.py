@@ -11,6 +11,7 @@ from sidecar.check.folder import Running, check_folder, check_state
 from sidecar.config.model import Settings
 from sidecar.config.sinks import hide_query
 from sidecar.errors import extra
+from sidecar.owner import Owner
 
 
 def checks_of(settings: Settings, running: Running) -> Iterator[Check]:
@@ -57,6 +58,15 @@ def _sinks(settings: Settings) -> Iterator[Check]:
         yield Check(subject, partial(check_bucket, subject, sink.spark.landing))
 
 
+def _owner(settings: Settings) -> Owner:
+    """The group, with its cluster if that has an id and answers."""
+    if not settings.source.kafka_:
+        return Owner(settings.source.group_id)
+    from sidecar.check.kafka import cluster_id
+
+    return Owner(settings.source.group_id, cluster_id(settings.source.kafka))
+
+
 def _databases(settings: Settings) -> Iterator[Check]:
     ledger = settings.dedup.ledger and settings.dedup.ledger.postgresql
     held = settings.delay.postgresql if settings.delay and settings.delay.store == "postgresql" else None
@@ -64,13 +74,17 @@ def _databases(settings: Settings) -> Iterator[Check]:
         return
     with extra("postgresql", "PostgreSQL", "psycopg"):
         from sidecar.check.database import check_database
+        from sidecar.postgresql import OWNER
+    owner = partial(_owner, settings)
     if ledger:
         from sidecar.ledger.postgresql import table_of
 
-        tables, key = [table_of(settings.source.group_id), "sidecar_missed"], "dedup.ledger.postgresql"
-        yield Check("ledger", partial(check_database, "ledger in PostgreSQL", ledger, key, tables))
+        tables = [table_of(settings.source.group_id), "sidecar_missed", OWNER]
+        look = partial(check_database, "ledger in PostgreSQL", ledger, "dedup.ledger.postgresql", tables, owner)
+        yield Check("ledger", look)
     if held:
         from sidecar.delay.changelog.postgresql.tables import TABLES
 
         subject = "delayed messages in PostgreSQL"
-        yield Check("delayed messages", partial(check_database, subject, held, "delay.postgresql", list(TABLES)))
+        look = partial(check_database, subject, held, "delay.postgresql", list(TABLES), owner)
+        yield Check("delayed messages", look)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import psycopg
 
-from sidecar.check.findings import Finding
+from sidecar.check.findings import Finding, failed
 from sidecar.config.postgresql import Database
-from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
-from sidecar.postgresql import text_of, timeout_s
+from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, ConfigError
+from sidecar.owner import Owner
+from sidecar.postgresql import OWNER, refuse_foreign, text_of, timeout_s
 
 CONNECT_S = 4
 _STATE = """
@@ -24,6 +25,8 @@ SELECT one FROM unnest(%s::text[]) AS one WHERE to_regclass(one) IS NOT NULL
   AND NOT (has_table_privilege(one, 'SELECT') AND has_table_privilege(one, 'INSERT')
     AND has_table_privilege(one, 'UPDATE') AND has_table_privilege(one, 'DELETE'))
 """
+
+_HAS_MARKS = "SELECT to_regclass(%s) IS NOT NULL"
 
 # libpq gives no code for a failed connection.
 _CURES = {
@@ -38,7 +41,9 @@ _CURES = {
 """By a part of the error: what to do."""
 
 
-def check_database(subject: str, database: Database, key: str, tables: Sequence[str]) -> Iterator[Finding]:
+def check_database(
+    subject: str, database: Database, key: str, tables: Sequence[str], owner: Callable[[], Owner]
+) -> Iterator[Finding]:
     """Look at a database.
 
     Args:
@@ -46,18 +51,31 @@ def check_database(subject: str, database: Database, key: str, tables: Sequence[
         database: Where it is.
         key: The section of the file.
         tables: Names of the tables that are used; those that are missing are created at the start.
+        owner: The group, with its cluster.
     """
     secret: dict[str, Any] = {"password": database.secret} if database.secret else {}
     try:
         secret["connect_timeout"] = timeout_s(database.url, CONNECT_S)
         with closing(psycopg.connect(database.url, autocommit=True, **secret)) as db:
-            yield _looked(subject, db, list(tables))
+            finding = _looked(subject, db, list(tables))
+            yield _ours(finding, db, owner(), key) if finding.ok else finding
     except psycopg.ProgrammingError as error:
         yield Finding(subject, text_of(error), f"correct {key}.url", EXIT_CONFIG)
     except psycopg.OperationalError as error:
         text = text_of(error)
         cure, code = next(found for part, found in _CURES.items() if part in text)
         yield Finding(subject, text, cure.format(key=key), code)
+
+
+def _ours(finding: Finding, db: psycopg.Connection, me: Owner, key: str) -> Finding:
+    """The finding, or that what is there is another cluster's."""
+    if db.execute(_HAS_MARKS, [OWNER]).fetchone() != (True,):
+        return finding
+    try:
+        refuse_foreign(db, me, key)
+    except ConfigError as error:
+        return failed(finding.subject, error)
+    return finding
 
 
 def _looked(subject: str, db: psycopg.Connection, tables: Sequence[str]) -> Finding:

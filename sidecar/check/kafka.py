@@ -63,6 +63,15 @@ def check_kafka(settings: Settings) -> Iterator[Finding]:
     yield from cluster.limits()
 
 
+def cluster_id(kafka: KafkaSource) -> str:
+    """The id of the cluster; empty if no broker answers, or if it has none."""
+    try:
+        found: str = AdminClient(client_config(kafka)).list_topics(timeout=ASK_S).cluster_id or ""
+    except KafkaException:
+        return ""
+    return "" if is_mock(found) else found
+
+
 class _Cluster:
     def __init__(self, settings: KafkaSource) -> None:
         self._settings = settings

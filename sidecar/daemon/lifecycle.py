@@ -33,6 +33,7 @@ from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer, Ask, open_probes
 from sidecar.ops.metrics import Metrics
+from sidecar.owner import Owner
 from sidecar.runtime.build import (
     HELD_SHARE,
     build,
@@ -121,7 +122,12 @@ class Daemon:
         writer = stack.enter_context(closing(Worker()))
         inbox: queue.SimpleQueue[Told] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
-        ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox)
+
+        def owner() -> Owner:
+            # Only Kafka's clusters have an id: those of RocketMQ have names, which are mostly the default.
+            return Owner(group, state.cluster_id if settings.source.kafka_ else "")
+
+        ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox, owner)
         if ledger is not None:
             stack.enter_context(closing(ledger))
         source = self._source(settings, state) if self._source else make_source(settings, rules, state, ledger)
@@ -132,7 +138,7 @@ class Daemon:
         dead_letter_writer = DeadLetterWriter(
             open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
         )
-        delays = open_delays(stack, settings, rules, pipeline, source.columns, inbox, _tell)
+        delays = open_delays(stack, settings, rules, pipeline, source.columns, inbox, _tell, owner)
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, dead_letter_writer, ledger, dedup.memory_bytes, delays
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -13,7 +13,8 @@ from psycopg import Connection
 
 from sidecar.core.claims import Claimed, Entry, Exchanged, Mark, State, Want, decide, keys_in
 from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, LedgerError
-from sidecar.postgresql import LOCK, connect, text_of
+from sidecar.owner import Owner
+from sidecar.postgresql import LOCK, OWNER, OWNER_TABLE, claim_rows, connect, text_of
 
 T = TypeVar("T")
 
@@ -106,13 +107,15 @@ class PostgresqlLedger:
         url: The database, ``postgresql://...``, in libpq's form.
         group: The consumer group.
         password: Password of the user; empty for none, or if libpq finds one itself.
+        owner: The group with its cluster, once that is known.
     """
 
     name = "postgresql"
 
-    def __init__(self, url: str, group: str, password: str = "") -> None:
+    def __init__(self, url: str, group: str, password: str = "", owner: Callable[[], Owner] | None = None) -> None:
         table = table_of(group)
-        self._tables = {table: LEDGER_TABLE.format(table=table), "sidecar_missed": MISSED_TABLE}
+        self._tables = {table: LEDGER_TABLE.format(table=table), "sidecar_missed": MISSED_TABLE, OWNER: OWNER_TABLE}
+        self._owner = owner or (lambda: Owner(group))
         self._find, self._insert, self._update, self._settle, self._prune = (
             template.format(table=table) for template in (FIND, INSERT, UPDATE, SETTLE, PRUNE)
         )
@@ -172,13 +175,22 @@ class PostgresqlLedger:
     @contextmanager
     def _transaction(self) -> Iterator[Connection[Any]]:
         try:
-            db = self._connection = self._connection or connect(self._url, self._password, self._tables, SETTINGS)
+            db = self._connection = self._connection or self._connect()
             with db.transaction():
                 yield db
         except psycopg.Error as error:
             self.close()
             hint = "check the server, dedup.ledger.postgresql.url"
             raise LedgerError(f"postgresql: {text_of(error)}", hint=hint) from error
+
+    def _connect(self) -> Connection[Any]:
+        db = connect(self._url, self._password, self._tables, SETTINGS)
+        try:
+            claim_rows(db, self._owner(), "dedup.ledger.postgresql")
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def close(self) -> None:
         """Close the connection."""

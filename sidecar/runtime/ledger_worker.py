@@ -12,9 +12,10 @@ import structlog
 from sidecar.config.ledger import Ledger as LedgerSettings
 from sidecar.core.claims import Exchanged, Mark
 from sidecar.core.effects import Claim
-from sidecar.errors import SidecarError, extra
+from sidecar.errors import ConfigError, SidecarError, extra
 from sidecar.ledger.interface import Ledger
 from sidecar.ledger.sqlite import SqliteLedger
+from sidecar.owner import Owner
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.state.interface import Damage
 
@@ -66,6 +67,8 @@ class LedgerWorker:
         self._exchanged: Exchanged | None = None
         self._pruning = False
         self._prune_at_s = 0.0
+        self._refused: ConfigError | None = None
+        """Why the ledger is never to be used."""
         self._thread = Worker("ledger")
 
     def claim(self, effect: Claim) -> None:
@@ -111,7 +114,13 @@ class LedgerWorker:
         return exchanged
 
     def tend(self, now_s: float) -> None:
-        """Forget keys that are too old or too many: a few every second, more only while nothing else is to be done."""
+        """Forget keys that are too old or too many: a few every second, more only while nothing else is to be done.
+
+        Raises:
+            ConfigError: The ledger is another cluster's.
+        """
+        if self._refused is not None:
+            raise self._refused
         if not self._pruning and now_s >= self._prune_at_s:
             self._pruning, self._prune_at_s = True, now_s + PRUNE_EVERY_S
             self._thread.do(self._prune)
@@ -131,6 +140,7 @@ class LedgerWorker:
             reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
             log.error("ledger.failed", ledger=self._ledger.name, reason=reason)
             self.problem = reason
+            self._refused = error if isinstance(error, ConfigError) else None
             return None
         self.transactions[kind, "ok"] += 1
         if self.problem:
@@ -146,7 +156,12 @@ class LedgerWorker:
 
 
 def open_ledger_worker(
-    settings: LedgerSettings | None, group: str, keys_max: int, folder: Path, inbox: Inbox[ClaimAnswered]
+    settings: LedgerSettings | None,
+    group: str,
+    keys_max: int,
+    folder: Path,
+    inbox: Inbox[ClaimAnswered],
+    owner: Callable[[], Owner] | None = None,
 ) -> LedgerWorker | None:
     """The worker of the configured ledger, or None without a ledger. It connects at the first call.
 
@@ -156,6 +171,7 @@ def open_ledger_worker(
         keys_max: `dedup.capacity`.
         folder: The state folder.
         inbox: Takes the answers.
+        owner: The group with its cluster, once that is known; None to compare no cluster.
 
     Raises:
         ConfigError: A required package is not installed.
@@ -163,16 +179,17 @@ def open_ledger_worker(
     if settings is None:
         return None
     limits = settings.remembering
-    return LedgerWorker(open_ledger(settings, group, folder), limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
+    ledger = open_ledger(settings, group, folder, owner)
+    return LedgerWorker(ledger, limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
 
 
-def open_ledger(settings: LedgerSettings, group: str, folder: Path) -> Ledger:
+def open_ledger(settings: LedgerSettings, group: str, folder: Path, owner: Callable[[], Owner] | None = None) -> Ledger:
     """The ledger itself; like `open_ledger_worker`."""
     if settings.postgresql is None:
         return SqliteLedger(folder, _tell_damage)
     with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):
         from sidecar.ledger.postgresql import PostgresqlLedger
-    return PostgresqlLedger(settings.postgresql.url, group, settings.postgresql.secret)
+    return PostgresqlLedger(settings.postgresql.url, group, settings.postgresql.secret, owner)
 
 
 def _tell_damage(damage: Damage) -> None:

@@ -213,6 +213,11 @@ class State(Protocol):
         """
         ...
 
+    @property
+    def cluster_id(self) -> str:
+        """The cluster that it was bound to since it was opened; empty if it was not, or if that has no id."""
+        ...
+
     def member(self) -> tuple[str, str] | None:
         """Consumer group id and member id of the previous process; None if it left no member."""
         ...

@@ -184,6 +184,11 @@ class MemoryState:
         self._bound = (cluster_id or bound_cluster, group_id)
         return same
 
+    @property
+    def cluster_id(self) -> str:
+        """See `State.cluster_id`."""
+        return self._bound[0] if self._bound else ""
+
     def member(self) -> tuple[str, str] | None:
         """See `State.member`."""
         return self._member

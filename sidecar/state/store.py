@@ -82,6 +82,11 @@ class Store:
             self._database.return_space()
         return same
 
+    @property
+    def cluster_id(self) -> str:
+        """See `State.cluster_id`."""
+        return self._bound[0] if self._bound else ""
+
     def _rebind(self) -> None:
         """Bind a file begun while the process runs to the owner of the old one."""
         self.ids.forget_database()

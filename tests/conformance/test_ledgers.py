@@ -18,10 +18,12 @@ from sidecar import postgresql as connections
 from sidecar.config.ledger import Ledger as Settings
 from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
 from sidecar.core.records import TopicPartition
+from sidecar.errors import ConfigError
 from sidecar.ledger.interface import MISSED_MAX, Ledger, LedgerError
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.ledger.postgresql import PostgresqlLedger
 from sidecar.ledger.sqlite import SqliteLedger
+from sidecar.owner import Owner
 from tests.support.postgresql import Database
 from tests.support.process import wait_until
 
@@ -281,7 +283,22 @@ def test_no_group_forgets_what_another_claimed(postgresql: Database, group: str,
         gone.append(theirs.prune(1, 1_000, 100))
         assert (gone, ours.claim([want(*range(5), place=THERE)], LONG_MS)) == ([3, 2], [[DUPLICATE] * 5])
         indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = current_schema() GROUP BY tablename"
-        assert db.execute(indexes).fetchall() == [(2,)] * 3
+        assert sorted(db.execute(indexes).fetchall()) == [(1,), *[(2,)] * 3]
+
+
+def test_a_group_of_the_same_name_on_another_cluster_is_refused(postgresql: Database) -> None:
+    """It claims nothing; a process that does not know its cluster is not refused."""
+    url = postgresql.schema()
+    here, there, unknown = (
+        PostgresqlLedger(url, "orders", postgresql.password, partial(Owner, "orders", cluster))
+        for cluster in ("c1", "c2", "")
+    )
+    with closing(here), closing(there), closing(unknown):
+        assert unknown.claim([want(1)], LONG_MS) == [[0]]
+        assert here.claim([want(2)], LONG_MS) == [[0]]
+        with pytest.raises(ConfigError, match="of the cluster c1, not to consumer group 'orders' of the cluster c2"):
+            there.claim([want(3)], LONG_MS)
+        assert unknown.claim([want(3, place=THERE)], LONG_MS) == [[0]]
 
 
 def test_tables_that_somebody_else_made(postgresql: Database) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.ledger.postgresql import LEDGER_TABLE, MISSED_TABLE, table_of
+from sidecar.postgresql import OWNER_TABLE
 from tests.support.checking import checked
 from tests.support.kafka import unique
 from tests.support.postgresql import Database
@@ -68,7 +69,7 @@ def bench(postgresql: Database, tmp_path: Path) -> Iterator[Bench]:
 def test_tables_that_are_there_or_may_be_created_are_well(bench: Bench) -> None:
     """It says which of both."""
     assert bench.check(bench.url, bench.server.password)["text"].endswith("tables will be created")
-    statements = f"SET search_path = {bench.schema}; {LEDGER_TABLE.format(table=TABLE)} {MISSED_TABLE}"
+    statements = f"SET search_path = {bench.schema}; {LEDGER_TABLE.format(table=TABLE)} {MISSED_TABLE} {OWNER_TABLE}"
     bench.run(statements)
     assert bench.check(bench.url, bench.server.password)["text"].endswith("tables are there")
 
@@ -105,8 +106,8 @@ def test_each_missing_right_is_told(bench: Bench) -> None:
     bench.run(f"GRANT USAGE ON SCHEMA {schema} TO {user}")
     assert bench.check(here, "poor")["cure"] == f"GRANT CREATE ON SCHEMA {schema} TO {user}"
     bench.run(
-        f"SET search_path = {schema}; {LEDGER_TABLE.format(table=TABLE)} {MISSED_TABLE}",
-        f"GRANT ALL ON {schema}.sidecar_missed TO {user}",
+        f"SET search_path = {schema}; {LEDGER_TABLE.format(table=TABLE)} {MISSED_TABLE} {OWNER_TABLE}",
+        f"GRANT ALL ON {schema}.sidecar_missed, {schema}.sidecar_owner TO {user}",
     )
     assert bench.check(here, "poor")["cure"] == f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE} TO {user}"
     bench.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.{TABLE} TO {user}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import ConfigError, extra
+from sidecar.owner import Owner
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Tell
 from sidecar.state.rules import Rules
@@ -44,6 +46,7 @@ def open_delays(
     columns: Columns,
     inbox: Inbox[Synced | Adopt | TakeoverEnded],
     tell: Tell,
+    owner: Callable[[], Owner],
 ) -> Delays | None:
     """Open the store; None if there is no section `delay`.
 
@@ -55,6 +58,7 @@ def open_delays(
         columns: Of the source's messages.
         inbox: Takes the results of threads.
         tell: Writes a log event.
+        owner: The group with its cluster, once that is known.
 
     Raises:
         ConfigError: A store that is not configured holds messages.
@@ -66,7 +70,7 @@ def open_delays(
         _refuse_held(path, "the section delay is missing" if settings.delay is None else "delay.store is not local")
     if settings.delay is None:
         return None
-    store, takeovers = _open_store(stack, settings.delay, settings, folder, inbox, tell)
+    store, takeovers = _open_store(stack, settings.delay, settings, folder, inbox, tell, owner)
     syncs = stack.enter_context(closing(Worker("delay")))
 
     def begin(job: Job) -> None:
@@ -91,21 +95,24 @@ def _open_store(
     folder: Path,
     inbox: Inbox[Adopt | TakeoverEnded],
     tell: Tell,
+    owner: Callable[[], Owner],
 ) -> tuple[HeldStore, Takeovers | None]:
     if delay.store == "local":
         return stack.enter_context(closing(PartitionStore(folder / "delay"))), None
-    changelog, restorer = _open_changelog(stack, delay, settings, tell)
+    changelog, restorer = _open_changelog(stack, delay, settings, tell, owner)
     store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)
     worker = Worker("restore", RESTORERS)
     stack.callback(worker.close, PATIENCE_S)
     return store, Takeovers(store, restorer, partial(name_of, settings.source.group_id), worker.do, inbox)
 
 
-def _open_changelog(stack: ExitStack, delay: Delay, settings: Settings, tell: Tell) -> tuple[Changelog, Restorer]:
+def _open_changelog(
+    stack: ExitStack, delay: Delay, settings: Settings, tell: Tell, owner: Callable[[], Owner]
+) -> tuple[Changelog, Restorer]:
     if delay.postgresql is not None:
         with extra("postgresql", "delay.store: postgresql", "psycopg"):
             from sidecar.delay.changelog.postgresql.build import open_postgresql
-        return open_postgresql(stack, delay.postgresql, settings.source.group_id)
+        return open_postgresql(stack, delay.postgresql, settings.source.group_id, owner)
     assert delay.changelog is not None
     topics = Topics(settings.source.kafka, delay.changelog, tell, _part_bytes(settings))
     changelog = stack.enter_context(closing(KafkaChangelog(topics)))

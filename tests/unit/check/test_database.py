@@ -13,15 +13,21 @@ from sidecar.check.checks import checks_of
 from sidecar.check.database import check_database
 from sidecar.check.findings import Finding
 from sidecar.config.ledger import PostgresqlLedger
+from sidecar.owner import Owner
+from tests.support.process import missing
 from tests.support.spark.tasks import make_settings
 
 TABLES = ["one", "two"]
+ME = Owner("g", "c1")
 
 
 class Connection:
     """A server with this state, where some tables are missing or may not be used."""
 
-    def __init__(self, state: Sequence[Any], missing: Sequence[str] = (), lacking: Sequence[str] = ()) -> None:
+    def __init__(
+        self, state: Sequence[Any], missing: Sequence[str] = (), lacking: Sequence[str] = (), owner: Owner | None = None
+    ) -> None:
+        self._owner = owner
         self._answers = {checked._STATE: [tuple(state)], checked._MISSING: missing, checked._LACKING: lacking}
         self.said: list[str] = []
         self.is_closed = False
@@ -30,6 +36,11 @@ class Connection:
         """The rows of a query."""
         self.said.append(sql)
         rows = self._answers.get(sql, [])
+        if sql == checked._HAS_MARKS:
+            return type("Cursor", (), {"fetchone": lambda _: (self._owner is not None,)})()
+        if "SELECT mark" in sql and self._owner is not None:
+            mark = self._owner.marked().decode()
+            return type("Cursor", (), {"fetchone": lambda _: (mark,)})()
         if sql == checked._STATE:
             return type("Cursor", (), {"fetchone": lambda _: rows[0]})()
         assert sql.startswith("SET") or values == [TABLES]
@@ -55,7 +66,7 @@ def look(monkeypatch: pytest.MonkeyPatch, answer: Connection | Exception, passwo
 
     monkeypatch.setattr(psycopg, "connect", connect)
     section = {"url": "postgresql://h/db"} | ({"password": password} if password else {})
-    (finding,) = check_database("ledger", PostgresqlLedger.model_validate(section), "dedup.key", TABLES)
+    (finding,) = check_database("ledger", PostgresqlLedger.model_validate(section), "dedup.key", TABLES, lambda: ME)
     assert given["connect_timeout"] <= checked.CONNECT_S and given["autocommit"] is True
     assert given.get("password") == password
     assert isinstance(answer, Exception) or (answer.is_closed and answer.said[0].startswith("SET statement_timeout"))
@@ -68,6 +79,7 @@ def look(monkeypatch: pytest.MonkeyPatch, answer: Connection | Exception, passwo
         (Connection(STATE), "PostgreSQL 16.1; tables are there", "", 0),
         (Connection(STATE, missing=["two"]), "PostgreSQL 16.1; tables will be created", "", 0),
         (Connection((*STATE[:4], False, STATE[5])), "PostgreSQL 16.1; tables are there", "", 0),
+        (Connection(STATE, owner=ME), "PostgreSQL 16.1; tables are there", "", 0),
         (
             Connection((*STATE[:4], False, STATE[5]), missing=TABLES),
             "app may not create the table one, two", "GRANT CREATE ON SCHEMA public TO app", 77,
@@ -136,3 +148,10 @@ def test_all_that_is_named_is_checked() -> None:
     assert subjects({}, dedup=ledger)[3:] == ["ledger"]
     held = {"store": "postgresql", "postgresql": url}
     assert subjects({}, dedup=ledger, delay=held)[3:] == ["ledger", "delayed messages"]
+
+
+def test_rows_of_another_cluster_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 78 with both clusters, and what is to be changed."""
+    finding = look(monkeypatch, Connection(STATE, owner=Owner("g", "c2")))
+    assert finding.exit_code == 78
+    assert missing(f"{finding.text} {finding.cure}", "cluster c1", "cluster c2", "dedup.key.url", "sidecar_owner") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 from sidecar.config.postgresql import Database
@@ -9,10 +10,11 @@ from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
 from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.delay.changelog.postgresql.unclaimed import UnclaimedTables
+from sidecar.owner import Owner
 
 
 def open_postgresql(
-    stack: ExitStack, database: Database, group_id: str
+    stack: ExitStack, database: Database, group_id: str, owner: Callable[[], Owner]
 ) -> tuple[PostgresqlChangelog, PostgresqlRestorer]:
     """What appends, and what restores.
 
@@ -20,8 +22,9 @@ def open_postgresql(
         stack: Closes both.
         database: `delay.postgresql`.
         group_id: The consumer group.
+        owner: The same with its cluster, once that is known.
     """
-    tables = Tables(database.url, database.secret, group_id)
+    tables = Tables(database.url, database.secret, group_id, owner)
     restorer = stack.enter_context(closing(PostgresqlRestorer(tables)))
     return stack.enter_context(closing(PostgresqlChangelog(tables, restorer.claim_of))), restorer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from psycopg import Connection
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.postgresql import connect, text_of
+from sidecar.owner import Owner
+from sidecar.postgresql import OWNER, OWNER_TABLE, claim_rows, connect, text_of
 
 STORE_TABLE = """
 CREATE TABLE sidecar_delay_store (id bigint PRIMARY KEY);
@@ -35,6 +36,7 @@ TABLES = {
     "sidecar_delay_store": STORE_TABLE,
     "sidecar_delay_partition": PARTITION_TABLE,
     "sidecar_delay_record": RECORD_TABLE,
+    OWNER: OWNER_TABLE,
 }
 SETTINGS = ("enable_seqscan = off", "enable_bitmapscan = off")
 """Rows are found by an index, in its order, whatever the statistics of a table that just grew say."""
@@ -67,10 +69,12 @@ class Tables:
         url: The database.
         password: Of its user; empty for none.
         group: The consumer group.
+        owner: The group with its cluster, once that is known.
     """
 
-    def __init__(self, url: str, password: str, group: str) -> None:
+    def __init__(self, url: str, password: str, group: str, owner: Callable[[], Owner] | None = None) -> None:
         self._url, self._password, self._group = url, password, group
+        self._owner = owner
         self._idle: list[Connection[Any]] = []
         self._guard = threading.Lock()
 
@@ -93,6 +97,7 @@ class Tables:
         """A connection for a block.
 
         Raises:
+            ConfigError: The rows of the group are another cluster's.
             UnavailableError: The server cannot be reached, or refuses.
         """
         db = None
@@ -100,6 +105,9 @@ class Tables:
             with self._guard:
                 db = self._idle.pop() if self._idle else None
             db = db or self.connect()
+            if (owner := self._owner) is not None:
+                claim_rows(db, owner(), "delay.postgresql")
+                self._owner = None
             yield db
         except psycopg.Error as error:
             self._drop(db)
