@@ -13,6 +13,7 @@ from tests.scenarios.delay_cancels import cancelled_kills
 from tests.scenarios.delay_requests import delay_requests
 from tests.scenarios.delayed import delayed_kills
 from tests.scenarios.parked_group import failing_group
+from tests.scenarios.two_groups import one_changelog
 from tests.support.audit import Finding
 from tests.support.kafka import KafkaBroker
 from tests.support.postgresql import PostgresqlServer
@@ -88,8 +89,13 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
             members.takeovers(broker, folder, messages, size(5, 2), skew_ms=SKEW_MS),
         ]
 
+    def two_groups(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        run = partial(one_changelog, broker, folder, size(3_000, 300))
+        return [run(), run(groups=("/eu", "_eu"), copied=False)]
+
     return {
         "delayed-kills": killed,
+        "delayed-two-groups": two_groups,
         "delayed-requests": asked,
         "delayed-cancels": cancelled,
         "delayed-postgresql": in_postgresql,
