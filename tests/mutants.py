@@ -2,7 +2,7 @@
 
 `python -m tests.mutants --count 100 --seed 38` makes each mutant in a copy of the tree, and runs the tests nearest to
 its module, see `tests.support.nearest`, for at most a minute. It prints a line for each, then a summary. A mutant that
-nobody can see is in `tests/support/equivalent.py` with the reason. Paths restrict the draw: `sidecar/sinks`. Not in CI.
+nobody can see is in `tests/support/equivalent.json` with the reason. Paths restrict the draw: `sidecar/sinks`. Not in CI.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.support.equivalent import EQUIVALENT
 from tests.support.jars import ROOT
 from tests.support.kafka import KafkaBroker
 from tests.support.mutating import Mutant, mutants_of
@@ -37,6 +36,8 @@ from tests.support.rocketmq import RocketMqNode
 LIMIT_S = 60.0
 UNTESTED = ("sidecar/core/", "sidecar/demo/")
 """The core has the simulator's planted mistakes; the demo is what `make demo` shows."""
+EQUIVALENT: dict[str, str] = json.loads((ROOT / "tests" / "support" / "equivalent.json").read_text("utf-8"))
+"""By name, the reason why nobody can tell a mutant from the module as it is."""
 TOOK = re.compile(r" in ([0-9.]+)s")
 COMMAND = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not slow and not proof")
 
@@ -127,7 +128,8 @@ def judge(mutant: Mutant, nearest: Nearest, times: Times, trees: SimpleQueue[Pat
     if not tests:
         return "untested"
     with taken(trees) as tree:
-        file, text = tree / mutant.path, (ROOT / mutant.path).read_text("utf-8")
+        file = tree / mutant.path
+        text = file.read_text("utf-8")
         try:
             module = ast.parse(text)
             next(each for each in mutants_of(mutant.path, module) if each.name == mutant.name)
