@@ -2,7 +2,7 @@
 
 `python -m tests.mutants --count 100 --seed 38` makes each mutant in a copy of the tree, and runs the tests nearest to
 its module, see `tests.support.nearest`, for at most a minute. It prints a line for each, then a summary. A mutant that
-nobody can see is in `tests/support/equivalent.json` with the reason. Paths restrict the draw: `sidecar/sinks`. Not in CI.
+nobody can see is in `tests/support/equivalent.json` with the reason. Paths restrict the draw. Not in CI.
 """
 
 from __future__ import annotations
