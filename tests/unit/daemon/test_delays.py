@@ -1,0 +1,155 @@
+"""When delayed messages are read out, and how long the main loop may wait for the next one. The store is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, cast
+
+import pytest
+
+from sidecar.core.partition_state import PartitionState
+from sidecar.core.records import Run, TopicPartition
+from sidecar.daemon.delays.delays import GOES_ON_AT, Delays
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.interface import HeldStore
+from sidecar.errors import StateError
+from sidecar.sources.base import Assignment
+from sidecar.state.rules import Rules
+from tests.support.held_store import ModelStore
+from tests.support.shell import Shell
+
+TP = TopicPartition("orders", 0)
+NOW_MS = 10_000
+DISK_MAX = 1_000
+
+
+class Store(ModelStore):
+    """A store with a size, which may be unable to read."""
+
+    size = 0
+    fails = ""
+
+    def disk_bytes(self) -> int:
+        return self.size
+
+    def take(self, *arguments: Any) -> Any:
+        if self.fails:
+            raise StateError(self.fails)
+        return super().take(*arguments)
+
+
+class Scene:
+    """A partition with delayed messages, on a wall clock that is set."""
+
+    def __init__(self) -> None:
+        self.core, self.store = Shell().pipeline, Store()
+        unused = cast(Any, None)
+        self.delays = Delays(
+            self.core, cast(HeldStore, self.store), unused, "g", Rules(b"rule"), DISK_MAX, lambda job: None
+        )
+        self.runs: list[Run] = []
+        self.passed: list[int] = []
+        self.core.assign(TP, "5c0pe001", PartitionState(0, 0))
+        self.delays.owned.take([Assignment(TP, "5c0pe001", PartitionState(0, 0), "", 1, resumed=True, read_from=0)])
+        self.number = self.delays.owned.numbers[TP]
+        self.core.read = lambda run, now_ms: self.runs.append(run)  # type: ignore[method-assign]
+
+    def put(self, *dues: int) -> None:
+        """Put messages that are due then, and make them durable."""
+        self.store.put(self.number, [(due, i, 0, NO_TIMESTAMP, None, b"", b"x") for i, due in enumerate(dues)])
+        self.store.sync()
+
+    def poll(self, wall_ms: int = NOW_MS) -> list[int]:
+        """The due times of what is read."""
+        self.runs.clear()
+        self.delays.poll(0.0, wall_ms)
+        return [held.position >> SEQUENCE_BITS for run in self.runs for held in run.messages]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """One that holds nothing."""
+    return Scene()
+
+
+def test_messages_are_read_when_they_are_due(scene: Scene) -> None:
+    """To the millisecond; the store's partition has them."""
+    scene.put(NOW_MS, NOW_MS + 1, NOW_MS + 500)
+    assert scene.poll(NOW_MS - 1) == []
+    assert scene.poll() == [NOW_MS]
+    assert [run.tp for run in scene.runs] == [TP.store]
+    assert scene.poll(NOW_MS + 1) == [NOW_MS + 1]
+    assert scene.poll(NOW_MS + 1) == []
+
+
+def test_the_wait_ends_with_the_next_due_time(scene: Scene) -> None:
+    """None if nothing is held; and not at all after something was read, since more may be there."""
+    scene.poll()
+    assert scene.delays.wait_s() == inf
+    scene.put(NOW_MS, NOW_MS + 500)
+    assert scene.poll() == [NOW_MS]
+    assert scene.delays.wait_s() == 0.0
+    assert scene.poll() == []
+    assert scene.delays.wait_s() == 0.5
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [
+        lambda scene: setattr(type(scene.core.gate), "paused", frozenset({TP.store})),
+        lambda scene: scene.core.forget([TP]),
+    ],
+)
+def test_a_partition_that_is_paused_or_gone_is_not_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, pause: Callable[[Scene], None]
+) -> None:
+    """And nothing is waited for."""
+    monkeypatch.setattr(type(scene.core.gate), "paused", frozenset())
+    scene.put(NOW_MS)
+    pause(scene)
+    assert scene.poll() == []
+    assert scene.delays.wait_s() == inf
+
+
+def test_messages_that_cannot_be_read_are_a_problem(scene: Scene) -> None:
+    """They come when they can."""
+    scene.put(NOW_MS)
+    scene.store.fails = "Input/output error"
+    assert scene.poll() == []
+    assert scene.delays.problem == "Input/output error"
+    scene.store.fails = ""
+    assert scene.poll() == [NOW_MS]
+
+
+def test_a_store_that_is_full_stops_reading_until_there_is_room(scene: Scene) -> None:
+    """Somewhat less than the limit, so that it does not go on and off."""
+    scene.store.size = DISK_MAX
+    scene.delays.tend(0.0)
+    assert scene.core.orders.store_full == ""
+    scene.store.size = DISK_MAX + 1
+    scene.delays.tend(0.0)
+    assert scene.core.orders.store_full == "delayed messages take up delay.disk_max"
+    scene.store.size = int(DISK_MAX * GOES_ON_AT) + 1
+    scene.delays.tend(0.0)
+    assert scene.core.orders.store_full != ""
+    scene.store.size = int(DISK_MAX * GOES_ON_AT)
+    scene.delays.tend(0.0)
+    assert scene.core.orders.store_full == ""
+
+
+def test_the_status_has_what_is_held(scene: Scene) -> None:
+    """And when the next one is due."""
+    assert scene.delays.status().held == 0
+    scene.put(NOW_MS, NOW_MS + 500)
+    status = scene.delays.status()
+    assert (status.held, status.next_due) == (2, "1970-01-01T00:00:10.000+00:00")
+
+
+def test_the_place_of_a_delayed_message_is_known_while_it_is_held(scene: Scene) -> None:
+    """Its offset at the source."""
+    scene.put(NOW_MS, NOW_MS + 500)
+    first = scene.store.next(scene.number)
+    assert first is not None
+    assert scene.delays.origin(TP.store, first) == 0
+    assert scene.delays.origin(TP.store, first + 99) is None

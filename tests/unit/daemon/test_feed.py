@@ -1,0 +1,185 @@
+"""What the core gets from the source, and for how long the source is waited for. Everything around is a stand-in."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from sidecar.core.partition_state import PartitionState
+from sidecar.core.records import Run, TopicPartition
+from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, OPEN_POLL_S, Feed
+from sidecar.daemon.ids import Taken
+from sidecar.sources.base import Assignment, ReadPast, Settled
+from sidecar.state.interface import PartitionSnapshot
+
+TP, OTHER, COPIES = (TopicPartition("orders", number) for number in (0, 1, 2))
+
+
+def assignment(tp: TopicPartition = TP, **more: Any) -> Assignment:
+    """A partition that goes on from a commit."""
+    given = {"resumed": True, "read_from": 5, **more}
+    return Assignment(tp, "5c0pe001", PartitionState(5, 5), "id", 9, **given)
+
+
+class Fed:
+    """A feed without delayed messages."""
+
+    def __init__(self, *, has_ledger: bool = False, delays: Any = None) -> None:
+        self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True, commits=Mock(outstanding=False))
+        self.pipeline.delivery.outbox.groups = ()
+        self.pipeline.origins.copies_of.side_effect = lambda tps: frozenset({COPIES} if TP in tps else ())
+        self.pipeline.intake.positions.load.return_value = False
+        self.source: Any = Mock(idle_poll_s=0.7)
+        self.ids: Any = Mock(loading={}, **{"take.return_value": True})
+        self.snapshots: Any = Mock(assignments={}, **{"load.return_value": {}})
+        self.feed = Feed(self.pipeline, self.source, self.ids, self.snapshots, delays, has_ledger=has_ledger)
+
+    @property
+    def paused(self) -> Any:
+        """What is paused last."""
+        return self.source.pause.call_args.args[0]
+
+    def waits(self) -> float:
+        """For how long the source is waited for."""
+        self.source.poll.return_value = []
+        self.feed.poll()
+        found: float = self.source.poll.call_args.args[0]
+        return found
+
+
+def test_a_partition_goes_to_the_core_at_once() -> None:
+    """If its ids are there; the folder is read for all partitions together."""
+    fed = Fed()
+    fed.feed.take([assignment(), assignment(OTHER)])
+    assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [TP, OTHER]
+    assert (fed.snapshots.load.call_count, fed.source.pause.called, fed.feed.is_loading) == (1, False, False)
+    assert fed.snapshots.assignments == {TP: assignment(), OTHER: assignment(OTHER)}
+    fed.feed.take([])
+    assert fed.snapshots.load.call_count == 1
+
+
+def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
+    """It is paused with its copies, and what came of it is read when it is given; others are not held up."""
+    fed = Fed()
+    fed.ids.take.side_effect = lambda found, _: found.tp == OTHER
+    taken = Taken(assignment(), None, 0, 0.0)
+    fed.ids.loading = {TP: taken}
+    fed.feed.take([assignment(), assignment(OTHER)])
+    assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER]
+    assert (fed.paused, fed.feed.is_loading) == ({TP, COPIES}, True)
+    fed.source.poll.return_value = [Run(TP, ["m"], 5, 5), Run(OTHER, ["m"], 7, 7), ReadPast(TP, 9)]
+    fed.feed.poll()
+    assert [call.args[0].tp for call in fed.pipeline.read.call_args_list] == [OTHER]
+    fed.ids.loading, fed.ids.sorted.return_value = {}, taken
+    fed.feed.sorted(Mock())
+    assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER, TP]
+    assert fed.pipeline.read.call_args.args[0] == Run(TP, ["m"], 5, 5)
+    assert fed.pipeline.read_past.call_args.args[:2] == (TP, 9)
+    assert (fed.paused, fed.feed.is_loading) == (frozenset(), False)
+
+
+def test_ids_that_are_not_there_yet_give_nothing() -> None:
+    """They are tried again."""
+    fed = Fed()
+    fed.ids.sorted.return_value = None
+    fed.feed.sorted(Mock())
+    assert not fed.pipeline.assign.called and not fed.source.pause.called
+
+
+def test_what_the_core_does_not_want_is_paused() -> None:
+    """Its delayed messages are no matter of the source."""
+    fed = Fed()
+    fed.pipeline.gate.paused = frozenset({OTHER, OTHER.store})
+    fed.feed.pause()
+    assert fed.paused == {OTHER}
+
+
+SNAPSHOT = PartitionSnapshot(TP, "id", 9, 5, 0, (b"young", b"old"))
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "has_ledger", "loads", "writes"),
+    [
+        (SNAPSHOT, {}, False, 5, False),
+        (SNAPSHOT, {"resumed": False}, False, None, False),
+        (None, {}, False, None, False),
+        (replace(SNAPSHOT, topic_id="old"), {}, False, None, False),
+        (replace(SNAPSHOT, incarnation=8), {}, False, None, False),
+        (SNAPSHOT, {"settled": Settled(9, 7)}, False, 7, False),
+        (replace(SNAPSHOT, incarnation=8), {"settled": Settled(8, 7)}, False, 7, True),
+        (replace(SNAPSHOT, incarnation=8), {"settled": Settled(8, 7)}, True, None, False),
+        (SNAPSHOT, {"settled": Settled(8, 7)}, False, None, True),
+    ],
+)  # fmt: skip
+def test_a_window_of_the_folder_counts_where_it_is_of_these_messages(
+    known: PartitionSnapshot | None, given: dict[str, Any], has_ledger: bool, loads: int | None, writes: bool
+) -> None:
+    """Below the limit; it is written again at once if another incarnation begins. A ledger knows better."""
+    fed = Fed(has_ledger=has_ledger)
+    fed.snapshots.load.return_value = {} if known is None else {TP: known}
+    fed.pipeline.partitions = {TP: "partition"}
+    fed.feed.take([assignment(**given)])
+    loaded = [call.args for call in fed.pipeline.intake.positions.load.call_args_list]
+    assert loaded == ([] if loads is None or known is None else [("partition", known.bitmaps, loads)])
+    assert fed.snapshots.now.called == writes
+
+
+def test_a_window_that_is_not_trusted_is_written_again() -> None:
+    """Once for all partitions."""
+    fed = Fed()
+    fed.snapshots.load.return_value = {TP: SNAPSHOT, OTHER: SNAPSHOT}
+    fed.pipeline.partitions = {TP: 1, OTHER: 2}
+    fed.pipeline.intake.positions.load.side_effect = [True, False]
+    fed.feed.take([assignment(), assignment(OTHER)])
+    assert fed.snapshots.now.call_count == 1
+
+
+def test_an_idle_core_lets_the_source_wait() -> None:
+    """As long as the source likes."""
+    assert Fed().waits() == 0.7
+
+
+def test_batches_that_wait_for_an_answer_shorten_the_wait() -> None:
+    """Senders report to the inbox, which is looked at between polls."""
+    fed = Fed()
+    fed.pipeline.delivery.outbox.groups = ("paid",)
+    assert fed.waits() == BUSY_POLL_S
+
+
+@pytest.mark.parametrize(("left_ms", "wait_s"), [(0.0, DUE_POLL_S), (7.0, 0.007), (900.0, OPEN_POLL_S)])
+def test_open_messages_are_waited_for_until_they_are_due(left_ms: float, wait_s: float) -> None:
+    """Within bounds, so that the loop neither spins nor is late."""
+    fed = Fed()
+    fed.pipeline.idle = False
+    fed.pipeline.cutter.patience_ms.return_value = left_ms
+    assert fed.waits() == pytest.approx(wait_s)
+
+
+@pytest.mark.parametrize(("ago_ms", "least", "most"), [(0.0, DUE_POLL_S, 0.004), (12.0, 0.003, BUSY_POLL_S)])
+def test_the_end_of_a_commit_is_looked_for_ever_less_often(ago_ms: float, least: float, most: float) -> None:
+    """After a quarter of the time that it has taken so far."""
+    fed = Fed()
+    fed.pipeline.commits = Mock(outstanding=True, begun_ms=time.monotonic() * 1000 - ago_ms)
+    assert least <= fed.waits() <= most
+
+
+@pytest.mark.parametrize(("due_s", "wait_s"), [(0.3, 0.3), (60.0, 0.7), (0.0, DUE_POLL_S)])
+def test_messages_that_fall_due_shorten_the_wait(due_s: float, wait_s: float) -> None:
+    """Not to nothing: one that cannot be read must not make the loop spin."""
+    delays: Any = Mock(takeovers=None, **{"wait_s.return_value": due_s})
+    fed = Fed(delays=delays)
+    assert fed.waits() == wait_s
+    assert delays.poll.call_count == 1
+    fed.feed.take([assignment()])
+    assert delays.owned.take.call_args.args == ([assignment()],)
+
+
+def test_a_restore_under_way_shortens_the_wait() -> None:
+    """Its messages come by the inbox."""
+    takeovers: Any = Mock(loading={}, is_adopting=True, **{"proved.return_value": [], "stale.return_value": {}})
+    delays: Any = Mock(takeovers=takeovers, **{"wait_s.return_value": 60.0})
+    assert Fed(delays=delays).waits() == BUSY_POLL_S
