@@ -603,3 +603,19 @@ def _full(*_: object) -> NoReturn:
 
 def _failing(*_: object) -> NoReturn:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_all_files_are_private(store: PartitionStore) -> None:
+    """They have messages: logs, hours and the checkpoint, whatever the umask."""
+    path, modes = store._folder.path, dict[str, int]()
+    before = os.umask(0)
+    try:
+        synced(store, b"a", 0, HOUR_MS)
+        modes |= {each.name: each.stat().st_mode & 0o777 for each in path.iterdir()}
+        assert logs(path) and modes.keys() >= {*logs(path)}
+        store.close()
+        modes |= {each.name: each.stat().st_mode & 0o777 for each in path.iterdir()}
+    finally:
+        os.umask(before)
+    assert CHECKPOINT in modes and any(name.endswith(".delay") for name in modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}
