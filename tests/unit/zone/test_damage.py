@@ -230,6 +230,16 @@ def test_a_damaged_line_of_an_earlier_segment(tmp_path: Path, monkeypatch: pytes
     again.close()
 
 
+def test_a_damaged_line_is_told_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line within its segment, as an editor counts it."""
+    short_segments(monkeypatch)
+    landed(tmp_path, 10)
+    second = manifest(tmp_path).with_name("000000000004.log")
+    lines = second.read_bytes().splitlines(keepends=True)
+    second.write_bytes(b"".join([lines[0], b"x" + lines[1][1:], *lines[2:]]))
+    assert mended(tmp_path) == ["line 2 of manifest/a/000000000004.log was damaged or torn; it was made again"]
+
+
 def test_another_version_is_not_read(zone: Path) -> None:
     """A zone of a later layout is refused, not guessed at."""
     for path in data(zone):
