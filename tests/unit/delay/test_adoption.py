@@ -152,9 +152,13 @@ def test_partitions_have_messages_at_one_position(store: PartitionStore) -> None
         store = reopened(store)
 
 
+@pytest.mark.parametrize("is_saved", [True, False])
 @pytest.mark.parametrize("sequence", [5, SECOND_SEQUENCES - 1, SECOND_SEQUENCES, SECOND_SEQUENCES + 5])
-def test_no_message_is_put_at_a_position_that_was_adopted(store: PartitionStore, sequence: int) -> None:
-    """Whatever the hour's last sequence number is, and after a kill and a start."""
+def test_no_message_is_put_at_a_position_that_was_adopted(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, sequence: int, is_saved: bool
+) -> None:
+    """Whatever the hour's last sequence number is, and after a kill and a start, from the log or from a checkpoint."""
+    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 10 if is_saved else journal.WAL_BYTES_MAX)
     positions = [at(0, sequence - i) for i in range(3)]
     adopted(store, b"a", *positions)
     number = store.number(b"b")
@@ -163,6 +167,8 @@ def test_no_message_is_put_at_a_position_that_was_adopted(store: PartitionStore,
         assert not {*new} & {*positions}
         positions += new
         store.sync()
+        for _ in range(6 * is_saved):
+            round_of(store)
         store = reopened(store)
 
 
