@@ -207,11 +207,11 @@ class _Table:
         self._folder = folder_of(path)
         self.path = path if self._folder is None else str(self._folder)
         self._layout = layout
-        self._columns: tuple[str, ...] = ()
+        self._columns: tuple[str, ...]
         """Of the rows that are written."""
-        self._adds_columns = False
+        self._adds_columns: bool
         """Whether the table lacks some of them."""
-        self._partitioned_by: tuple[str, ...] = ()
+        self._partitioned_by: tuple[str, ...]
         self._told_small = False
         self._synced = -1
         """The newest version that is durable."""
