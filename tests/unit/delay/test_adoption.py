@@ -158,7 +158,8 @@ def test_no_message_is_put_at_a_position_that_was_adopted(
     store: PartitionStore, monkeypatch: pytest.MonkeyPatch, sequence: int, is_saved: bool
 ) -> None:
     """Whatever the hour's last sequence number is, and after a kill and a start, from the log or from a checkpoint."""
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 10 if is_saved else journal.WAL_BYTES_MAX)
+    if is_saved:
+        monkeypatch.setattr(journal, "WAL_BYTES_MAX", 10)
     positions = [at(0, sequence - i) for i in range(3)]
     adopted(store, b"a", *positions)
     number = store.number(b"b")
