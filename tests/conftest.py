@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import structlog
 
 from sidecar.runtime.lane import is_built
 from tests.support.kafka import Broker, KafkaBroker, MakeTopic, unique
@@ -49,6 +51,19 @@ SLOW = (
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
 OUTSIDE = {"integration", "spark", "conformance"}
 """Folders that have such files."""
+
+
+@pytest.fixture(autouse=True)
+def logging_untouched() -> Iterator[None]:
+    """What a test does to the logging of the process ends with it."""
+    root = logging.getLogger()
+    handlers, level, raising = list(root.handlers), root.level, logging.raiseExceptions
+    yield
+    structlog.reset_defaults()
+    logging.captureWarnings(capture=False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.raiseExceptions = raising
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,19 +17,6 @@ from sidecar.ops.log import LINES_MAX, SUBJECTS_MAX, WINDOW_SECONDS, RateLimiter
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def untouched() -> Iterator[None]:
-    """The process's log set-up is as before afterwards."""
-    root = logging.getLogger()
-    handlers, level, raising = list(root.handlers), root.level, logging.raiseExceptions
-    yield
-    structlog.reset_defaults()
-    logging.captureWarnings(capture=False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.raiseExceptions = raising
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
