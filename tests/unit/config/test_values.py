@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
 from sidecar.config import Settings, load, schema
+from sidecar.config.base import Secret
 from sidecar.config.delay import Changelog
 from sidecar.config.file.document import parse
 from sidecar.config.postgresql import shown_url
@@ -500,3 +502,14 @@ def test_the_url_of_every_database_is_shown_without_secrets() -> None:
         "delay": {"store": "postgresql", "postgresql": secret},
     })  # fmt: skip
     assert "hush" not in json.dumps(settings.public())
+
+
+@pytest.mark.parametrize("password", ["", "x", "ab"])
+def test_a_secret_may_have_one_character(password: str) -> None:
+    """An empty one is a mistake: a file that is not filled, or a variable that is not set."""
+    schema = TypeAdapter(Secret)
+    if password:
+        assert schema.validate_python(password).get_secret_value() == password
+    else:
+        with pytest.raises(ValidationError, match="at least 1"):
+            schema.validate_python(password)

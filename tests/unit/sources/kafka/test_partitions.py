@@ -1,0 +1,99 @@
+"""Owned partitions: what is retried, what is a problem, and what a rebalance notes. No broker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import KafkaError
+
+from sidecar.config.source.kafka import KafkaSource
+from sidecar.core.records import TopicPartition
+from sidecar.sources.kafka.membership import Membership, Rebalances
+from sidecar.sources.kafka.partitions import Partitions
+from sidecar.sources.kafka.start.start_offsets import Found
+from sidecar.sources.troubles import Troubles
+from sidecar.state.memory import MemoryState
+
+TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class Starts:
+    """Knows no start offset."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[TopicPartition]] = []
+
+    def find(self, tps: Sequence[TopicPartition], _: float) -> Found:
+        self.asked.append(list(tps))
+        return Found([], dict.fromkeys(tps, KafkaError(KafkaError._TIMED_OUT)))
+
+    def forget(self, tps: Collection[TopicPartition]) -> None: ...
+
+
+class Scene:
+    """Partitions whose start is unknown, and topics that are deleted when told."""
+
+    def __init__(self, *topics: str) -> None:
+        self.consumer = SimpleNamespace(
+            incremental_assign=lambda _: None, incremental_unassign=lambda _: None, memberid=lambda: "me-1",
+            pause=lambda _: None, resume=lambda _: None, position=lambda _: [],
+        )  # fmt: skip
+        self.starts, self.deleted = Starts(), dict[str, None]()
+        self.told: list[str] = []
+        self.troubles = Troubles(lambda name, *_: self.told.append(name), "kafka.failed", "kafka.recovered")
+        ends: Any = SimpleNamespace(ask_soon=lambda: None, watch=lambda _: None, forget=lambda _: None, silent=False)
+        topic_ids: Any = SimpleNamespace(watch=lambda _: self.deleted.items())
+        self.settings = KafkaSource.model_validate(
+            {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": list(topics)}
+        )
+        listener: Any = SimpleNamespace(assigned=lambda _: None, revoking=lambda _: None)
+        self.partitions = Partitions(
+            self.consumer, self.settings, listener, self.troubles, self.starts, ends, topic_ids,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.listener = listener
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each retry is due."""
+    monkeypatch.setattr("sidecar.sources.kafka.partitions.RETRY_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.kafka.partitions.RETRY_SHARE", 0)
+
+
+def test_a_partition_that_was_given_up_is_not_retried() -> None:
+    """Its start is requested until then, and it is a problem; then neither."""
+    scene = Scene("orders")
+    scene.partitions.give([TP, OTHER])
+    scene.partitions.take_given()
+    scene.partitions.drop([TP])
+    scene.partitions.tend()
+    assert scene.starts.asked[-1] == [OTHER]
+    assert "orders[1] cannot be read yet" in scene.troubles.now["start"]
+    scene.partitions.drop([OTHER])
+    count = len(scene.starts.asked)
+    scene.partitions.tend()
+    assert (len(scene.starts.asked), "start" in scene.troubles.now) == (count, False)
+
+
+@pytest.mark.parametrize(("named", "problem"), [("orders", True), ("^or.*", False)])
+def test_a_deleted_topic_is_a_problem_if_the_configuration_names_it(named: str, problem: bool) -> None:
+    """A topic that only matches a pattern may be deleted."""
+    scene = Scene(named)
+    scene.deleted["orders"] = None
+    scene.partitions.tend()
+    assert bool(scene.troubles.now.get("orders")) == problem
+    assert not problem or "does not exist any more" in scene.troubles.now["orders"]
+
+
+def test_the_member_that_got_partitions_is_in_the_state() -> None:
+    """A successor after a crash evicts it by this id."""
+    scene, state = Scene("orders"), MemoryState()
+    consumer: Any = scene.consumer
+    membership = Membership(consumer, None, scene.settings, state, lambda *_: None)
+    rebalances = Rebalances(scene.partitions, membership, scene.listener, scene.troubles)
+    rebalances.assigned(consumer, [ck.TopicPartition("orders", 0)])
+    assert state.member() == ("g", "me-1")
