@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.config.source.kafka import KafkaSource
-from sidecar.sources.kafka import client
-from sidecar.sources.kafka.client import Client
-
-IDLE_S = client.IDLE_WAIT_S
+from sidecar.sources.kafka.client import IDLE_WAIT_S, Client
 
 
 class Lane:
@@ -42,13 +39,13 @@ def test_a_read_by_the_lane_does_not_wait_where_a_commit_has_ended(monkeypatch: 
 
         return SimpleNamespace(poll=poll)
 
-    monkeypatch.setattr(client.ck, "Consumer", consumer)
+    monkeypatch.setattr("sidecar.sources.kafka.client.ck.Consumer", consumer)
     settings = KafkaSource.model_validate({"bootstrap_servers": "a:1", "group_id": "g", "topics": ["orders"]})
     lane: Any = Lane()
     read = Client(settings, 1 << 20, "me", lane)
     told: list[Any] = []
     read.open(SimpleNamespace(put=print), lambda *ended: told.append(ended))  # type: ignore[arg-type]
-    read.read(IDLE_S)
+    read.read(IDLE_WAIT_S)
     assert (lane.waited, len(told)) == ([0], 1)
-    read.read(IDLE_S)
-    assert lane.waited[1:] == [IDLE_S, 0]
+    read.read(IDLE_WAIT_S)
+    assert lane.waited[1:] == [IDLE_WAIT_S, 0]
