@@ -68,3 +68,27 @@ def test_a_topic_whose_brokers_are_forgotten_is_told_until_one_is_back(monkeypat
     server.answers["orders"] = (0, GOOD)
     routes.refresh()
     assert routes.problem == ""
+
+
+def test_a_broker_of_which_only_slaves_are_known_has_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until name servers know one again; its queues wait for it."""
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.routes.REFRESH_S", 0.0)
+    without = GOOD.replace(b'{"0": "h:1"}', b'{"1": "h:2"}')
+    server = NameServer({"orders": (0, GOOD)})
+    routes = Routes(server, Asks("me", "g"), ["ns:9876"], ["orders"])  # type: ignore[arg-type]
+    routes.refresh()
+    assert routes.masterless == set()
+    server.answers["orders"] = (0, without)
+    routes.refresh()
+    assert routes.masterless == {"b"}
+    server.answers["orders"] = (0, GOOD)
+    routes.refresh()
+    assert routes.masterless == set()
+
+
+def test_a_broker_with_master_and_slave_has_a_master() -> None:
+    """It is asked, and its slaves are not."""
+    server = NameServer({"orders": (0, GOOD.replace(b'{"0": "h:1"}', b'{"0": "h:1", "1": "h:2"}'))})
+    routes = Routes(server, Asks("me", "g"), ["ns:9876"], ["orders"])  # type: ignore[arg-type]
+    routes.refresh()
+    assert (routes.masterless, routes.addresses) == (set(), {"b": "h:1"})
