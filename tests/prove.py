@@ -339,7 +339,7 @@ def rocketmq_checks(n: Sizes) -> dict[str, Check]:
         "rocketmq-remoting-retried": lambda node, folder: [rocketmq.retried(node, folder, n(2_000, 100))],
         "rocketmq-remoting-members": lambda node, folder: [rocketmq.members(node, folder, n(300, 20))],
         "rocketmq-remoting-large": lambda node, folder: [
-            rocketmq.large_starts(node, folder, queues) for queues in (n(64, 16), n(128, 32))
+            rocketmq.large_starts(node, folder, queues) for queues in (n(64, 16), n(128, 32), n(256, 64))
         ],
         "rocketmq-remoting-ledger": lambda node, folder: twins(node, folder, remoting(node)),
         "rocketmq-delayed": lambda node, folder: delayed.rocketmq_checks(node, folder, n),

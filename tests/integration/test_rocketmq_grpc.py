@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,8 +28,11 @@ from tests.support.relay import Relay
 from tests.support.rocketmq import BROKER, Message, Node, RocketMqNode
 from tests.support.rocketmq_fifo import fifo_bodies, fifo_kills, fifo_refused
 from tests.support.rocketmq_flow import PATIENCE_S, Bodies, await_all, configuration
+from tests.support.rocketmq_servers import proxy
 
 Waits: TypeAlias = dict[str, Future[Any]]
+LEAST_LEASE_S, REVIVED_S = 10.0, 6.0
+"""The shortest lease that a proxy grants, and the time after its end by which a message has come again."""
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +259,56 @@ def test_an_envelope_tells_where_a_message_really_is(
     assert again["message_id"] == again["properties"]["UNIQ_KEY"]
     assert len(again["offset_message_id"]) == 32
     assert again["offset_message_id"] != first["offset_message_id"]
+
+
+def test_a_message_whose_lease_was_extended_stays_away(
+    node: RocketMqNode, source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extended twice, then acknowledged, behind a proxy around the broker and one apart from it: none comes again."""
+    monkeypatch.setattr("sidecar.sources.rocketmq.grpc.leases.EXTEND_AHEAD_S", 1e3)
+    monkeypatch.setattr("sidecar.sources.rocketmq.grpc.leases.EXTENDED_S", LEAST_LEASE_S)
+    with proxy(tmp_path / "proxy", node.name_server) as apart, ExitStack() as stack:
+        members = []
+        for endpoints in (node.endpoints, apart.address):
+            bodies = Bodies(node)
+            bodies.send_these([Message(b"%d" % i, tag="paid", queue=0) for i in range(20)])  # first, so as one batch
+            members.append(member := client({**source, "endpoints": endpoints}, bodies))
+            stack.callback(member.close)
+            member.open()
+        taken: list[list[Any]] = [[], []]
+
+        def receive() -> list[int]:
+            for member, found in zip(members, taken, strict=True):
+                found += member.receive(0.1)
+            return [len(found) for found in taken]
+
+        wait_until(lambda: receive() == [20, 20], PATIENCE_S, "each member has its messages")
+        handles = [[one.handle for one in found] for found in taken]
+        for _ in range(2):
+            before = [
+                [member.receipt(handle) for handle in these] for member, these in zip(members, handles, strict=True)
+            ]
+            for member, these in zip(members, handles, strict=True):
+                member.extend(these)
+
+            def are_extended(before: list[list[str]] = before) -> bool:
+                pairs = zip(members, handles, before, strict=True)
+                return all(
+                    member.receipt(h) != old
+                    for member, these, olds in pairs
+                    for h, old in zip(these, olds, strict=True)
+                )
+
+            wait_until(are_extended, PATIENCE_S, "all leases are extended")
+            until_s = time.monotonic() + LEAST_LEASE_S / 2
+            while time.monotonic() < until_s:
+                receive()
+        for member, these in zip(members, handles, strict=True):
+            member.ack(these)
+        until_s = time.monotonic() + LEAST_LEASE_S + REVIVED_S  # what was not acknowledged has come again by then
+        while time.monotonic() < until_s:
+            receive()
+        assert receive() == [20, 20]
 
 
 def test_what_grpc_left_is_told_over_remoting_and_delivered_over_grpc(

@@ -268,7 +268,7 @@ def large_starts(node: Node, folder: Path, queues: int) -> Finding:
         for queue in range(queues):
             node.send(topic, [Message(b"%d " % queue + body, tag=WANTED[0], queue=queue)], queues=queues)
         with Daemon(folder, config, name=group) as daemon:
-            await_rows(daemon, receiver, queues)
+            await_rows(daemon, receiver, queues, PATIENCE_S + queues)
             await_rest(daemon)
             daemon.stop()
             sent = node.send(topic, [Message(b"%d" % queue, tag=WANTED[0], queue=queue) for queue in range(queues)])
