@@ -1,10 +1,14 @@
-"""The frame around a snapshot that a user keeps: its kind, its version, and a checksum. Knows no file."""
+"""Stored bytes: the frame around a snapshot, and what is read piece by piece. Knows no file.
+
+Whatever another process or version wrote there, the only error is a ValueError.
+"""
 
 from __future__ import annotations
 
 import struct
 
 import xxhash
+from pyroaring import BitMap, BitMap64
 
 MAGIC = b"sidecar\0"
 _HEAD = struct.Struct("<8s16sBQ")
@@ -43,3 +47,61 @@ def _checksum(kind: str, version: int, payload: bytes) -> int:
     digest = xxhash.xxh3_64(payload)
     digest.update(f"{kind} {version}".encode())
     return int(digest.intdigest())
+
+
+class Stored:
+    """Bytes and the place up to which they are read. A count in them is bounded, since each piece takes some of them.
+
+    Args:
+        raw: The bytes.
+        at: Where to begin.
+    """
+
+    def __init__(self, raw: bytes, at: int = 0) -> None:
+        self._raw, self.at = raw, at
+
+    @property
+    def left(self) -> int:
+        """Number of bytes that are not read yet."""
+        return len(self._raw) - self.at
+
+    def take(self, count: int) -> bytes:
+        """The next bytes.
+
+        Raises:
+            ValueError: There are fewer.
+        """
+        if count > self.left:
+            raise ValueError(f"cut off: {count} bytes are missing at {self.at}, and {self.left} are left")
+        self.at += count
+        return self._raw[self.at - count : self.at]
+
+    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        """The next numbers.
+
+        Raises:
+            ValueError: There are fewer bytes.
+        """
+        return form.unpack(self.take(form.size))
+
+
+def bitmap_of(raw: bytes) -> BitMap64:
+    """A serialized bitmap.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not raw:
+        raise ValueError("an empty bitmap has bytes, too")  # the library raises an IndexError
+    return BitMap64.deserialize(raw)
+
+
+def small_bitmap_of(raw: bytes) -> BitMap:
+    """A serialized bitmap of 32-bit numbers.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not raw:
+        raise ValueError("an empty bitmap has bytes, too")
+    return BitMap.deserialize(raw)

@@ -14,7 +14,7 @@ from sidecar.daemon.delays.takeovers import TakeoverEnded
 from sidecar.daemon.ids import IdKeeper, IdsSorted, Taken
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Remembers, Settled, Source
-from sidecar.state.interface import PartitionSnapshot
+from sidecar.state.interface import Damage, PartitionSnapshot
 
 log = structlog.get_logger()
 
@@ -108,7 +108,12 @@ class Feed:
         is_distrusted = False
         if known is not None and same and assignment.resumed:
             partition = self._pipeline.partitions[assignment.tp]
-            is_distrusted = self._pipeline.intake.positions.load(partition, known.bitmaps, settled.below)
+            try:
+                is_distrusted = self._pipeline.intake.positions.load(partition, known.bitmaps, settled.below)
+            except ValueError as error:  # as it was written, and of another form
+                where = f"{known.tp.topic}:{known.tp.queue}"
+                log.error("state.damaged", **Damage("partition", where, str(error), "dropped")._asdict())
+                is_distrusted = True
         return is_distrusted or settled.incarnation != assignment.incarnation
 
     def pause(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from sidecar.core.records import Details
+from sidecar.errors import StateError
 
 Header = tuple[str, bytes | None]
 _SIZES = struct.Struct("<II")
@@ -14,6 +15,7 @@ _SIZES = struct.Struct("<II")
 _NO_VALUE = (1 << 32) - 1
 _ATTACHED = (1 << 32) - 1
 """In place of the size of a name, which cannot be so large: what is attached comes first, in so many bytes."""
+_OTHER_BYTES = (ValueError, struct.error)
 _ID, _ORIGIN, _KEY = "", "origin", "key"
 
 
@@ -50,17 +52,40 @@ def _attached_as_headers(attached: Attached) -> Iterator[Header]:
 
 
 def unpack_headers(raw: bytes) -> tuple[Header, ...]:
-    """The headers."""
-    return tuple(_unpacked(raw, _attached_end(raw), len(raw))) if raw else ()
+    """The headers.
+
+    Raises:
+        StateError: The bytes are something else.
+    """
+    try:
+        return tuple(_unpacked(raw, _attached_end(raw), len(raw))) if raw else ()
+    except _OTHER_BYTES as error:
+        raise _unreadable(error) from error
 
 
 def unpack_attached(raw: bytes) -> Attached | None:
-    """What RocketMQ attached to the message; None for other brokers."""
-    end = _attached_end(raw)
-    if not end:
-        return None
-    (_, message_id), (times, own), *rest = _unpacked(raw, _SIZES.size, end)
-    assert own is not None
+    """What RocketMQ attached to the message; None for other brokers.
+
+    Raises:
+        StateError: The bytes are something else.
+    """
+    try:
+        end = _attached_end(raw)
+        return _attached(_unpacked(raw, _SIZES.size, end)) if end else None
+    except _OTHER_BYTES as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> StateError:
+    return StateError(
+        f"the headers of a held message cannot be read: {error}", hint="use the version that wrote it, or a later one"
+    )
+
+
+def _attached(headers: Iterable[Header]) -> Attached:
+    (_, message_id), (times, own), *rest = headers
+    if own is None:
+        raise ValueError("a message without its place")
     origin = next((value for name, value in rest if name == _ORIGIN and value is not None), own)
     keys = [value for name, value in rest if name == _KEY and value is not None]
     return Attached(Details(message_id, own.hex().upper(), keys, int(times)), origin)
@@ -71,7 +96,11 @@ def _attached_end(raw: bytes) -> int:
     if len(raw) < _SIZES.size:
         return 0
     mark, nbytes = _SIZES.unpack_from(raw)
-    return _SIZES.size + nbytes if mark == _ATTACHED else 0
+    if mark != _ATTACHED:
+        return 0
+    if _SIZES.size + nbytes > len(raw):
+        raise ValueError("headers that are cut off")
+    return _SIZES.size + int(nbytes)
 
 
 def _unpacked(raw: bytes, at: int, end: int) -> Iterator[Header]:
@@ -80,4 +109,6 @@ def _unpacked(raw: bytes, at: int, end: int) -> Iterator[Header]:
         value_at = at + _SIZES.size + name_bytes
         name = raw[at + _SIZES.size : value_at].decode("utf-8", "surrogatepass")
         at = value_at if value_bytes == _NO_VALUE else value_at + value_bytes
+        if at > end:
+            raise ValueError("headers that are cut off")
         yield name, None if value_bytes == _NO_VALUE else raw[value_at:at]

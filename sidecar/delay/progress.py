@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 import orjson
 
 from sidecar.core.partition_state import PartitionState
+from sidecar.errors import StateError
 from sidecar.state.offset_map import Identity, decode, encode
+
+_NUMBERS = "watermark", "own", "incarnation", "parked_before", "parked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +54,32 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
         raw: What was kept; None if nothing was.
         identity: The identity of positions; its incarnation is ignored.
         rules: The hash of the rules in force.
+
+    Raises:
+        StateError: It is something else.
     """
     if raw is None:
         return Progress(_own(identity, 0), PartitionState(0, 0), "", 0)
-    kept = orjson.loads(raw)
-    watermark, own = kept["watermark"], kept["own"]
-    decoded = decode(kept["state"], watermark, identity, rules)
-    before = kept["topic_id"], kept["incarnation"], kept.get("parked_before", 0)
-    parked = kept.get("parked", 0)  # an earlier version parked nothing
+    try:
+        kept = {"parked_before": 0, "parked": 0, **orjson.loads(raw)}  # an earlier version parked nothing
+        watermark, own, incarnation, before, parked = (_number(kept[name]) for name in _NUMBERS)
+        topic_id, text = str(kept["topic_id"]), str(kept["state"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise StateError(
+            f"delayed messages: the progress of a partition cannot be read: {error!r}",
+            hint="use the version of Sidecar that wrote it, or a later one",
+        ) from error
+    decoded = decode(text, watermark, identity, rules)
+    source = topic_id, incarnation, before
     if decoded.state is None:
-        return Progress(_own(identity, own + 1), PartitionState(watermark, watermark, parked=parked), *before)
-    return Progress(_own(identity, own), replace(decoded.state, parked=parked), *before)
+        return Progress(_own(identity, own + 1), PartitionState(watermark, watermark, parked=parked), *source)
+    return Progress(_own(identity, own), replace(decoded.state, parked=parked), *source)
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise TypeError(f"no number: {value!r}")
+    return value
 
 
 def _own(identity: Identity, incarnation: int) -> Identity:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from pyroaring import BitMap64
 
+from sidecar.core.snapshots import bitmap_of
 from sidecar.delay.disk.blocks import ROW_TYPE
 from sidecar.delay.disk.changes import Entry, Kind, sections
 from sidecar.delay.disk.gathered import Gathered
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.wal import records
 from sidecar.delay.lanes import Lanes
+from sidecar.errors import StateError
 
 GATHERED_BYTES_MAX = 16 << 20
 KEEP = struct.Struct("<HQQQ")
@@ -27,6 +28,14 @@ FORGET = struct.Struct("<HQQ")
 """Partition, and a range of origins."""
 PARTITION = struct.Struct("<H")
 """Of a partition that is dropped, or that learns origins, which follow."""
+
+
+def unreadable(path: Path, error: Exception) -> StateError:
+    """The error of a log whose records are as they were written, and have another form."""
+    return StateError(
+        f"delayed messages: {path} cannot be read: {error}",
+        hint="use the version of Sidecar that wrote it, or a later one",
+    )
 
 
 class Replay:
@@ -55,6 +64,7 @@ class Replay:
 
         Raises:
             OSError: A log or the file of an hour cannot be read, or the disk cannot be written.
+            StateError: A later version wrote a log.
         """
         is_changed = False
         for path, until in logs:
@@ -63,14 +73,20 @@ class Replay:
                 if isinstance(record, int):
                     self._damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
                     continue
-                for kind, body in sections(record):
-                    self._repeat(kind, body)
+                self._repeat_all(path, record)
         if is_changed:
             self._restore()
             self._lanes.settle(self._cancelled, self._moved)
             for number, position, epoch in self._removed:
                 self._lanes.cancel(number, position, epoch)
         return is_changed
+
+    def _repeat_all(self, path: Path, record: memoryview) -> None:
+        try:
+            for kind, body in sections(record):
+                self._repeat(kind, body)
+        except (ValueError, LookupError, struct.error) as error:
+            raise unreadable(path, error) from error
 
     def _repeat(self, kind: Kind, body: memoryview) -> None:
         lanes = self._lanes
@@ -84,7 +100,7 @@ class Replay:
             number, first, end = FORGET.unpack(body)
             lanes.lanes[number].known.remove_range(first, end)
         elif kind == Kind.LEARN:
-            lanes.lanes[PARTITION.unpack_from(body)[0]].learn(BitMap64.deserialize(bytes(body[PARTITION.size :])))
+            lanes.lanes[PARTITION.unpack_from(body)[0]].learn(bitmap_of(bytes(body[PARTITION.size :])))
         elif kind == Kind.DROP:
             self._restore()
             lanes.leave(*PARTITION.unpack(body))

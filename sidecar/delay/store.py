@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from sidecar import files
-from sidecar.core.snapshots import seal, unseal
+from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, SEQUENCE_BITS, Held
 from sidecar.delay.disk.changes import Changes, Entry
@@ -21,6 +21,7 @@ from sidecar.delay.disk.hour import Damage, Known
 from sidecar.delay.disk.snapshot import pack_hours, unpack_hours
 from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
+from sidecar.delay.replay import unreadable
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 
@@ -110,7 +111,11 @@ class DelayStore:
             if isinstance(record, int):
                 self.damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
                 continue
-            any_records, entry = True, Entry.decoded(record)
+            any_records = True
+            try:
+                entry = Entry.decoded(record)
+            except ValueError as error:
+                raise unreadable(path, error) from error
             self._calendar.restore(entry.table, entry.payloads)
             ended.append(entry.ended)
         self._calendar.settle_positions(np.concatenate(ended))
@@ -344,6 +349,6 @@ def _encoded(number: int, mark: int, known: Mapping[int, Known]) -> bytes:
 
 
 def _decoded(raw: bytes) -> tuple[int, int, dict[int, Known]]:
-    number, mark, hours = _TOTALS.unpack_from(raw)
-    known, _ = unpack_hours(raw, _TOTALS.size, hours)
-    return number, mark, known
+    stored = Stored(raw)
+    number, mark, hours = stored.unpack(_TOTALS)
+    return number, mark, unpack_hours(stored, hours)

@@ -102,8 +102,12 @@ class Store:
         if crc != checksum(name, value):
             self._damages.append(Damage(name, str(self._folder.path), "checksum", "dropped"))
             return None
-        first, second = loads(value)
-        return first, second
+        try:
+            first, second = loads(value)
+            return str(first), str(second)
+        except (ValueError, TypeError):
+            self._damages.append(Damage(name, str(self._folder.path), "it has another form", "dropped"))
+            return None
 
     def member(self) -> tuple[str, str] | None:
         """See `State.member`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import builtins
 import hashlib
 from collections.abc import Iterable
@@ -13,6 +12,9 @@ from zlib import crc32
 
 import orjson
 from pyroaring import BitMap64
+
+from sidecar.core.json_text import typed
+from sidecar.core.snapshots import bitmap_of
 
 VERSION, VERSION_OF_JOINED = 1, 2
 """Versions of a line, by `Entry.joined`; a reader refuses lines of other versions.
@@ -42,8 +44,12 @@ class Cover(NamedTuple):
         return self.topic, self.scope, self.partition
 
     def offsets(self) -> BitMap64:
-        """The offsets."""
-        return BitMap64.deserialize(self.bitmap)
+        """The offsets.
+
+        Raises:
+            ValueError: The bytes are no bitmap.
+        """
+        return bitmap_of(self.bitmap)
 
 
 class PartRows(NamedTuple):
@@ -130,19 +136,30 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
             raise DamagedLineError(
                 f"is of layout version {fields['v']}, and this program knows {VERSION} and {VERSION_OF_JOINED}"
             )
-        return Entry(
-            fields["writer"], fields["seq"], fields["file"], fields["group"], fields["rows"], size, crc,
-            fields["before"], fields["at"], tuple(PartRows(*part) for part in fields["parts"]),
-            tuple(map(_cover, fields["offsets"])), fields["v"] == VERSION_OF_JOINED,
-            base64.b64decode(fields.get("index", ""), validate=True),
-        )  # fmt: skip
-    except (KeyError, TypeError, binascii.Error) as error:
+        covers = tuple(map(_cover, fields["offsets"]))
+        parts = tuple(_part(part, len(covers)) for part in fields["parts"])
+        writer, file, group = (typed(str, fields[name]) for name in ("writer", "file", "group"))
+        seq, rows, before, at_ms = (typed(int, fields[name]) for name in ("seq", "rows", "before", "at"))
+        index = base64.b64decode(fields.get("index", ""), validate=True)
+    except DamagedLineError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DamagedLineError("is no entry") from error
+    joined = fields["v"] == VERSION_OF_JOINED
+    return Entry(writer, seq, file, group, rows, size, crc, before, at_ms, parts, covers, joined, index)
+
+
+def _part(fields: Iterable[Any], covers: int) -> PartRows:
+    name, rows, cover = fields
+    if not 0 <= typed(int, cover) < covers:
+        raise ValueError(f"there is no cover {cover}")
+    return PartRows(typed(str, name), typed(int, rows), cover)
 
 
 def _cover(fields: Iterable[Any]) -> Cover:
     topic, scope, partition, text = fields
-    return Cover(topic, scope, partition, base64.b64decode(text, validate=True))
+    bitmap = base64.b64decode(text, validate=True)
+    return Cover(typed(str, topic), typed(str, scope), typed(int, partition), bitmap)
 
 
 def line_of(entry: Entry) -> bytes:
@@ -162,7 +179,7 @@ def parse(line: bytes) -> Entry:
         raise DamagedLineError("has a wrong checksum")
     try:
         fields = orjson.loads(body)
-        size, crc = fields["bytes"], fields["crc"]
+        size, crc = typed(int, fields["bytes"]), typed(int, fields["crc"])
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedLineError("is no entry") from error
     return entry_of(fields, size, crc)

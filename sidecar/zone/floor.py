@@ -34,7 +34,7 @@ def read_floor(zone: Storage, writer: str) -> Floor:
         return Floor()
     try:
         return Floor(**{name: int(number) for name, number in orjson.loads(data).items()})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ZoneError(
             f"landing zone: {zone}/{floor_file(writer)} is damaged",
             hint='Write {"seq":S,"before":B,"first":F} into it: F is the number of the oldest .log or .line file, S '

@@ -21,6 +21,8 @@ from sidecar.zone.entry import Entry
 
 SPANS_MAX: Final = 256
 """Limit of spans in a file, to which each block may add one: with more groups and tags, a span has several."""
+INDEX_BYTES_MAX: Final = 16 << 20
+"""Limit of an index that is decompressed: one for many thousand blocks is smaller."""
 NAME_CHARS_MAX: Final = 64
 """Length to which names are cut: prefixes compare like the names, or as equal."""
 
@@ -75,9 +77,19 @@ def spans_of(index: bytes) -> list[list[Span]]:
         ValueError: It is not an index.
     """
     try:
-        return [[Span(*span) for span in spans] for spans in orjson.loads(zlib.decompress(index))]
+        unpacked = zlib.decompressobj().decompress(index, INDEX_BYTES_MAX)
+        return [[_span_of(span) for span in spans] for spans in orjson.loads(unpacked)]
     except (zlib.error, TypeError) as error:
         raise ValueError("not an index") from error
+
+
+def _span_of(fields: Any) -> Span:
+    span = Span(*fields)
+    rows, group_min, group_max, tag_min, tag_max, nulls = span
+    names = [name for name in (group_min, group_max, tag_min or "", tag_max or "") if isinstance(name, str)]
+    if type(rows) is not int or rows < 0 or len(names) < 4 or type(nulls) is not bool:
+        raise TypeError("a span has other fields")
+    return span
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:

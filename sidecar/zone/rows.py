@@ -159,7 +159,11 @@ def _unescaped(row: bytes) -> bytes:
 def _unpack_headers(row: bytes, start: int, end: int) -> list[Header]:
     headers: list[Header] = []
     while start < end:
+        if start + _NAMED.size > end:
+            raise ValueError("headers of a row are cut off")
         name_length, value_length = _NAMED.unpack_from(row, start)
+        if name_length < 0 or value_length < _ABSENT:
+            raise ValueError("a header of a row has a negative size")
         begin = start + _NAMED.size
         start = begin + name_length
         name = row[begin:start].decode("utf-8", "surrogatepass")
@@ -168,4 +172,6 @@ def _unpack_headers(row: bytes, start: int, end: int) -> list[Header]:
         else:
             headers.append((name, row[start : start + value_length]))
             start += value_length
+    if start != end:
+        raise ValueError("headers of a row are cut off")
     return headers

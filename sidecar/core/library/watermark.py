@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 
 from pyroaring import BitMap64
 
-from sidecar.core.snapshots import seal, unseal
+from sidecar.core.snapshots import Stored, bitmap_of, seal, unseal
 
 K = TypeVar("K", bound=Hashable)
 OFFSET_MAX = (1 << 63) - 2
 VERSION = 1
+_POSITION = struct.Struct("<q")
 
 
 class _Span:
@@ -172,7 +173,7 @@ class Progress(Generic[K]):
         """
         span = self._spans[key]
         unsettled = span.unsettled | span.again
-        return seal("Progress", VERSION, struct.pack("<q", span.position) + unsettled.serialize())
+        return seal("Progress", VERSION, _POSITION.pack(span.position) + unsettled.serialize())
 
     def load(self, key: K, dumped: bytes) -> None:
         """Restore a key from a dump; then read from the offset that `to_commit` returns, or below it.
@@ -183,9 +184,10 @@ class Progress(Generic[K]):
         Raises:
             ValueError: The bytes are no snapshot of `Progress`, or damaged.
         """
-        payload = unseal("Progress", VERSION, dumped)
-        span = _Span(struct.unpack_from("<q", payload)[0], -1)
-        span.again = BitMap64.deserialize(payload[8:])
+        stored = Stored(unseal("Progress", VERSION, dumped))
+        (position,) = stored.unpack(_POSITION)
+        span = _Span(position, -1)
+        span.again = bitmap_of(stored.take(stored.left))
         self._spans[key] = span
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from sidecar.core.snapshots import seal, unseal
+from sidecar.core.snapshots import Stored, bitmap_of, seal, unseal
 from sidecar.core.windows.idruns import Keys, Mask, Search, SortedRun, mixed, search
 from sidecar.core.windows.idset import IdSet, Room
 
@@ -21,6 +21,7 @@ CAPACITY = 100_000_000
 FOR_EVER = 1 << 63
 CHUNK = 10_000
 VERSION = 1
+_YOUNG_BYTES = struct.Struct("<Q")
 
 
 class Moment(NamedTuple):
@@ -275,7 +276,7 @@ class RotatingBitmap:
         Raises:
             ValueError: The bytes are not bitmaps.
         """
-        self.young, self.old = (BitMap64.deserialize(blob) for blob in dumped)
+        self.young, self.old = map(bitmap_of, dumped)
 
     def pop_from(self, border: int) -> BitMap64:
         """Remove and return the numbers at or above `border`."""
@@ -370,7 +371,7 @@ class Deduplicator(Generic[K]):
     def dump(self, key: K) -> bytes:
         """Snapshot of the window of `key`, for `load`. Take it while nothing of the key is in flight: see above."""
         young, old = self.window(key).dump()
-        return seal(self._kind, VERSION, struct.pack("<Q", len(young)) + young + old)
+        return seal(self._kind, VERSION, _YOUNG_BYTES.pack(len(young)) + young + old)
 
     def load(self, key: K, dumped: bytes) -> None:
         """Replace the window of `key` by a dump from a machine with the same byte order; ages begin anew.
@@ -378,10 +379,10 @@ class Deduplicator(Generic[K]):
         Raises:
             ValueError: The dump is damaged, or of another kind (bitmap or not); the window of `key` is unchanged.
         """
-        payload = unseal(self._kind, VERSION, dumped)
-        border = 8 + struct.unpack_from("<Q", payload)[0]
+        stored = Stored(unseal(self._kind, VERSION, dumped))
+        (young_bytes,) = stored.unpack(_YOUNG_BYTES)
         window = self._new()
-        window.load((payload[8:border], payload[border:]))
+        window.load((stored.take(young_bytes), stored.take(stored.left)))
         self._windows[key] = window
         self.room.share(len(self._windows))
 

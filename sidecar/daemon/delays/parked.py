@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
-
-from pyroaring import BitMap64
+from typing import Any, NamedTuple
 
 from sidecar.core.effects import Fetch, Park, Unpark
 from sidecar.core.json_text import loads
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
+from sidecar.core.snapshots import bitmap_of
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
 
+_FIELDS = [int, int, str, str, str, int, int, int, int, int, int, int, int]
 _SEQUENCES = 1 << SEQUENCE_BITS
 UNKNOWN = -1
 """The offset of a message whose row is damaged."""
@@ -153,10 +153,15 @@ class ParkedParts:
         """The parts of a partition, and of its delayed messages, that the store has.
 
         Raises:
-            StateError: A file cannot be read.
+            StateError: A file, or a part in it, cannot be read.
         """
         held = self._store.parked(self._numbers[tp])
-        return [Found(*unpacked(each), Spot(each.position, each.epoch, each.origin)) for each in held]
+        try:
+            return [Found(*unpacked(each), Spot(each.position, each.epoch, each.origin)) for each in held]
+        except ValueError as error:
+            raise StateError(
+                f"a parked part of {tp} cannot be read: {error}", hint="start the version that wrote it, or a later one"
+            ) from error
 
     def origin(self, tp: TopicPartition, position: int) -> int | None:
         """The offset of a delayed message in a parked part; None if it is in none.
@@ -188,15 +193,37 @@ def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[byt
 
 
 def unpacked(held: Held) -> tuple[Parked, bool]:
-    """The part that was packed, and whether it is of delayed messages."""
-    kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = loads(held.key or b"")
-    offsets = BitMap64.deserialize(held.headers[sum(sizes) :])
+    """The part that was packed, and whether it is of delayed messages.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = _fields_of(held)
+    offsets = bitmap_of(held.headers[sum(sizes) :])
     ids = held.headers[: sizes[0]]
     record = Parked(number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids)
     return record, bool(kind)
 
 
 def origins_of(held: Held) -> array[int]:
-    """The offsets of delayed messages in a part that was packed."""
-    *_, id_bytes, origin_bytes = loads(held.key or b"")
+    """The offsets of delayed messages in a part that was packed.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    *_, id_bytes, origin_bytes = _fields_of(held)
     return array("q", held.headers[id_bytes : id_bytes + origin_bytes])
+
+
+def _fields_of(held: Held) -> list[Any]:
+    """What `packed` has as the key.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    fields = loads(held.key or b"")
+    if not isinstance(fields, list) or [type(field) for field in fields] != _FIELDS:
+        raise ValueError("it has other fields")
+    if min(field for field in fields if isinstance(field, int)) < 0 or sum(fields[-2:]) > len(held.headers):
+        raise ValueError("its numbers do not fit")
+    return fields

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sidecar import files
-from sidecar.core.snapshots import seal, unseal
+from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.changelog.interface import Point
 from sidecar.delay.disk.changes import Kind, PlacedRow, sections
 from sidecar.delay.disk.filename import logs_of, path_of
@@ -253,6 +253,6 @@ def _decoded(raw: bytes) -> tuple[Point, bytes]:
     Raises:
         ValueError: They are something else.
     """
-    body = unseal(_KIND, _VERSION, raw)
-    log, end = _POINT.unpack_from(body)
-    return Point(0, log, end, is_behind=True), body[_POINT.size :]
+    stored = Stored(unseal(_KIND, _VERSION, raw))
+    log, end = stored.unpack(_POINT)
+    return Point(0, log, end, is_behind=True), stored.take(stored.left)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sidecar.core.snapshots import seal, unseal
+from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.changelog.records import Kept, Lineage, kept_bytes, read_state
 
 _KIND, _VERSION = "changelog notes", 1
@@ -77,7 +77,7 @@ def decoded(blob: bytes) -> list[Note]:
     Raises:
         ValueError: It is something else.
     """
-    reader, notes = _Reader(unseal(_KIND, _VERSION, blob)), []
+    reader, notes = Stored(unseal(_KIND, _VERSION, blob)), list[Note]()
     while reader.left:
         (number, store, incarnation, topic, epoch, bookmark, offset, name_bytes, state_bytes, moved, removable) = (
             reader.unpack(_NOTE)
@@ -85,28 +85,12 @@ def decoded(blob: bytes) -> list[Note]:
         name = reader.take(name_bytes)
         kept = None if state_bytes == _NO_STATE else read_state(reader.take(state_bytes))
         heads = (reader.unpack(_MOVED) for _ in range(moved))
-        changed = [(position, reader.keys(count)) for position, count in heads]
-        ended = [reader.keys(*reader.unpack(_COUNT)) for _ in range(removable)]
+        changed = [(position, _read_keys(reader, count)) for position, count in heads]
+        ended = [_read_keys(reader, *reader.unpack(_COUNT)) for _ in range(removable)]
         lineage = Lineage(incarnation, topic)
         notes.append(Note(number, name, store, lineage, epoch, bookmark, offset, kept, changed, ended))
     return notes
 
 
-class _Reader:
-    def __init__(self, raw: bytes) -> None:
-        self._raw, self._at = raw, 0
-
-    @property
-    def left(self) -> bool:
-        return self._at < len(self._raw)
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        self._at += form.size
-        return form.unpack_from(self._raw, self._at - form.size)
-
-    def take(self, count: int) -> bytes:
-        self._at += count
-        return self._raw[self._at - count : self._at]
-
-    def keys(self, count: int) -> list[bytes]:
-        return [self.take(*self.unpack(_KEY)) for _ in range(count)]
+def _read_keys(reader: Stored, count: int) -> list[bytes]:
+    return [reader.take(*reader.unpack(_KEY)) for _ in range(count)]

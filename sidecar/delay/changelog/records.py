@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple, TypeAlias
 
 from sidecar.delay.changelog.interface import Entry
-from sidecar.delay.disk.blocks import NO_KEY
+from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP
 
 MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b"p"
 _VERSION = 1
@@ -153,6 +153,8 @@ def read_message_value(raw: bytes) -> Content:
     if key_bytes != NO_KEY:
         key, at = raw[at : at + key_bytes], at + key_bytes
     value_at = at + header_bytes
+    if value_at > len(raw) or stamp > NO_TIMESTAMP:
+        raise ValueError("a message that is cut off, or from no time")
     return (incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None
 
 

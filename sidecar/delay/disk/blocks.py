@@ -48,6 +48,9 @@ ROW_TYPE = np.dtype(
         "itemsize": ROW_BYTES,
     }
 )
+_SIZES_TYPE = np.dtype(
+    {"names": ["key", "headers", "end"], "formats": ["<u4"] * 3, "offsets": [32, 36, 40], "itemsize": ROW_BYTES}
+)
 Table = NDArray[np.void]
 """Rows of `ROW_TYPE`."""
 POSITION_MAX = (1 << 63) - 1
@@ -79,6 +82,14 @@ class Held(NamedTuple):
     headers: bytes
     """In the form that the owner chose."""
     value: bytes | None
+
+
+def are_whole(table: bytes | memoryview, payload_bytes: int) -> bool:
+    """Whether the sizes in rows fit to each other, and to so many bytes of payloads."""
+    rows = np.frombuffer(table, _SIZES_TYPE)
+    keys, ends = rows["key"].astype(np.int64), rows["end"].astype(np.int64)
+    least = np.where(keys == NO_KEY, 0, keys) + (rows["headers"] & np.uint32(NO_VALUE - 1))
+    return bool((least <= np.diff(ends, prepend=0)).all()) and (not len(ends) or int(ends[-1]) <= payload_bytes)
 
 
 def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held | None:
@@ -223,7 +234,8 @@ class Found(NamedTuple):
     def table(self, read: Read) -> Table | None:
         """The table; None if it is damaged."""
         table = read(self.messages * ROW_BYTES, self.table_at)
-        return np.frombuffer(table, ROW_TYPE) if zlib.crc32(table, self.salt) == self.table_crc else None
+        is_sound = zlib.crc32(table, self.salt) == self.table_crc and are_whole(table, self.payload_bytes)
+        return np.frombuffer(table, ROW_TYPE) if is_sound else None
 
     def keys(self, read: Read) -> Keys:
         """The keys of the messages that have names, with numbers that count in the block."""
@@ -240,8 +252,10 @@ class Found(NamedTuple):
         body = memoryview(read(self.end - self.table_at, self.table_at))
         border = self.messages * ROW_BYTES
         table, payloads = body[:border], body[border:]
-        crcs = zlib.crc32(table, self.salt), zlib.crc32(payloads, self.salt)
-        return (bytes(table), payloads) if crcs == (self.table_crc, self.payload_crc) else None
+        are_as_written = (zlib.crc32(table, self.salt), zlib.crc32(payloads, self.salt)) == (
+            self.table_crc, self.payload_crc,
+        )  # fmt: skip
+        return (bytes(table), payloads) if are_as_written and are_whole(table, self.payload_bytes) else None
 
 
 def find(read: Read, size: int, salt: int, at: int = 0) -> Iterator[Found]:

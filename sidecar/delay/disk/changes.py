@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, Held
+from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, Held, are_whole
 from sidecar.delay.disk.wheel import Positions
 
 PlacedRow = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
@@ -65,11 +65,21 @@ class Entry(NamedTuple):
 
     @classmethod
     def decoded(cls, body: memoryview) -> Self:
-        """The record that was encoded."""
+        """The record that was encoded.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        if len(body) < _SIZES.size:
+            raise ValueError("messages of a record are cut off")
         messages, payload_bytes = _SIZES.unpack_from(body)
         payloads_at = _SIZES.size + messages * ROW_BYTES
         ended_at = payloads_at + payload_bytes
+        if ended_at > len(body):
+            raise ValueError("messages of a record are cut off")
         table, payloads = bytes(body[_SIZES.size : payloads_at]), body[payloads_at:ended_at]
+        if not are_whole(table, payload_bytes):
+            raise ValueError("messages of a record have sizes that do not fit")
         return cls(table, payloads, np.frombuffer(body[ended_at:], np.uint64))
 
     @classmethod
@@ -161,9 +171,17 @@ class Record:
 
 
 def sections(body: memoryview) -> Iterator[tuple[Kind, memoryview]]:
-    """The sections of a record."""
+    """The sections of a record.
+
+    Raises:
+        ValueError: It is something else, or has a kind of a later version.
+    """
     at = 0
     while at < len(body):
+        if at + _SECTION.size > len(body):
+            raise ValueError("a record is cut off")
         kind, nbytes = _SECTION.unpack_from(body, at)
         at += _SECTION.size + nbytes
+        if at > len(body):
+            raise ValueError("a record is cut off")
         yield Kind(kind), body[at - nbytes : at]

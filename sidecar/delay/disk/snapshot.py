@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import numpy as np
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap64
 
-from sidecar.core.snapshots import seal, unseal
+from sidecar.core.snapshots import Stored, bitmap_of, seal, small_bitmap_of, unseal
 from sidecar.delay.disk.hour import Known
 
 _KIND, _VERSION = "PartitionStore", 2
@@ -64,19 +64,15 @@ class Snapshot(NamedTuple):
         Raises:
             ValueError: It is damaged, or something else.
         """
-        raw = unseal(_KIND, _VERSION, blob)
-        store_id, log, mark, partition_count, hour_count = _TOTALS.unpack_from(raw)
-        at, partitions = _TOTALS.size, []
+        stored, partitions = Stored(unseal(_KIND, _VERSION, blob)), []
+        store_id, log, mark, partition_count, hour_count = stored.unpack(_TOTALS)
         for _ in range(partition_count):
-            watermark, floor, name_bytes, state_bytes, origin_bytes = _PARTITION.unpack_from(raw, at)
-            state_at = at + _PARTITION.size + name_bytes
-            origins_at = state_at + (0 if state_bytes == _NO_STATE else state_bytes)
-            name, origins = raw[state_at - name_bytes : state_at], raw[origins_at : origins_at + origin_bytes]
-            state = None if state_bytes == _NO_STATE else raw[state_at:origins_at]
-            partitions.append(Partition(name, state, watermark, floor, BitMap64.deserialize(origins)))
-            at = origins_at + origin_bytes
-        hours, at = unpack_hours(raw, at, hour_count)
-        return cls(store_id, log, mark, partitions, hours, _unpack_left(raw, at))
+            watermark, floor, name_bytes, state_bytes, origin_bytes = stored.unpack(_PARTITION)
+            name = stored.take(name_bytes)
+            state = None if state_bytes == _NO_STATE else stored.take(state_bytes)
+            partitions.append(Partition(name, state, watermark, floor, bitmap_of(stored.take(origin_bytes))))
+        hours = unpack_hours(stored, hour_count)
+        return cls(store_id, log, mark, partitions, hours, _unpack_left(stored))
 
 
 def _pack_left(left: Mapping[int, Mapping[int, int]]) -> list[bytes]:
@@ -87,15 +83,13 @@ def _pack_left(left: Mapping[int, Mapping[int, int]]) -> list[bytes]:
     return pieces
 
 
-def _unpack_left(raw: bytes, at: int) -> dict[int, dict[int, int]]:
+def _unpack_left(stored: Stored) -> dict[int, dict[int, int]]:
     left = {}
-    while at < len(raw):
-        hour, count = _LEFT.unpack_from(raw, at)
-        at += _LEFT.size
-        numbers = np.frombuffer(raw, "<u2", count, at).tolist()
-        counts = np.frombuffer(raw, "<u4", count, at + 2 * count).tolist()
+    while stored.left:
+        hour, count = stored.unpack(_LEFT)
+        numbers = np.frombuffer(stored.take(2 * count), "<u2").tolist()
+        counts = np.frombuffer(stored.take(4 * count), "<u4").tolist()
         left[hour] = dict(zip(numbers, counts, strict=True))
-        at += 6 * count
     return left
 
 
@@ -108,12 +102,14 @@ def pack_hours(known: Mapping[int, Known]) -> bytes:
     return b"".join(pieces)
 
 
-def unpack_hours(raw: bytes, at: int, hours: int) -> tuple[dict[int, Known], int]:
-    """So many hours from an offset on, and the offset behind them."""
+def unpack_hours(stored: Stored, hours: int) -> dict[int, Known]:
+    """The next hours.
+
+    Raises:
+        ValueError: They are something else.
+    """
     known = {}
     for _ in range(hours):
-        hour, size, count, sequence, salt, settled_bytes = _HOUR.unpack_from(raw, at)
-        at += _HOUR.size
-        known[hour] = Known(size, count, sequence, BitMap.deserialize(raw[at : at + settled_bytes]), salt)
-        at += settled_bytes
-    return known, at
+        hour, size, count, sequence, salt, settled_bytes = stored.unpack(_HOUR)
+        known[hour] = Known(size, count, sequence, small_bitmap_of(stored.take(settled_bytes)), salt)
+    return known

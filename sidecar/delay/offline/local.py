@@ -80,13 +80,7 @@ class OfflineStore:
         self._lanes = _UnchangedLanes(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
         newer = [log for number, log in self._version.logs.items() if number >= snapshot.log]
         self._log_bytes = sum(log.stat().st_size for log in newer)
-        try:
-            Replay(self._lanes, self._register, self.damages).run([(log, None) for log in newer])
-        except ValueError as error:
-            raise StateError(
-                f"delayed messages: a log in {path} cannot be read: {error}",
-                hint="use the version of Sidecar that wrote it, or a later one",
-            ) from error
+        Replay(self._lanes, self._register, self.damages).run([(log, None) for log in newer])
 
     def _register(self, name: bytes) -> None:
         self._names[name] = len(self._names)

@@ -109,12 +109,12 @@ class QueueProgress(NamedTuple):
         """Parse progress from text; None if the text is invalid."""
         try:
             state, incarnation, watermark, floor, marks, *rest = loads(text)
-            if marks and isinstance(marks[0], int):  # a single mark, as earlier versions stored it
+            if isinstance(marks, list) and marks and isinstance(marks[0], int):  # one, as earlier versions stored it
                 marks = [marks]
             kept = tuple(Mark(*map(int, mark)) for mark in marks or ())
             told = Told(*map(int, rest[0])) if rest else Told()
             return cls(str(state), int(incarnation), int(watermark), int(floor), kept, told)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):  # the last for a number that is infinite
             return None
 
     @property

@@ -28,6 +28,7 @@ _DATA_AT = 4_096
 _BLOCK = 1 << 20
 LOADED_BYTES_MAX = 128 << 10
 """Files up to here are read, not mapped: each rebalance may leave one, and one that is mapped has a descriptor."""
+_FILTER_BYTES_MIN = 8
 _SUM = struct.Struct("<Q")
 _INDEX_END = struct.Struct("<I4x")
 """The last entry of the index, which is the number of keys, and padding so that the keys begin at a multiple of 8."""
@@ -161,6 +162,11 @@ def open_run(path: Path) -> MappedRun:
         mapped = _map(fd)
     finally:
         os.close(fd)
+    # Sizes that `_write` makes of some number of keys, which may be higher than theirs: two runs can have the same key.
+    entries = index_bytes // 4 - 2
+    are_powers = filter_bytes.bit_count() == entries.bit_count() == 1 and filter_bytes >= _FILTER_BYTES_MIN
+    if not (are_powers and entries > 1 and index_bytes % 4 == key_bytes % 8 == 0 < key_bytes):
+        raise DamagedError("its sizes do not fit to each other")
     keys_at = _DATA_AT + filter_bytes + index_bytes
     return MappedRun(
         np.frombuffer(mapped, np.uint64, key_bytes // 8, keys_at),

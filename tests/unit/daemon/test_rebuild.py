@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from pyroaring import BitMap64
+from structlog.testing import capture_logs
 
 from sidecar.config.model import Settings
 from sidecar.core.lineage import Lineage
@@ -52,6 +53,17 @@ def test_positions_are_rebuilt_for_the_same_incarnation_alone(incarnation: int, 
     pipeline = assigned(state, found)
     bitmaps = map(BitMap64.deserialize, pipeline.intake.positions.dump(pipeline.partitions[TP]))
     assert any(150 in one for one in bitmaps) is known
+
+
+def test_positions_that_are_no_bitmaps_count_as_none() -> None:
+    """Sound rows that another version wrote: the daemon starts, and its next commit replaces them."""
+    state = MemoryState()
+    state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 200, 0, (b"no", b""))])
+    found = Assignment(TP, "scope", PartitionState(200, 200), "topic-id", 7, resumed=True, read_from=200)
+    with capture_logs() as logged:
+        pipeline = assigned(state, found)
+    assert not any(map(BitMap64.deserialize, pipeline.intake.positions.dump(pipeline.partitions[TP])))
+    assert [each["where"] for each in logged if each["event"] == "state.damaged"] == [f"{TP.topic}:{TP.queue}"]
 
 
 @pytest.mark.parametrize(("trusted_below", "known"), [(150, True), (140, False)])

@@ -13,7 +13,7 @@ from sidecar.delay import adoption, journal, lanes, partitions, readers
 from sidecar.delay.disk import filed, hour, hours
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.wal import CHECKPOINT
+from sidecar.delay.disk.wal import CHECKPOINT, Wal
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
@@ -55,6 +55,24 @@ def test_a_partition_too_many_is_refused(store: PartitionStore, monkeypatch: pyt
     with pytest.raises(StateError, match="has 1 partitions, and can have no more"):
         store.number(b"b")
     assert dict(store.names()) == {b"a": store.number(b"a")}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\x0a\0\0\0\0", b"\x01\x02\0\0\0\0\0", b"\x08\x02\0\0\0\x09\0", b"\x07\x02\0\0\0\0\0"],
+    ids=["kind", "sizes", "partition", "bitmap"],
+)
+def test_a_record_of_another_form_is_an_error_of_its_log(store: PartitionStore, body: bytes) -> None:
+    """Its checksum is right, and nothing of it is passed over."""
+    synced(store, b"a", START_MS)
+    folder = store._folder.path
+    store.close()
+    log = Wal(folder, 99)
+    log.write(body)
+    log.close()
+    with pytest.raises(StateError, match=f"{log.path.name} cannot be read") as told:
+        PartitionStore(folder)
+    assert told.value.hint == "use the version of Sidecar that wrote it, or a later one"
 
 
 def test_two_processes_cannot_have_one_folder(store: PartitionStore) -> None:

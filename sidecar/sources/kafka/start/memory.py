@@ -53,7 +53,7 @@ class Memory(NamedTuple):
             watermark, metadata, topic_id, ancestors, fingerprints = loads(text)
             marks = [Fingerprint(int(offset), int(digest)) for offset, digest in fingerprints]
             return cls(int(watermark), str(metadata), str(topic_id), [(int(a), int(b)) for a, b in ancestors], marks)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):  # the last for a number that is infinite
             return None
 
 

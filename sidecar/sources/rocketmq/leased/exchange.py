@@ -7,12 +7,13 @@ send messages that it has claimed, wait for it.
 from __future__ import annotations
 
 import json
+import struct
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 
-from sidecar.core.json_text import loads
+from sidecar.core.json_text import loads, typed
 from sidecar.core.records import Place
 from sidecar.sources.context import Table
 from sidecar.sources.rocketmq.leased.client import Handed
@@ -103,11 +104,29 @@ def unpacked(text: bytes) -> Handed:
     """
     try:
         _, topic, broker, queue, offset, *fields, retry = loads(text, object_hook=_as_bytes)
-        handed = Handed(None, topic, Place(retry or topic, broker, queue, offset), *fields)
-        properties = tuple((name, value) for name, value in handed.properties)
-        return handed._replace(keys=tuple(handed.keys), properties=properties)
-    except (KeyError, TypeError) as error:
+        handed = _checked(Handed(None, topic, Place(retry or topic, broker, queue, offset), *fields))
+        identity_of(handed)
+    except (KeyError, TypeError, AttributeError, struct.error) as error:
         raise ValueError(str(error)) from error
+    return handed
+
+
+def _checked(handed: Handed) -> Handed:
+    """The message with the types that it promises.
+
+    Raises:
+        TypeError: A field has another type.
+        ValueError: A pair is none, or the id is not of hexadecimal digits.
+    """
+    _, topic, place, body, born_ms, stored_ms, message_id, own_id, tag, keys, pairs, times = handed
+    for text in (topic, place.topic, place.broker, message_id, own_id, *(name for name, _ in pairs)):
+        typed(str, text)
+    for number in (place.queue, place.offset, times, *(ms for ms in (born_ms, stored_ms) if ms is not None)):
+        typed(int, number)
+    for data in (body, tag, *keys, *(value for _, value in pairs if value is not None)):
+        typed(bytes, data)
+    bytes.fromhex(own_id)
+    return handed._replace(keys=tuple(keys), properties=tuple((name, value) for name, value in pairs))
 
 
 def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[Handed]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import orjson
 
-from sidecar.core.json_text import loads
+from sidecar.core.json_text import loads, typed
 from sidecar.core.records import Place
 from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
@@ -74,13 +74,15 @@ def recover(
             if len(fields) == 1 + len(Placement._fields):
                 identity = b64decode(fields[0])
                 if identity in missed:
-                    placements[identity] = Placement(*fields[1:])
+                    kinds = str, int, int, str, int, str
+                    placements[identity] = Placement(*map(typed, kinds, fields[1:]))
                 continue
             *receipts, message = fields
+            receipt = typed(str, receipts[0]) if receipts else ""
             handed = unpacked(message.encode())
         except (ValueError, TypeError, AttributeError):
             continue
         if identity_of(handed) in missed:
-            handle = client.adopt(handed.topic, handed.message_id, receipts[0]) if receipts and receipts[0] else None
+            handle = client.adopt(handed.topic, handed.message_id, receipt) if receipt else None
             whole.append(handed._replace(handle=handle))
     return whole, placements

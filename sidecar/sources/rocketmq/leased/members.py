@@ -6,7 +6,6 @@ A message that may have been sent must be known when it is handed over again, so
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from typing import NamedTuple
@@ -170,7 +169,7 @@ def read_members(text: str) -> list[Member]:
     """The members of a row; none if it is damaged."""
     try:
         return [Member(*fields) for fields in _MEMBER.iter_unpack(base64.b64decode(text, validate=True))]
-    except (binascii.Error, struct.error):
+    except (ValueError, struct.error):
         return []
 
 

@@ -6,7 +6,6 @@ A broker that was killed hands over again messages acknowledged just before; the
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable, Mapping
 
 from sidecar.state.interface import ProgressKey
@@ -83,7 +82,7 @@ def _packed(identities: list[bytes]) -> str:
 def _unpacked(text: str) -> list[bytes]:
     try:
         raw = base64.b64decode(text, validate=True)
-    except binascii.Error:  # a damaged row: an unknown message is no duplicate
+    except ValueError:  # a damaged row: an unknown message is no duplicate
         return []
     begins = range(0, len(raw) - IDENTITY_BYTES + 1, IDENTITY_BYTES)
     return [raw[begin : begin + IDENTITY_BYTES] for begin in begins]

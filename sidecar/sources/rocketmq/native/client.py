@@ -17,6 +17,7 @@ from sidecar.sources.rocketmq.native.child.frames import Kind, unpack_messages
 from sidecar.sources.rocketmq.native.children import Children, Restarts
 from sidecar.sources.rocketmq.native.cluster import Cluster
 from sidecar.sources.rocketmq.native.messages import Messages
+from sidecar.sources.rocketmq.native.process import UNREADABLE
 from sidecar.sources.rocketmq.wire.requests import Asks
 
 KEPT_S = 2.0
@@ -94,15 +95,29 @@ class NativeClient:
             return early
         is_waiting = messages.waiting and not children.is_paused
         for kind, payload in children.child.read(0 if early or is_waiting else timeout_s):
-            if kind is Kind.MESSAGES:
-                messages.waiting += unpack_messages(payload)
-            elif kind is Kind.READY:
-                children.is_ready, self._restarts.problem = True, ""
-            elif kind in (Kind.FAILED, Kind.UNUSABLE):
-                self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
+            self._take(kind, payload)
         if children.child is not None and children.child.problem:
             self._failed(children.child.problem)
-        return early or ([] if children.is_paused else messages.take())
+        return early or ([] if children.is_paused else self._taken())
+
+    def _take(self, kind: Kind, payload: bytes) -> None:
+        """Take a frame of the child."""
+        if kind is Kind.MESSAGES:
+            try:
+                self._messages.waiting += unpack_messages(payload)
+            except ValueError as error:
+                self._failed(f"{UNREADABLE}: {error}")
+        elif kind is Kind.READY:
+            self._children.is_ready, self._restarts.problem = True, ""
+        elif kind in (Kind.FAILED, Kind.UNUSABLE):
+            self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
+
+    def _taken(self) -> list[Handed]:
+        try:
+            return self._messages.take()
+        except ValueError as error:  # none is lost: those that were not acknowledged are handed over again
+            self._failed(f"{UNREADABLE}: {error}")
+            return []
 
     # The child
 

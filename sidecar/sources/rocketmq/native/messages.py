@@ -40,7 +40,11 @@ class Messages:
         """The number after the last message that was taken."""
 
     def take(self) -> list[Handed]:
-        """Waiting messages, up to the limit at decompressed size."""
+        """Waiting messages, up to the limit at decompressed size.
+
+        Raises:
+            ValueError: A message has an id that is none.
+        """
         taken: list[Handed] = []
         size_bytes = 0
         while self.waiting and size_bytes < self._held_bytes_max:
@@ -55,7 +59,7 @@ class Messages:
         named = dict(pairs)
         address, message_id = _stored_at(message.offset_message_id)
         plain, came_from = self._plain, named.get("REAL_TOPIC")
-        tp = TopicPartition(plain(message.topic.decode()), message.queue, self._cluster.broker_at(address))
+        tp = TopicPartition(plain(_text(message.topic)), message.queue, self._cluster.broker_at(address))
         body = message.body
         if message.sys_flag & SysFlag.COMPRESSED:
             try:

@@ -18,6 +18,7 @@ from pathlib import Path
 import sidecar
 from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, pack_numbers
 
+UNREADABLE = "sent what cannot be read"
 SILENCE_MAX_S = 10.0
 """The child beats once a second."""
 LEAVE_TIMEOUT_S = 3.0
@@ -115,7 +116,11 @@ class ChildProcess:
                 self.problem = f"ended ({self._end()})"
                 break
             taken += len(data)
-            received += self._frames.feed(data)
+            try:
+                received += self._frames.feed(data)
+            except ValueError as error:
+                self.problem = f"{UNREADABLE}: {error}"
+                break
         self._watch(bool(taken))
         return received
 

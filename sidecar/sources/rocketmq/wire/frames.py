@@ -10,9 +10,11 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
+
+from sidecar.core.json_text import typed
 
 FRAME_BYTES_MAX = 64 << 20
 """Java's side accepts 16 MiB by default; a larger frame is not the remoting protocol."""
@@ -24,7 +26,6 @@ _LENGTHS = struct.Struct(">ii")
 _BINARY_HEAD = struct.Struct(">hbhiii")
 # A string without an end counts as one up to the end: otherwise the time would be quadratic.
 _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(?<=[{,])\s*(-?\d+)\s*(?=:)', re.DOTALL)
-_Kind = TypeVar("_Kind")
 
 
 class ProtocolError(Exception):
@@ -38,17 +39,6 @@ def reading(what: str) -> Iterator[None]:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, struct.error) as error:
         raise ProtocolError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def typed(kind: type[_Kind], value: object) -> _Kind:
-    """The value.
-
-    Raises:
-        TypeError: It is of another type: JSON has any.
-    """
-    if type(value) is not kind:
-        raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
-    return value
 
 
 class Frame(NamedTuple):

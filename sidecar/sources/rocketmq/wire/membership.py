@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 import orjson
 
+from sidecar.core.json_text import typed
 from sidecar.core.messages.tags import string_hash_code
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.codes import Request
-from sidecar.sources.rocketmq.wire.frames import Frame, loads, reading, typed
+from sidecar.sources.rocketmq.wire.frames import Frame, loads, reading
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 

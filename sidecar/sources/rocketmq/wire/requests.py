@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from sidecar.core.json_text import typed
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.codes import Code, Request
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads, reading, typed
+from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads, reading
 from sidecar.sources.rocketmq.wire.network import Ask
 
 RETRY = "%RETRY%"

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+FRAME_BYTES_MAX = 256 << 20
+"""Limit of a payload: a larger message has a frame of its own, and brokers take 4 MiB by default."""
 _HEAD = struct.Struct(">IB")
 _NUMBER = struct.Struct(">Q")
 _MESSAGE = struct.Struct(">QiqqqiiHHII")
@@ -69,7 +71,13 @@ def pack_numbers(numbers: Iterable[int]) -> bytes:
 
 
 def unpack_numbers(payload: bytes) -> list[int]:
-    """The numbers packed by `pack_numbers`."""
+    """The numbers packed by `pack_numbers`.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if len(payload) % _NUMBER.size:
+        raise ValueError("numbers that are cut off")
     return [number for (number,) in _NUMBER.iter_unpack(payload)]
 
 
@@ -80,15 +88,23 @@ def pack_message(message: Message) -> bytes:
 
 
 def unpack_messages(payload: bytes) -> list[Message]:
-    """The messages packed by `pack_message`, one after the other."""
+    """The messages packed by `pack_message`, one after the other.
+
+    Raises:
+        ValueError: It is something else.
+    """
     messages, begin = [], 0
     while begin < len(payload):
+        if begin + _MESSAGE.size > len(payload):
+            raise ValueError("a message that is cut off")
         *facts, topic_bytes, id_bytes, properties_bytes, body_bytes = _MESSAGE.unpack_from(payload, begin)
         topic_at = begin + _MESSAGE.size
         id_at = topic_at + topic_bytes
         properties_at = id_at + id_bytes
         body_at = properties_at + properties_bytes
         begin = body_at + body_bytes
+        if begin > len(payload):
+            raise ValueError("a message that is cut off")
         texts = payload[topic_at:id_at], payload[id_at:properties_at], payload[properties_at:body_at]
         messages.append(Message._make([*facts, *texts, payload[body_at:begin]]))
     return messages
@@ -101,12 +117,18 @@ class Frames:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """The frames that are complete now."""
+        """The frames that are complete now.
+
+        Raises:
+            ValueError: It is something else, of which more than a frame would have to be kept.
+        """
         self._data += data
         begin = 0
         while len(self._data) - begin >= _HEAD.size:
             length, kind = _HEAD.unpack_from(self._data, begin)
             end = begin + _HEAD.size + length
+            if length > FRAME_BYTES_MAX:
+                raise ValueError(f"a frame of {length} bytes")
             if len(self._data) < end:
                 break
             with memoryview(self._data) as view:

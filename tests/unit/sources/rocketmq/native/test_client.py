@@ -66,8 +66,8 @@ def test_a_child_without_its_library_says_so_and_ends(tmp_path: Path) -> None:
     assert b"has no library" in found[0][1]
 
 
-def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Path) -> None:
-    """One call hands over no more than it may: two bodies of a quarter of the budget at once would be too much."""
+def connected(tmp_path: Path, *frames: tuple[Kind, bytes]) -> NativeClient:
+    """A client whose child sends these frames."""
     for name in ("client/rocketmq/client.py", "library/rocketmq/librocketmq.so"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
@@ -75,11 +75,37 @@ def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Pa
         {"client": "native", "native_path": str(tmp_path), "name_servers": "a:1", "group": "g", "topics": ["t"]}
     )
     client = NativeClient(settings, "*", 1, tmp_path / "home", lambda name, level, fields: None)
-    child = Mock(problem="", read=lambda timeout_s: [(Kind.MESSAGES, pack_message(MESSAGE))])
+    child = Mock(problem="", read=lambda timeout_s: frames)
     client._children.child = child
     client._cluster = client._messages._cluster = Mock(
         is_away=False, marks=Mock(replaced={}), broker_at=lambda address: "b"
     )
+    return client
+
+
+def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Path) -> None:
+    """One call hands over no more than it may: two bodies of a quarter of the budget at once would be too much."""
+    client = connected(tmp_path, (Kind.MESSAGES, pack_message(MESSAGE)))
     client._early = [client._messages.handed(MESSAGE._replace(number=number)) for number in (1, 2)]
     assert [one.handle for one in client.receive(0)] == [1, 2]
     assert [one.handle for one in client.receive(0)] == [MESSAGE.number]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [pack_message(MESSAGE)[:-1], pack_message(MESSAGE._replace(offset_message_id=b"x" * 32)), b"\xff" * 40],
+    ids=["cut off", "an id that is none", "sizes that do not fit"],
+)
+def test_a_child_that_sends_what_cannot_be_read_is_replaced(payload: bytes, tmp_path: Path) -> None:
+    """Its messages are handed over again by the broker; the problem has the reason."""
+    client = connected(tmp_path, (Kind.MESSAGES, payload))
+    assert client.receive(0) == []
+    assert client._children.child is None
+    assert "sent what cannot be read" in client._restarts.problem
+
+
+def test_a_frame_of_4_gib_is_not_awaited(tmp_path: Path) -> None:
+    """No more than the largest frame is kept, and a kind that does not exist is an error, too."""
+    for data in (b"\xff\xff\xff\xff\x09", b"\0\0\0\0\x63"):
+        with pytest.raises(ValueError, match=r"a frame of 4294967295 bytes|99 is not a valid Kind"):
+            list(Frames().feed(data))
