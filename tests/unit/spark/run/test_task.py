@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from sidecar.core.records import Run
 from sidecar.errors import StateError
 from sidecar.spark.ranges import sources, topic_ids
 from sidecar.spark.run.executor.columns import runs
-from sidecar.spark.run.executor.task import Job, Place, opened
+from sidecar.spark.run.executor.task import Job, Place, opened, run
 from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.sources import kafka
 from tests.support.spark.tasks import TP, batches, make_settings
@@ -80,3 +81,32 @@ def test_a_task_waits_for_a_broker_that_restarts_behind_its_range(broker: Broker
     """What it has read is delivered once the broker tells the topic's id."""
     broker.silent = 3
     assert [run.last for run in place.runs()] == [9]
+
+
+@pytest.mark.parametrize(("pending", "attempt", "again"), [(-1, 0, False), (3, 0, False), (0, 0, True), (-1, 1, True)])
+def test_a_task_delivers_its_range(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pending: int, attempt: int, again: bool
+) -> None:
+    """Parts may have been sent if the micro-batch was begun before, or the task was; a task without rows has none."""
+    monkeypatch.setattr(kafka, "fetch", fetched)
+    context = SimpleNamespace(
+        getLocalProperty=lambda _: "0", attemptNumber=lambda: attempt, taskAttemptId=lambda: 17
+    )  # fmt: skip
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    told: list[object] = []
+    outcome: Any = SimpleNamespace(lane="")
+
+    def deliver(settings: object, folder: object, task: object, columns: object, runs: Iterator[Run]) -> object:
+        told.extend([task, *(run.last for run in runs)])
+        return outcome
+
+    monkeypatch.setattr("sidecar.spark.run.executor.deliver.deliver", deliver)
+    source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
+    settings = make_settings("http://localhost:1/", source={"kafka": source})
+    job = Job(settings, tmp_path, Checkpoint(1, "c", "g", "r", "i", pending))
+    fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": ""}
+    delivered: Any = run(job, iter([pa.RecordBatch.from_pylist([fields])]))
+    task, last = told
+    assert (task.tp, task.batch, task.attempt, task.again, last) == (TP, 0, "17", again, 9)  # type: ignore[attr-defined]
+    assert delivered is outcome and delivered.lane is None
+    assert run(job, iter([])) is None
