@@ -1,6 +1,7 @@
 """Runs the command with a thrower: on SIGUSR1 an exception is raised in the thread of a name, wherever it stands.
 
-`python -m tests.support.throwing NAME run -c FILE`. A thread that waits in C raises it when the wait ends.
+`python -m tests.support.throwing NAME run -c FILE`. A thread that waits in C raises it when the wait ends. With `+NAME`
+each thread whose name begins so raises it at once, as its first step.
 """
 
 from __future__ import annotations
@@ -11,15 +12,68 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
+
+from sidecar import threads
+
+RUNNING = ("writer", "sorter-0", "sink-deadlines", "history", "admin")
+"""Threads that run all the time."""
+IDS = {"by": {"header": "id"}}
+DELTA: dict[str, Any] = {"path": "TABLE", "maintenance": {"optimize": "1m"}}
+KAFKA: dict[str, dict[str, Any]] = {
+    "slow-start": {},
+    "look-up": {},
+    "sender": {},
+    "memory": {},
+    "dead-letters": {},
+    "reload": {},
+    "sender-retiring": {},
+    "ledger": {"dedup": {**IDS, "ledger": {"sqlite": {}}}},
+    "delay": {"delay": {"store": "local"}},
+    "restore": {"delay": {"store": "changelog"}},
+    "delay-left": {"delay": {"store": "changelog"}},
+    "sink-delta": {"sink": {"delta": DELTA}},
+    "sink-upkeep": {"sink": {"delta": DELTA}},
+}
+"""Threads that begin with a cause, and what must be configured for them."""
+POSTGRESQL = ("delay-append",)
+ROCKETMQ = {"progress": "remoting", "dial": "remoting", "grpc": "grpc", "grpc-call": "grpc"}
+"""Those of RocketMQ's clients."""
 
 
 class UnexpectedError(Exception):
     """No code knows it."""
 
 
+def fail_at_once(begin: str) -> None:
+    """Have threads with such names fail when they start."""
+    run = threads._run
+
+    def fails() -> None:
+        raise UnexpectedError
+
+    def run_or_fail(target: Callable[[], object], name: str) -> None:
+        run(fails if name.startswith(begin) else target, name)
+
+    threads._run = run_or_fail
+
+
 def main() -> None:
     """Run the command."""
     name = sys.argv.pop(1)
+    if name.startswith("+"):
+        threads.END_S = 2.0
+        fail_at_once(name[1:])
+    else:
+        throw_on_signal(name)
+    from sidecar.cli import main as command
+
+    command()
+
+
+def throw_on_signal(name: str) -> None:
+    """Throw once the signal comes, and the thread is there."""
     read, write = os.pipe()
     signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"!"))
 
@@ -34,9 +88,6 @@ def main() -> None:
             time.sleep(0.01)
 
     threading.Thread(target=throw, name="thrower", daemon=True).start()
-    from sidecar.cli import main as command
-
-    command()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """No failure of a background thread stays with that thread."""
 
+import ast
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +15,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.runtime.worker import Worker
 from sidecar.state.ids.files import IdFiles
+from tests.support.jars import ROOT
+from tests.support.throwing import KAFKA, POSTGRESQL, ROCKETMQ, RUNNING
 
 FAILING = """
 import sys
@@ -26,6 +30,40 @@ threads.guard()
 threads.END_S = {end_s}
 {body}
 """
+
+
+ELSEWHERE = {
+    "read": "reads changelogs for a command, which waits for its work",
+    "s3": "reads objects for a writer, which waits for its work",
+    "check": "does one check for a command, which ends with 70",
+    "twins": "runs on the driver of a job on Spark",
+}
+"""Threads of commands and jobs: what happens then is tested with any pool and any command."""
+
+
+def begun() -> set[str]:
+    """The beginnings of the names of all threads that the code starts."""
+    makers = {"start": 1, "Worker": 0, "Pool": 0}
+    found = set()
+    for path in (ROOT / "sidecar").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or path.name == "threads.py":
+                continue
+            named = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            at = makers.get(named, len(node.args))
+            if at < len(node.args) and isinstance(text := node.args[at], ast.Constant | ast.JoinedStr):
+                found |= {re.split(r"[^a-z0-9-]", ast.unparse(text).strip("f'\""))[0]}
+            elif named == "Worker":
+                found.add("writer")
+    return found
+
+
+def test_every_thread_of_the_code_has_a_test_that_lets_it_fail() -> None:
+    """A new one needs a row in a table of `tests/support/throwing.py`, or a reason, and a row in the docs."""
+    thrown = {re.sub(r"-\d+$", "", name) for name in (*RUNNING, *KAFKA, *POSTGRESQL, *ROCKETMQ)}
+    assert begun() == thrown | ELSEWHERE.keys()
+    document = (ROOT / "docs/architecture.md").read_text().partition("## Threads")[2].partition("\n## ")[0]
+    assert {name for name in begun() if name not in document} == set()
 
 
 def ended(body: str, end_s: float = 1.0) -> tuple[int, str]:
