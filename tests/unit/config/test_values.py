@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from sidecar.config import Settings, load, schema
+from sidecar.config import InvalidConfigError, Settings, load, schema
 from sidecar.config.base import Secret
 from sidecar.config.delay import Changelog
 from sidecar.config.file.document import parse
@@ -513,3 +513,20 @@ def test_a_secret_may_have_one_character(password: str) -> None:
     else:
         with pytest.raises(ValidationError, match="at least 1"):
             schema.validate_python(password)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_quoted"), [("group_id: 7", True), ("group_id: [a]", False), ("session_timeout: -1s", False)]
+)
+def test_quotes_are_the_cure_of_a_number_for_a_text_alone(tmp_path: Path, line: str, is_quoted: bool) -> None:
+    """Neither a list becomes a text by them, nor a number that is out of bounds a better one."""
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        f"source: {{kafka: {{bootstrap_servers: 'a:1', topics: [t], {line}}}}}\n"
+        f"sink: {{http: {{url: 'http://a/'}}}}\nstate: {{dir: {tmp_path}}}\nbatch: {{max_messages: -1}}\n"
+    )
+    with pytest.raises(InvalidConfigError) as refused:
+        load(file, {})
+    cures = {problem.path[-1]: problem.cure for problem in refused.value.problems}
+    assert (cures[line.partition(":")[0]] == "put it in quotes") == is_quoted
+    assert cures["max_messages"] != "put it in quotes"

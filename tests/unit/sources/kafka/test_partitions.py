@@ -22,14 +22,19 @@ TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 class Starts:
-    """Knows no start offset."""
+    """Knows no start offset, except of these."""
 
     def __init__(self) -> None:
         self.asked: list[list[TopicPartition]] = []
+        self.known: set[TopicPartition] = set()
 
     def find(self, tps: Sequence[TopicPartition], _: float) -> Found:
         self.asked.append(list(tps))
-        return Found([], dict.fromkeys(tps, KafkaError(KafkaError._TIMED_OUT)))
+        found: list[Any] = [SimpleNamespace(tp=tp, read_from=5) for tp in tps if tp in self.known]
+        return Found(found, {tp: KafkaError(KafkaError._TIMED_OUT) for tp in tps if tp not in self.known})
+
+    def identity(self, assignment: Any) -> Any:
+        return assignment.tp
 
     def forget(self, tps: Collection[TopicPartition]) -> None: ...
 
@@ -50,7 +55,10 @@ class Scene:
         self.settings = KafkaSource.model_validate(
             {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": list(topics)}
         )
-        listener: Any = SimpleNamespace(assigned=lambda _: None, revoking=lambda _: None)
+        self.assigned: list[list[TopicPartition]] = []
+        listener: Any = SimpleNamespace(
+            assigned=lambda found: self.assigned.append([each.tp for each in found]), revoking=lambda _: None
+        )
         self.partitions = Partitions(
             self.consumer, self.settings, listener, self.troubles, self.starts, ends, topic_ids,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -97,3 +105,20 @@ def test_the_member_that_got_partitions_is_in_the_state() -> None:
     rebalances = Rebalances(scene.partitions, membership, scene.listener, scene.troubles)
     rebalances.assigned(consumer, [ck.TopicPartition("orders", 0)])
     assert state.member() == ("g", "me-1")
+
+
+def test_partitions_that_are_taken_are_told_and_the_others_later() -> None:
+    """One whose start is unknown delays no other; an assignment of none is told, too, or a start would wait for it."""
+    scene = Scene("orders")
+    scene.starts.known = {TP}
+    scene.partitions.give([TP, OTHER])
+    scene.partitions.take_given()
+    assert scene.assigned == [[TP]]
+    scene.partitions.tend()
+    assert scene.assigned == [[TP]]
+    scene.starts.known = {OTHER}
+    scene.partitions.tend()
+    assert scene.assigned == [[TP], [OTHER]]
+    scene.partitions.give([])
+    scene.partitions.take_given()
+    assert scene.assigned[2:] == [[]]

@@ -90,3 +90,15 @@ def test_a_lease_that_cannot_be_extended_is_not_tried_again(monkeypatch: pytest.
         assert proxy.asked == ["a", "a"]
 
     run(monkeypatch, script)
+
+
+def test_a_lease_is_live_until_its_end_or_its_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown one is not: its message comes again."""
+
+    async def script(leases: Leases, proxy: Proxy) -> None:
+        token = leases.add(message("a"))
+        assert (leases.is_live(token), leases.is_live(99), leases.receipt(99)) == (True, False, "")
+        proxy.now_s += INVISIBLE_S + 1
+        assert not leases.is_live(token)
+
+    run(monkeypatch, script)

@@ -357,3 +357,12 @@ def test_compaction_makes_no_queue_another_one(marks: list[int]) -> None:
     found = starts.find([HERE], {HERE: known_with(*of_queue)})
     assert [(one.read_from, one.continues) for one in found.assignments] == [(20, True)]
     assert (found.marks, told) == ({HERE: tuple(of_queue)}, [])
+
+
+def test_several_doubted_queues_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is named, and the others are counted."""
+    starts, _ = begun_at(7, 20)
+    until_s, offset = starts._doubts[HERE]
+    assert " more" not in starts.doubt()
+    monkeypatch.setattr(starts, "_doubts", {HERE._replace(partition=n): (until_s, offset) for n in range(3)})
+    assert starts.doubt().startswith(f"{HERE._replace(partition=0)} and 2 more: ")

@@ -1,0 +1,78 @@
+"""Where a queue that was replaced is read on: behind what was read and is there still, or at its first message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidecar.core.records import TopicPartition
+from sidecar.sources.rocketmq.native.rewinds import Rewinds, Rewound
+from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.network import Ask
+from sidecar.sources.rocketmq.wire.requests import Asks
+
+TP = TopicPartition("orders", 0, "b")
+
+
+class Answers:
+    """A broker whose queue begins at an offset, and has these messages of before."""
+
+    def __init__(self, low: int, *stand: int, accepts: bool = True) -> None:
+        self.low, self.stand, self.accepts = low, stand, accepts
+        self.commits: list[int] = []
+
+    def ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
+        return [self._answer(ask) for _, ask in asks]
+
+    def _answer(self, ask: Ask) -> Frame:
+        if ask.code == Request.UPDATE_CONSUMER_OFFSET:
+            self.commits.append(int(ask.fields["commitOffset"]))
+            return Frame(Code.SUCCESS if self.accepts else 1, 1, 1, "", {}, b"")
+        return Frame(Code.SUCCESS, 1, 1, "", {"offset": str(self.low), "place": ask.fields.get("queueOffset", "")}, b"")
+
+
+def rewound(answers: Answers, *read: int) -> list[Rewound]:
+    """What is committed, if these messages were read, the newest first."""
+
+    class Stands(Mark):
+        def stands(self, _: Any) -> bool:
+            return self.offset in answers.stand
+
+    marks: Any = SimpleNamespace(
+        by_queue=lambda: {TP: [Stands(offset, 0, 0) for offset in read]},
+        of=lambda tp, mark: Asks("me", "g").low(tp), forget=lambda _: None,
+    )  # fmt: skip
+    brokers: Any = answers
+    return Rewinds(Asks("me", "g"), brokers, marks).commit()
+
+
+@pytest.mark.parametrize(
+    ("low", "stand", "start"),
+    [
+        (0, (), Rewound(TP, 0, has_older=False)),  # a new queue of this name
+        (3, (), Rewound(TP, 3, has_older=False)),
+        (0, (7,), Rewound(TP, 8, has_older=True)),  # the queue lost its end
+        (9, (7,), Rewound(TP, 9, has_older=True)),
+    ],
+)
+def test_a_replaced_queue_begins_behind_what_was_read_of_it(low: int, stand: tuple[int, ...], start: Rewound) -> None:
+    """And never before its first message."""
+    answers = Answers(low, *stand)
+    assert rewound(answers, 12, 7) == [start]
+    assert answers.commits == [start.offset]
+
+
+def test_a_queue_whose_newest_message_stands_is_not_replaced() -> None:
+    """Nothing is committed over its own commit."""
+    answers = Answers(0, 12, 7)
+    assert (rewound(answers, 12, 7), answers.commits) == ([], [])
+
+
+def test_a_start_that_the_broker_refuses_is_found_again() -> None:
+    """It does not count as committed."""
+    assert rewound(Answers(0, accepts=False), 12) == []
