@@ -139,3 +139,11 @@ def test_what_retention_took_from_a_reset_offset_is_counted() -> None:
     brokers.commits[HERE], brokers.starts[HERE] = (30, ""), 70
     (start,) = starts_of(brokers, told).find([HERE], 1).assignments
     assert (start.read_from, told) == (70, ["partition.reset", "offset.expired: 40"])
+
+
+def test_an_offset_of_an_operator_behind_the_end_is_moved_there_and_told() -> None:
+    """The log was truncated, or the offset was never in it."""
+    brokers, told = Brokers(), list[str]()
+    brokers.commits[HERE] = (130, "")
+    (start,) = starts_of(brokers, told).find([HERE], 1).assignments
+    assert (start.read_from, told) == (100, ["partition.reset", "partition.truncated"])

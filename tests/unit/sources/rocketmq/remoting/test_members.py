@@ -22,9 +22,10 @@ TP = TopicPartition("orders", 0, "b")
 class BrokerLink:
     """Is connected, knows these members, and gives each lock."""
 
-    address, is_up, problem = "b:1", True, ""
+    address, problem = "b:1", ""
 
     def __init__(self) -> None:
+        self.is_up = True
         self.connection = 1
         self.members = ["me", "other"]
         self.asked: list[int] = []
@@ -104,3 +105,22 @@ def test_a_broker_that_returned_is_left_to_its_earlier_holders(scene: Scene) -> 
     assert scene.locks == 1
     scene.keep(RETURN_S / 5)
     assert (scene.locks, scene.members.locked) == (2, {TP})
+
+
+def test_a_heartbeat_is_sent_every_five_seconds_or_when_members_changed(scene: Scene) -> None:
+    """A broker forgets a member that is silent; more of them would only cost time."""
+
+    def beats() -> int:
+        return scene.link.asked.count(Request.HEART_BEAT)
+
+    scene.keep()
+    scene.keep(HEARTBEAT_S - 0.1)
+    assert beats() == 1
+    scene.keep(0.1)
+    assert beats() == 2
+    scene.members.changed()
+    scene.keep()
+    assert beats() == 3
+    scene.link.is_up = False
+    scene.keep(HEARTBEAT_S)
+    assert beats() == 3
