@@ -90,16 +90,17 @@ class Tally:
     """Counts by group and kind, for at most `GROUPS_MAX` groups; further ones count as `OTHER`."""
 
     def __init__(self) -> None:
-        self._labels: dict[str, str] = {}
+        self._labels: dict[int, str] = {}
+        """By the hashes of groups: a producer's tag may be as large as a message."""
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, group: str, kind: str, count: int = 1) -> None:
         """Add `count` to a group's counter."""
-        label = self._labels.get(group)
+        label = self._labels.get(hash(group))
         if label is None:
             label = OTHER
             if len(self._labels) < GROUPS_MAX:
-                label = self._labels[group] = group_label(group)
+                label = self._labels[hash(group)] = group_label(group)
         self._counts[label, kind] += count
 
     def counts(self) -> dict[tuple[str, str], int]:

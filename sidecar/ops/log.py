@@ -39,14 +39,15 @@ class RateLimiter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: OrderedDict[tuple[Any, ...], list[float]] = OrderedDict()
+        self._seen: OrderedDict[int, list[float]] = OrderedDict()
+        """By the hashes of subjects, whose texts may have any size."""
 
     def admit(self, *subject: Any) -> int | None:
         """The number of lines held back before this one, or None if this one is to be held back too."""
-        now = self._clock()
+        now, key = self._clock(), hash(subject)
         with self._lock:
-            window = self._seen.setdefault(subject, [now, 0, 0])
-            self._seen.move_to_end(subject)
+            window = self._seen.setdefault(key, [now, 0, 0])
+            self._seen.move_to_end(key)
             if len(self._seen) > SUBJECTS_MAX:
                 self._seen.popitem(last=False)
             suppressed = 0

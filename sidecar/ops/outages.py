@@ -124,12 +124,13 @@ class Outages:
         if failure is None:
             return event
         subject = tuple(event.get(field) for field in SUBJECT_FIELDS)
+        key = hash(subject)  # texts may have any size
         with self._lock:
             now_s, outage = self._clock(), self._known[failure]
             if name in FAILURES:
-                added = outage.failed(subject, now_s)
+                added = outage.failed(key, now_s)
             else:
-                added = outage.ended(subject if any(value is not None for value in subject) else None, now_s)
+                added = outage.ended(key if any(value is not None for value in subject) else None, now_s)
         if added is None:
             raise structlog.DropEvent
         for field, value in added.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from sidecar.config.model import Settings
+from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Columns, Framer, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sinks.formats import TagsOf, row_head, tag_members
@@ -21,7 +22,6 @@ from sidecar.sources.rocketmq.wire.messages import StoredMessage
 if TYPE_CHECKING:
     import sidecar_fastlane as fastlane
 
-TAGS_MAX = 10_000
 _BODIES, _PROPERTIES, _HOSTS = map(itemgetter, (1, 2, 6))
 _NUMBERS = itemgetter(0, 3, 5, 7)
 """Offset, time of production, commit-log offset, times handed back."""
@@ -41,7 +41,7 @@ class StoredFramer:
         self._library = library
         self._tags_of = tags_of
         self._python = python
-        self._members: dict[tuple[bytes, ...], bytes] = {}
+        self._members: Memo[tuple[bytes, ...], bytes] = Memo(tag_members)
 
     def frame(self, tp: TopicPartition, messages: Sequence[StoredMessage]) -> tuple[bytes, Sequence[int]]:
         """See `Framer`; no message is left out."""
@@ -52,20 +52,12 @@ class StoredFramer:
             list(map(_BODIES, messages)),
             list(map(_PROPERTIES, messages)),
             list(map(_HOSTS, messages)),
-            [self._members_of(tags) for tags in self._tags_of(tp, messages)],
+            list(map(self._members.__getitem__, self._tags_of(tp, messages))),
             array("q", chain.from_iterable(map(_NUMBERS, messages))),
             row_head(tp.topic, tp.partition),
             b',"broker":' + orjson.dumps(tp.broker),
         )
         return self._python.frame(tp, messages) if data is None else (data, ())
-
-    def _members_of(self, tags: tuple[bytes, ...]) -> bytes:
-        found = self._members.get(tags)
-        if found is None:
-            if len(self._members) >= TAGS_MAX:
-                self._members.clear()
-            found = self._members[tags] = tag_members(tags)
-        return found
 
 
 def framer_of(settings: Settings, columns: Columns, tags_of: TagsOf, python: Framer) -> Framer:

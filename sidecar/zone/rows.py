@@ -60,7 +60,7 @@ class RowFramer:
     ) -> None:
         self._columns = columns
         self._tags_of = tags_of
-        self._groups: Memo[bytes] = Memo(lambda tags: bytes_of_name(groups[tags] or ""))
+        self._groups: Memo[Raw, bytes] = Memo(lambda tags: bytes_of_name(groups[tags] or ""))
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
         """Rows joined by `separator`; no message is left out."""

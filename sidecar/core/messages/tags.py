@@ -10,11 +10,15 @@ from sidecar.core.messages.fields import Raw
 
 UNTAGGED = ""
 """The group of messages without a tag."""
-MEMO_MAX = 65_536
+MEMO_MAX, MEMO_BYTES_MAX = 65_536, 16 << 20
 MEMO_KEY_BYTES_MAX = 64
+_ENTRY_BYTES, _ITEM_BYTES, _RATIO = 200, 48, 8
+"""What an entry takes beside its bytes, and each of several values in it; and its bytes with those of the result, which
+are at most those of JSON that escapes each."""
 UNWANTED_MAX, UNWANTED_CHARACTERS_MAX = 10, 64
 NO_TAG = "no tag"
 
+K = TypeVar("K", bound=Raw | str)
 V = TypeVar("V")
 
 
@@ -86,31 +90,41 @@ def string_hash_code(tag: str) -> int:
     return code - (1 << 32) if code >> 31 else code
 
 
-class Memo(dict[Raw, V], Generic[V]):
-    """Remembers up to 65,536 results of a function; `memo[x]` is one dictionary look-up for a known argument.
+class Memo(dict[K, V], Generic[K, V]):
+    """Remembers up to 65,536 results of a function, in 16 MiB; `memo[x]` is one look-up in a dictionary.
 
     Arguments of more than 64 bytes are not remembered: a tag may be a whole key, and a memo of those takes gigabytes.
+    What producers, brokers or receivers write is remembered here, and nowhere by its count alone.
     """
 
-    __slots__ = ("_compute",)
+    __slots__ = ("_compute", "_nbytes")
 
-    def __init__(self, compute: Callable[[Raw], V]) -> None:
+    def __init__(self, compute: Callable[[K], V]) -> None:
         super().__init__()
         self._compute = compute
+        self._nbytes = 0
 
-    def __missing__(self, key: Raw) -> V:
-        if _size_bytes(key) > MEMO_KEY_BYTES_MAX:
+    def __missing__(self, key: K) -> V:
+        raw: Raw | str = key
+        if isinstance(raw, tuple):
+            nbytes = len(raw) + sum(map(len, raw))
+            taken = _ENTRY_BYTES + _ITEM_BYTES * len(raw) + _RATIO * nbytes
+        else:
+            nbytes = len(raw) if isinstance(raw, bytes | str) else 0
+            taken = _ENTRY_BYTES + _RATIO * nbytes
+        if nbytes > MEMO_KEY_BYTES_MAX:
             return self._compute(key)
-        if len(self) >= MEMO_MAX:
+        self._nbytes += taken
+        if len(self) >= MEMO_MAX or self._nbytes > MEMO_BYTES_MAX:
             self.clear()
+            self._nbytes = taken
         value = self[key] = self._compute(key)
         return value
 
-
-def _size_bytes(raw: Raw) -> int:
-    if isinstance(raw, tuple):
-        return sum(map(len, raw))
-    return len(raw) if isinstance(raw, bytes) else 0
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self._nbytes = 0
 
 
 class TagFilter:
@@ -149,7 +163,7 @@ class TagFilter:
         for name, expression in (groups or {}).items():
             self._add_group(name, expression)
         self._check_names(groups or {})
-        self.groups: Memo[str | None] = Memo(self._resolve)
+        self.groups: Memo[Raw, str | None] = Memo(self._resolve)
         """Group by raw field value, None if it is not wanted: the table of the hot path."""
 
     def _add_group(self, name: str, expression: str) -> None:

@@ -21,8 +21,8 @@ from sidecar.errors import StateError
 
 STEP_S = 0.01
 """Time after which the main thread does something else."""
-NAMES_MAX = 100_000
-"""Names that wait, from which on partitions are not read."""
+NAMES_MAX, NAMES_BYTES_MAX = 100_000, 16 << 20
+"""Names that wait, and their bytes, from which on partitions are not read."""
 
 
 @dataclass(slots=True)
@@ -32,6 +32,8 @@ class _Asked:
     names: dict[bytes, int]
     last: CancelHeld
     """The last request."""
+    nbytes: int = 0
+    """Of the names, counting those that came twice twice."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,9 @@ class Cancels:
     @property
     def is_full(self) -> bool:
         """Whether so many wait that no more should come."""
-        return sum(len(asked.names) for asked in self._asked.values()) > NAMES_MAX
+        waiting = self._asked.values()
+        too_many = sum(len(asked.names) for asked in waiting) > NAMES_MAX
+        return too_many or sum(asked.nbytes for asked in waiting) > NAMES_BYTES_MAX
 
     def is_searching(self, tp: TopicPartition) -> bool:
         """Whether a search is under way: it would miss a message that is brought forward meanwhile."""
@@ -90,6 +94,7 @@ class Cancels:
         if asked is None or not self._pipeline.puts.expects(asked.last):
             asked = self._asked[effect.tp] = _Asked({}, effect)
         asked.names |= effect.names  # offsets rise
+        asked.nbytes += sum(map(len, effect.names))
         asked.last = effect
 
     def step(self, patience_s: float = STEP_S) -> bool:

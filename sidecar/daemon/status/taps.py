@@ -5,6 +5,7 @@ The hooks of the main thread are empty while nobody looks. Those who look read r
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections import deque
@@ -29,7 +30,8 @@ log = structlog.get_logger()
 P = ParamSpec("P")
 TAPS_MAX = 4
 ROWS_MAX = 1_000
-"""That wait for one who looks; further ones are counted and left out."""
+ROWS_BYTES_MAX = 4 << 20
+"""Rows that wait for one who looks, and their bytes; further ones are counted and left out. Tags may have any size."""
 SILENCE_S = 10.0
 """After so long without a request, a tap is closed."""
 
@@ -46,6 +48,8 @@ class Tap:
     def __init__(self, outcomes: frozenset[str], group: str | None, step: int) -> None:
         self.outcomes, self._group, self._step = outcomes, group, step
         self.rows: deque[dict[str, Any]] = deque()
+        self._nbytes = 0
+        """Of the rows, as JSON."""
         self.dropped = 0
         self.read_s = time.monotonic()
         self._left = 0
@@ -62,15 +66,18 @@ class Tap:
         label = None if group is None else group_label(group)
         if outcome not in self.outcomes or self._group not in (None, label):
             return
-        if len(self.rows) >= ROWS_MAX:
+        if len(self.rows) >= ROWS_MAX or self._nbytes >= ROWS_BYTES_MAX:
             self.dropped += 1
             return
-        self.rows.append({**row(), "outcome": outcome, "group": label})
+        shown = {**row(), "outcome": outcome, "group": label}
+        self.rows.append(shown)
+        self._nbytes += len(json.dumps(shown))
 
     def read(self) -> dict[str, Any]:
         """The rows since the last call, and how many were left out."""
         self.read_s = time.monotonic()
         rows = [self.rows.popleft() for _ in range(len(self.rows))]
+        self._nbytes = 0
         dropped, self.dropped = self.dropped, 0
         return {"rows": rows, "dropped": dropped}
 

@@ -9,10 +9,10 @@ import platform
 import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Header, Place, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.stubs import VERSION, Stubs
@@ -30,7 +30,6 @@ FIFO = "999"
 """The revive queue in the receipt handle of a message of a FIFO queue."""
 RENEWED_MS = 86_400_000
 
-_HOSTS_MAX = 1_000
 _Metadata = list[tuple[str, str]]
 
 
@@ -230,11 +229,10 @@ def _milliseconds(system: Any, name: str) -> int | None:
 
 
 def _offset_message_id(host: str, position: int) -> str:
-    packed = _host(host)
+    packed = _HOSTS[host]
     return f"{packed}{position:016X}" if packed and 0 <= position < 1 << 64 else ""
 
 
-@lru_cache(_HOSTS_MAX)
 def _host(host: str) -> str:
     """Address and port in the form of a message id, empty if they are invalid."""
     address, _, port = host.rpartition(":")
@@ -242,6 +240,9 @@ def _host(host: str) -> str:
         return (ipaddress.ip_address(address.strip("[]")).packed + int(port).to_bytes(4)).hex().upper()
     except (ValueError, OverflowError):
         return ""
+
+
+_HOSTS = Memo(_host)
 
 
 def _properties(

@@ -9,6 +9,7 @@ from operator import attrgetter
 from xxhash import xxh3_128_digest
 
 from sidecar.core.messages.fields import Raw, header_column
+from sidecar.core.messages.tags import Memo
 from sidecar.core.partition_state import lane_key
 from sidecar.core.records import Details, Header, TopicPartition
 from sidecar.sources.context import GroupsOf
@@ -17,7 +18,6 @@ from sidecar.sources.rocketmq.wire.ids import offset_id
 
 OVERHEAD_BYTES = 1024
 """Accounted size of a held message without its body."""
-_GROUPS_MAX = 10_000
 _LENGTHS = struct.Struct("<q4I")
 
 
@@ -48,7 +48,7 @@ class Taken:
 
 
 class Keys:
-    """Keys of groups in a partition's state; a limited number is remembered.
+    """Keys of groups in a partition's state; those of some are remembered.
 
     Args:
         groups_of: The groups of messages.
@@ -56,20 +56,12 @@ class Keys:
 
     def __init__(self, groups_of: GroupsOf) -> None:
         self._groups_of = groups_of
-        self._known: dict[str, int] = {}
+        self._known: Memo[str, int] = Memo(lane_key)
 
     def give(self, topic: str, messages: Sequence[Taken]) -> None:
         """Give messages the keys of their groups."""
         for message, group in zip(messages, self._groups_of(TopicPartition(topic, 0), messages), strict=True):
-            message.key = None if group is None else self._of(group)
-
-    def _of(self, group: str) -> int:
-        key = self._known.get(group)
-        if key is None:
-            if len(self._known) > _GROUPS_MAX:
-                self._known.clear()
-            key = self._known[group] = lane_key(group)
-        return key
+            message.key = None if group is None else self._known[group]
 
 
 def identity_of(handed: Handed) -> bytes:

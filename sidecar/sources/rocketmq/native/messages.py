@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import lru_cache
 
+from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Place, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.leased.client import Handed
@@ -17,7 +17,7 @@ from sidecar.sources.rocketmq.wire.messages import properties, unpack
 from sidecar.sources.rocketmq.wire.requests import RETRY
 
 _RETRY = RETRY.encode()
-_ID_DIGITS, _HOST_DIGITS, _HOSTS_MAX = 32, 16, 1_000
+_ID_DIGITS, _HOST_DIGITS = 32, 16
 
 
 class Messages:
@@ -88,13 +88,15 @@ def _stored_at(offset_message_id: bytes) -> tuple[str, str]:
     """Address and id; the library writes the address backwards."""
     if len(offset_message_id) != _ID_DIGITS:  # IPv6, which the library does not know well
         return "", offset_message_id.decode()
-    address, host = _host(offset_message_id[:_HOST_DIGITS])
+    address, host = _HOSTS[offset_message_id[:_HOST_DIGITS]]
     return address, host + offset_message_id[_HOST_DIGITS:].decode().upper()
 
 
-@lru_cache(_HOSTS_MAX)
 def _host(digits: bytes) -> tuple[str, str]:
     """Address, as text and as in the ids of other clients."""
     raw = bytes.fromhex(digits.decode())
     host, port = raw[:4][::-1], raw[4:]
     return f"{'.'.join(map(str, host))}:{int.from_bytes(port)}", (host + port).hex().upper()
+
+
+_HOSTS = Memo(_host)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import doctest
 import re
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
 from sidecar.core.messages import tags
-from sidecar.core.messages.fields import Field, FieldError, json_at, parse_json_path
+from sidecar.core.messages.fields import Field, FieldError, Raw, json_at, parse_json_path
 from sidecar.core.messages.ids import OddIds, id_reader, int_id, key_reader, text_id
-from sidecar.core.messages.tags import MEMO_MAX, Memo, TagError, TagFilter, parse_expression, string_hash_code
+from sidecar.core.messages.tags import (
+    MEMO_BYTES_MAX,
+    MEMO_MAX,
+    Memo,
+    TagError,
+    TagFilter,
+    parse_expression,
+    string_hash_code,
+)
 from sidecar.core.records import TopicPartition
 
 TP = TopicPartition("orders", 0)
@@ -148,10 +157,23 @@ def test_group_named_like_a_tag_that_nobody_can_have() -> None:
 
 def test_memo_is_bounded() -> None:
     """It forgets all when it is full, and computes again."""
-    memo: Memo[int] = Memo(lambda raw: len(raw or b""))
+    memo: Memo[Raw, int] = Memo(lambda raw: len(raw or b""))
     for number in range(MEMO_MAX + 1):
         assert memo[b"%d" % number] == len(str(number))
     assert len(memo) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 63])
+def test_memo_takes_no_more_than_its_bytes(size: int) -> None:
+    """Whatever it is filled with: large keys, several tags at once, and a header that is given 1,000 times."""
+    memo: Memo[Raw, bytes] = Memo(lambda raw: b"v" * (100 + len(raw or b"")))
+    tracemalloc.start()
+    for number in range(40_000):
+        key = b"%d" % number
+        assert memo[key.ljust(size)] and memo[(*[b""] * size, key)] and memo[(key, *[b""] * 1_000)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.25 * MEMO_BYTES_MAX
 
 
 def test_fields_are_found_where_they_stand() -> None:
