@@ -213,12 +213,15 @@ class Node:
         with contextlib.suppress(RefusedError):
             self.link(self.name_server).ask(216, {"topic": name})
 
-    def create_group(self, name: str, *, orderly: bool = False, broker: str = BROKER) -> str:
-        """Create a consumer group (200), whose messages of a queue come one batch after the other if `orderly`."""
+    def create_group(self, name: str, *, orderly: bool = False, times_max: int = 16, broker: str = BROKER) -> str:
+        """Create or change a consumer group (200).
+
+        Messages of a queue come one batch after the other if `orderly`; after `times_max` returns one is a dead letter.
+        """
         group = {
             "consumeMessageOrderly": orderly,
             "groupName": name, "consumeEnable": True, "consumeFromMinEnable": True, "consumeBroadcastEnable": True,
-            "retryQueueNums": 1, "retryMaxTimes": 16, "brokerId": 0, "whichBrokerWhenConsumeSlowly": 1,
+            "retryQueueNums": 1, "retryMaxTimes": times_max, "brokerId": 0, "whichBrokerWhenConsumeSlowly": 1,
         }  # fmt: skip
         self.ask_broker(200, body=json.dumps(group).encode(), broker=broker)
         return name
