@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
-from sidecar.errors import StateError
+from sidecar.errors import ConfigError, StateError
 from sidecar.ledger.interface import LedgerError
+from sidecar.owner import Owner, read
 from sidecar.state.interface import Damage
 from sidecar.state.presence import Presence
 
@@ -28,6 +29,7 @@ CREATE TABLE IF NOT EXISTS keys (
   id INTEGER PRIMARY KEY, key BLOB NOT NULL, place INTEGER NOT NULL, position INTEGER NOT NULL, token INTEGER NOT NULL,
   state INTEGER NOT NULL, since_ms INTEGER NOT NULL, until_ms INTEGER NOT NULL) STRICT;
 CREATE UNIQUE INDEX IF NOT EXISTS keys_by_key ON keys (key);
+CREATE TABLE IF NOT EXISTS owner (mark BLOB NOT NULL) STRICT;
 """
 FIND = (
     f"SELECT key, place, position, token, state, until_ms <= ? FROM keys WHERE key IN ({', '.join('?' * KEYS_ASKED)})"
@@ -54,6 +56,7 @@ class SqliteLedger:
         folder: A folder that only this process uses.
         on_damage: Called after a damaged file was set aside.
         now_ms: Its clock; by default the machine's.
+        owner: The group with its cluster, once that is known: what was delivered on another cluster counts only there.
     """
 
     name = "sqlite"
@@ -63,7 +66,9 @@ class SqliteLedger:
         folder: Path,
         on_damage: Callable[[Damage], None],
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        owner: Callable[[], Owner] | None = None,
     ) -> None:
+        self._owner = owner
         self._path = folder / LEDGER_FILE
         self._on_damage = on_damage
         self._now_ms = now_ms
@@ -122,11 +127,24 @@ class SqliteLedger:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
             db.executescript(SCHEMA)
+            self._refuse_foreign(db)
             self._presence = Presence([Path(f"{self._path}{suffix}") for suffix in (*SIDE_FILES, "")])
-        except (sqlite3.Error, OSError):
+        except (sqlite3.Error, OSError, ConfigError):
             db.close()
             raise
         return db
+
+    def _refuse_foreign(self, db: sqlite3.Connection) -> None:
+        """Refuse a file of another cluster; one without a mark gets this one's."""
+        me = self._owner() if self._owner else None
+        if me is None or not me.cluster:
+            return
+        row = db.execute("SELECT mark FROM owner").fetchone()
+        if row is None:
+            db.execute("INSERT INTO owner VALUES (?)", [me.marked()])
+        else:
+            cure = "set state.dir so that each cluster has its own"
+            me.refuse(read(row[0]), f"the ledger {self._path}", cure, "remove the file: its keys are then forgotten")
 
     def _set_aside(self, reason: str) -> None:
         """Set the file aside. Its settled keys are forgotten; waiting for a person would stop all messages instead."""

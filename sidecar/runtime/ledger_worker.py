@@ -186,7 +186,7 @@ def open_ledger_worker(
 def open_ledger(settings: LedgerSettings, group: str, folder: Path, owner: Callable[[], Owner] | None = None) -> Ledger:
     """The ledger itself; like `open_ledger_worker`."""
     if settings.postgresql is None:
-        return SqliteLedger(folder, _tell_damage)
+        return SqliteLedger(folder, _tell_damage, owner=owner)
     with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):
         from sidecar.ledger.postgresql import PostgresqlLedger
     return PostgresqlLedger(settings.postgresql.url, group, settings.postgresql.secret, owner)

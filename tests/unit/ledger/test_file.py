@@ -15,7 +15,8 @@ from sidecar.core.claims import Want
 from sidecar.errors import ConfigError
 from sidecar.ledger.interface import LedgerError
 from sidecar.ledger.sqlite import LEDGER_FILE, SqliteLedger
-from sidecar.runtime.ledger_worker import open_ledger_worker
+from sidecar.owner import Owner
+from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
 from sidecar.state.interface import Damage
 
 
@@ -78,3 +79,22 @@ def test_a_missing_driver_is_told_at_the_start(tmp_path: Path, monkeypatch: pyte
         open_ledger_worker(settings, "orders", 1_000, tmp_path, queue.SimpleQueue())
     assert "psycopg" in str(raised.value)
     assert "consumer-sidecar[postgresql]" in raised.value.hint
+
+
+def test_a_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    """What was delivered there is not taken for delivered here: the start ends with 78, which names both clusters."""
+    settings = Settings.model_validate({"sqlite": {}})
+
+    def opened(cluster: str) -> LedgerWorker:
+        worker = open_ledger_worker(settings, "g", 1_000, tmp_path, queue.SimpleQueue(), lambda: Owner("g", cluster))
+        assert worker is not None
+        return worker
+
+    with closing(opened("c1")) as here:
+        assert here.settle_now([])
+    with closing(opened("c2")) as there:
+        assert not there.settle_now([])
+        with pytest.raises(ConfigError, match="'g' of the cluster c1, not to consumer group 'g' of the cluster c2"):
+            there.tend(0.0)
+    with closing(opened("c1")) as here:
+        assert here.settle_now([])
