@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from sidecar.core.partition_state import STORES_MAX
 from tests.scenarios import delay_space
 from tests.scenarios import delayed_members as members
 from tests.scenarios import rocketmq_delayed as rocketmq
 from tests.scenarios.delay_cancels import cancelled_kills
 from tests.scenarios.delay_requests import delay_requests
 from tests.scenarios.delayed import delayed_kills
+from tests.scenarios.parked import BATCH, parked_round
 from tests.scenarios.parked_group import failing_group
 from tests.scenarios.two_groups import one_changelog
 from tests.support.audit import Finding
@@ -83,6 +85,16 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
                 members.zombies(broker, folder, messages, size(10, 1), delay=delay),
             ]
 
+    def parked_rounds(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        run = partial(parked_round, broker, folder, size(50, 3) * BATCH)
+        with PostgresqlServer() as database:
+            return [
+                run(2, store="changelog"),
+                run(2, store="postgresql", delay=database.delay_section()),
+                run(2, store="local"),
+                run(STORES_MAX + 1, store="local"),  # the commit does not list the first one's store any more
+            ]
+
     def taken_over(broker: KafkaBroker, folder: Path) -> list[Finding]:
         return [
             members.takeovers(broker, folder, messages, size(20, 2)),
@@ -99,6 +111,7 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
         "delayed-requests": asked,
         "delayed-cancels": cancelled,
         "delayed-postgresql": in_postgresql,
+        "parked-rounds": parked_rounds,
         "delayed-postgresql-members": members_of_postgresql,
         "delayed-space": freed,
         "delayed-takeovers": taken_over,

@@ -20,6 +20,8 @@ from tests.support.receiver import Receiver, value_hash
 
 PARTITIONS = 3
 SPAN_MAX = 1_000
+BATCH = 20
+"""Messages of a batch of `parked_round`."""
 
 
 def parked_outage(
@@ -91,15 +93,24 @@ def parked_outage(
     return Finding(kind, 2 * times, messages, found, time.monotonic() - begun, notes)
 
 
-def parked_round(broker: Broker, folder: Path, messages: int, between: int, *, store: str = "changelog") -> Finding:
+def parked_round(
+    broker: Broker,
+    folder: Path,
+    messages: int,
+    between: int,
+    *,
+    store: str = "changelog",
+    delay: Mapping[str, Any] | None = None,
+) -> Finding:
     """A partition goes from one member over others back to the first, with parked batches and its folder kept.
 
     Args:
         broker: The broker.
         folder: For the daemons' files.
-        messages: All of the group that fails.
-        between: The number of owners in between; each commits.
+        messages: All of the group that fails, which the first member parks.
+        between: The number of owners in between; each commits, and parks one more.
         store: `delay.store`.
+        delay: More of the section `delay`.
 
     Raises:
         AssertionError: A member takes the broker to have lost commits.
@@ -110,8 +121,8 @@ def parked_round(broker: Broker, folder: Path, messages: int, between: int, *, s
         receiver.fail("status", group="a")
         receiver.fail("hang", group="b")  # holds the watermark back, so that owners find much above it
         config = configuration(
-            broker, [topic], receiver.url, "a || b", delay={"store": store}, drain_timeout="100ms",
-            batch={"max_messages": 20, "linger": "20ms"}, retry={"park_after": "200ms"},
+            broker, [topic], receiver.url, "a || b", delay={"store": store, **(delay or {})}, drain_timeout="100ms",
+            batch={"max_messages": BATCH, "linger": "20ms"}, retry={"park_after": "200ms"},
         )  # fmt: skip
         members = [Daemon(folder, config, name=unique("round")) for _ in range(1 + between)]
         produce(broker.bootstrap, topic, [_of("b", -1), *(_of("a", number) for number in range(messages))])
@@ -120,24 +131,26 @@ def parked_round(broker: Broker, folder: Path, messages: int, between: int, *, s
             if number:
                 produce(broker.bootstrap, topic, [_of("a", sent)])
                 sent += 1
+            here = sent if number == 0 or store != "local" else 1
             with member:
                 member.wait_ready()
-                _await(member, "all but one is parked", partial(_is_parked, sent))
+                _await(member, "all but one is parked", partial(_is_parked, here))
                 member.terminate()
                 member.process.wait(30)
-        first = members[0]
-        with first:
-            first.wait_ready()
-            receiver.control({"faults": []})
-            end = set(ends(broker, [topic]).values())
-            _await(first, "the store is empty", lambda now: _is_out(now, end) and not now["parked"])
-            assert not first.events("commit.behind"), "no commit was lost"
-            first.stop()
+        receiver.control({"faults": []})
+        end = set(ends(broker, [topic]).values())
+        for member in members if store == "local" else members[:1]:
+            with member:
+                member.wait_ready()
+                _await(member, "the store is empty", lambda now: _is_out(now, end) and not now["parked"])
+                assert not member.events("commit.behind"), "no commit was lost"
+                member.stop()
         parts = receiver.parts()
     wanted = Counter(value_hash(b"%d" % number) for number in range(-1, sent))
     found = tally_counts(Counter(row[-1] for part in parts for row in part["rows"]), wanted)
     kind = f"parked, {store}, {between} owners in between, the first one's folder kept"
-    return Finding(kind, 1, sent + 1, found, time.monotonic() - begun)
+    notes = f"{messages // BATCH} batches parked by the first owner"
+    return Finding(kind, 1, sent + 1, found, time.monotonic() - begun, notes)
 
 
 def _is_parked(count: int, status: dict[str, Any]) -> bool:
