@@ -19,6 +19,7 @@ from sidecar.config.delay import Changelog
 from sidecar.config.file.document import parse
 from sidecar.config.postgresql import shown_url
 from sidecar.config.source.kafka_properties import refusal
+from sidecar.config.tags import Tags
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
 from sidecar.core.messages.due import DueRules
 from sidecar.core.messages.fields import Field
@@ -530,3 +531,17 @@ def test_quotes_are_the_cure_of_a_number_for_a_text_alone(tmp_path: Path, line: 
     cures = {problem.path[-1]: problem.cure for problem in refused.value.problems}
     assert (cures[line.partition(":")[0]] == "put it in quotes") == is_quoted
     assert cures["max_messages"] != "put it in quotes"
+
+
+@pytest.mark.parametrize(
+    ("tags", "groups"),
+    [
+        ({}, []),
+        ({"subscribe": "b || a"}, ["a", "b"]),
+        ({"groups": {"rest": "*"}}, ["rest"]),
+        ({"subscribe": "a || b || c", "groups": {"most": "a || b"}}, ["c", "most"]),
+    ],
+)
+def test_groups_are_known_before_the_first_message(tags: dict[str, Any], groups: list[str]) -> None:
+    """Those that are named, and those of single tags; not those that any tag makes."""
+    assert Tags.model_validate({"from": {"header": "tag"}, **tags}).known_groups == groups

@@ -53,3 +53,5 @@ def test_a_message_has_its_ids_keys_and_place() -> None:
     assert (details.message_id, details.keys, details.reconsume_times) == (b"u", [b"a", b"b"], 2)
     assert (details.place.topic, details.place.queue, details.place.offset) == ("orders", 3, 7)
     assert (details.identity, handed.topic) == (b"identity", TopicPartition("orders", 3).topic)
+    (headers,) = LeasedColumns().headers([Taken(handed, b"identity")])
+    assert headers == handed.properties == [("UNIQ_KEY", b"u"), ("KEYS", b"a b")]
