@@ -128,7 +128,7 @@ class SimulatedBroker:
         place = Place(f"%RETRY%{TOPIC}" if times else TOPIC, "b", 0, at)
         properties = [("TAGS", tag), *([("order", order)] if self._has_orders and int(order) % 7 else [])]
         properties += [("RETRY_TOPIC", TOPIC.encode())] if times else []
-        return Handed(at, TOPIC, place, body, 1, 1, drawn, f"{at}", tag, (), properties, times)
+        return Handed(at, TOPIC, place, body, 1, 1, drawn, f"{at:032x}", tag, (), properties, times)
 
     def ack(self, handle: int) -> None:
         """A lost one leaves the message where it is."""
