@@ -153,7 +153,7 @@ FAULTS = {
     ),
     "receiver hangs": Fault("waiting", failing("hang"), "have waited for an answer", {"sink": PATIENT}),
     "receiver hangs, memory full": Fault(
-        "waiting", failing("hang"), "group b have waited for", {"sink": PATIENT, **SMALL}, more=("memory",)
+        "waiting", failing("hang"), "have waited for an answer", {"sink": PATIENT, **SMALL}, more=("memory",)
     ),
     "receiver hangs, span used up": Fault(
         "waiting", failing("hang", group="a"), "group a have waited", {"sink": PATIENT, **NARROW}, more=("span",)

@@ -133,7 +133,7 @@ def test_the_embedded_ledger_outlives_a_kill(kafka: Broker, make_topic: MakeTopi
 def test_rocketmq_has_the_ledger_too(rocketmq: Node, postgresql: Database, group: str, tmp_path: Path) -> None:
     """Two sidecars on RocketMQ, told by a property: of each key one copy arrives, whatever queue it is in."""
     topic, orders = rocketmq.create_topic(unique("topic"), PARTITIONS), Orders(2_000)
-    dedup = {**ledger(postgresql, postgresql.schema()), "by": {"header": "order"}}
+    dedup = {**ledger(postgresql, postgresql.schema(), "3m"), "by": {"header": "order"}}
     with Receiver() as receiver:
         config = {
             "source": {"rocketmq": {"name_servers": rocketmq.name_server, "group": group, "topics": [topic]}},
