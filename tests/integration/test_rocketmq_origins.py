@@ -124,7 +124,7 @@ def test_what_was_in_flight_at_a_kill_goes_out_once(world: World, client: str, s
 
 def test_with_a_ledger_queues_may_move(world: World, postgresql: Database, tmp_path: Path) -> None:
     """Whichever member has the retry topic by then knows what another one has delivered."""
-    shared = ledger(postgresql, postgresql.schema())["ledger"]
+    shared = ledger(postgresql, postgresql.schema(), "3m")["ledger"]
     with Receiver() as receiver:
         config = world.configuration(receiver.url, "remoting", ledger=shared)
         with Daemon(tmp_path, config, name="one") as one:
