@@ -259,7 +259,7 @@ def test_a_twin_that_waits_is_delivered_when_the_first_is_a_dead_letter(
         reader = Reader(
             file_of(
                 rocketmq, orders, sink={"http": {"url": receiver.url, "timeout": "10s"}}, tags={},
-                state={"dir": str(tmp_path / "state")}, dedup=ledger(postgresql, postgresql.schema()),
+                state={"dir": str(tmp_path / "state")}, dedup=ledger(postgresql, postgresql.schema(), "3m"),
                 retry={"backoff": "1ms", "backoff_max": "20ms"},
             ),
             tmp_path / "sidecar",
