@@ -15,6 +15,7 @@ from sidecar.check import kafka as checked
 from sidecar.check.findings import Finding
 from sidecar.check.kafka import check_kafka
 from sidecar.errors import CredentialsError, UnavailableError
+from tests.support.futures import ended
 from tests.support.spark.tasks import make_settings
 
 FORBIDDEN = KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -80,16 +81,6 @@ class Admin:
         assert options["validate_only"]
         self.new += asked
         return {each.topic: ended(self.created) for each in asked}
-
-
-def ended(answer: Any) -> Future[Any]:
-    """A future with an answer."""
-    future: Future[Any] = Future()
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
-    return future
 
 
 @pytest.fixture

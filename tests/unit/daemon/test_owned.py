@@ -24,6 +24,13 @@ from tests.support.shell import Shell
 QUEUE = TopicPartition("orders", 0, "broker-a")
 
 
+def owner(shell: Shell, store: PartitionStore) -> Owned:
+    """What takes over the delayed messages of the store."""
+    numbers: dict[TopicPartition, int] = {}
+    parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
+    return Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+
+
 def take(owned: Owned, shell: Shell, incarnation: int, watermark: int, held_below: int | None) -> None:
     """Assign the queue."""
     state = PartitionState(watermark, watermark)
@@ -42,9 +49,7 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
     """Held messages below that offset stay, whatever is read from now on, and a restart keeps it so."""
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
-        numbers: dict[TopicPartition, int] = {}
-        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        owned = owner(shell, store)
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(10)])
@@ -64,9 +69,7 @@ def test_what_a_store_holds_stays_if_the_full_list_lacks_it(tmp_path: Path, othe
     """
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
-        numbers: dict[TopicPartition, int] = {}
-        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        owned = owner(shell, store)
         take(owned, shell, 1, 0, None)
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(10)])
@@ -89,9 +92,7 @@ def test_a_new_store_that_the_full_list_lacks_is_not_told(tmp_path: Path) -> Non
     """It holds nothing of which anything could be doubted."""
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
-        numbers: dict[TopicPartition, int] = {}
-        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        owned = owner(shell, store)
         state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(STORES_MAX))))
         shell.pipeline.assign(QUEUE, "5c0pe001", state)
         with structlog.testing.capture_logs() as lines:
@@ -103,9 +104,7 @@ def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) 
     """From the state that was kept: what is not settled there is read again, and counted as held."""
     with closing(PartitionStore(tmp_path / "delay")) as store:
         shell = Shell()
-        numbers: dict[TopicPartition, int] = {}
-        parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-        owned = Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+        owned = owner(shell, store)
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, None, b"", b"") for origin in range(3)])
@@ -117,4 +116,4 @@ def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) 
         assert len(store.take(number, 1 << 62, 9, 1 << 20)) == 3
         assert shell.pipeline.books[QUEUE.store].delayed == 3
         owned.reload(TopicPartition("orders", 1, "broker-a").store)
-        assert list(numbers) == [QUEUE]
+        assert list(owned.numbers) == [QUEUE]

@@ -17,6 +17,7 @@ from sidecar.runtime import group_offsets as module
 from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.state.offset_map import Identity, encode
+from tests.support.futures import ended
 from tests.support.spark.tasks import make_settings
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -31,16 +32,6 @@ IDENTITY = Identity("cluster", "g", "id", 42)
 def test_lag_is_what_can_still_be_read(committed: int | None, low: int, high: int, lag: int) -> None:
     """What the log has lost before it was read is none of it, and neither is an offset behind the log's end."""
     assert PartitionOffsets(TopicPartition("orders", 0), committed, None, low, high, "").lag == lag
-
-
-def ended(answer: Any) -> Future[Any]:
-    """A future with an answer."""
-    future: Future[Any] = Future()
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
-    return future
 
 
 def error(code: int) -> KafkaException:
