@@ -150,30 +150,15 @@ class Daemon:
         )
         # Open the endpoint before the source: health can be queried while the broker is awaited.
         url = "off"
-        if settings.admin.listen:
-            metrics = Metrics(keeper.latest)
+        if place := settings.admin.listen:
             hooks = pipeline.intake, pipeline.delivery.delivered, supervisor.effects
-            taps = Taps(*hooks, delays.origin) if delays else Taps(*hooks)
-            letters = PageLetters(settings.state.dir, self._path)
-            stack.callback(letters.close)
-            asks: dict[str, Ask] = {"config": reload.ask, "tap": taps.ask, "letters": letters.ask}
+            asks: dict[str, Ask] = {
+                "config": reload.ask,
+                "tap": (Taps(*hooks, delays.origin) if delays else Taps(*hooks)).ask,
+            }
             if delays:
                 asks["delay"] = Questions(inbox.put, partial(_listing, reload)).ask
-            token = settings.admin.token
-            tokens = {} if token is None else {"letters": token.get_secret_value()}
-            admin = AdminServer(
-                settings.admin.listen,
-                keeper.latest,
-                metrics,
-                settings.state.dir,
-                asks,
-                tokens,
-                letters.kinds,
-                names=settings.admin.names,
-            )
-            admin.open()
-            stack.callback(admin.close)
-            url = admin.url
+            url = self._open_admin(stack, place, keeper, asks)
         open_probes(stack, settings.admin.probes, keeper.latest)
         log.info("daemon.starting", group_id=group, admin=url, version=version())
         with _tells_when_slow(supervisor.record):
@@ -187,6 +172,28 @@ class Daemon:
         gc.freeze()  # without this and the high threshold, collection takes 16 % of the CPU time
         gc.set_threshold(100_000, 20, 100)
         return supervisor, keeper, reload, lambda: leave(supervisor, writer, state, dead_letter_writer)
+
+    def _open_admin(
+        self, stack: ExitStack, place: tuple[str, int], keeper: StatusKeeper, asks: Mapping[str, Ask]
+    ) -> str:
+        """Open the admin endpoint, which answers these requests and those about dead letters; return its address."""
+        settings = self._settings
+        letters = PageLetters(settings.state.dir, self._path)
+        stack.callback(letters.close)
+        token = settings.admin.token
+        admin = AdminServer(
+            place,
+            keeper.latest,
+            Metrics(keeper.latest),
+            settings.state.dir,
+            {**asks, "letters": letters.ask},
+            {} if token is None else {"letters": token.get_secret_value()},
+            letters.kinds,
+            names=settings.admin.names,
+        )
+        admin.open()
+        stack.callback(admin.close)
+        return admin.url
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper, reload: Reload) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0

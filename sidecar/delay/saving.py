@@ -51,10 +51,10 @@ class Saving:
         self._unsaved = deque(hour for hour in unsaved if hour in snapshot.hours and hour not in wasteful)
         self._wasteful = deque(wasteful)
         self._rewrite: Rewrite | None = None
-        self._watermarks = np.zeros(1 << 16 if wasteful else 0, np.uint64)
-        self._watermarks[: len(snapshot.partitions) if wasteful else 0] = [
-            each.watermark for each in (snapshot.partitions if wasteful else ())
-        ]
+        watermarks = [each.watermark for each in snapshot.partitions]
+        self._watermarks = np.zeros(1 << 16, np.uint64)
+        """By partition number; 0 for partitions that are newer than the snapshot."""
+        self._watermarks[: len(watermarks)] = watermarks
 
     def step(self, lanes: Lanes) -> None:
         """Append some messages to their files, or copy some to others.
