@@ -18,7 +18,7 @@ from sidecar.state.store import Store
 from tests.scenarios.exactly_once import configuration, new_topics
 from tests.support.committed import committed
 from tests.support.kafka import Broker, Outgoing, produce, unique
-from tests.support.letters import Crash, Crasher, configure, run
+from tests.support.letters import ENDED, Crash, Crasher, configure, run
 from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 
@@ -76,7 +76,8 @@ def test_refused_messages_in_a_topic_arrive_once_after_a_replay(kafka: Broker, t
             result = run(tmp_path, "replay", "--yes")
             assert result.stdout == "4 dead letters were sent, 0 stay\n", result.output
             assert listed(tmp_path) == []
-            assert run(tmp_path, "replay", "--yes").stdout == "0 of 0 dead letters would be sent\n"
+            again = run(tmp_path, "replay", "--yes")
+            assert (again.exit_code, again.stdout) == (66, "0 dead letters were sent, 0 stay\n")
         assert Counter(row[3] for row in receiver.rows()) == Counter(map(value_hash, values))
 
 
@@ -131,7 +132,7 @@ def test_a_crash_at_any_write_delivers_each_once(kafka: Broker, tmp_path: Path, 
             receiver.fail("refuse", status=status, marker=f"value {POISON}")
             goes_on = _crashed(folder, Crasher(at, after=after), ("fix", "halve", "end_origins"))
             if goes_on:
-                assert run(folder, "replay", "--yes").exit_code == 0
+                assert run(folder, "replay", "--yes").exit_code in ENDED
             assert Counter(row[2] for row in receiver.rows()) == Counter(set(range(LETTERS)) - {POISON}), at
             assert [each["offset"] for each in listed(folder)] == [POISON], at
     assert at > 3
@@ -154,7 +155,7 @@ def test_a_crash_at_any_write_produces_each_once(kafka: Broker, tmp_path: Path, 
                 patch.setattr(Production, "_produce", crasher.around(Production._produce))
                 goes_on = _crashed(folder, crasher, ("fix", "end_origins"), "--to", "topic")
             if goes_on:
-                assert run(folder, "replay", "--to", "topic", "--yes").exit_code == 0
+                assert run(folder, "replay", "--to", "topic", "--yes").exit_code in ENDED
             assert listed(folder) == [], at
         assert [each.value() for each in committed(kafka, topic)] == [b"value %d" % i for i in range(LETTERS)], at
     assert at == 7
