@@ -372,6 +372,9 @@ class Host:
             () if memory is None else memory.fingerprints,
             durable=found.is_committed,
         )
+        if memory is not None and committed.stamp is not None and found.state is committed.state:
+            taken = Remembered(found.state, committed.stamp, lineage.ancestors, lineage.fingerprints)
+            self.memory, self.is_outdated = (incarnation, taken), False
         scope, start = f"s{incarnation}", found.state.watermark
         given = Assignment(TP, scope, found.state, "topic", incarnation, resumed=True, read_from=start, lineage=lineage)
         return replace(given, is_remembered=found.whose is Basis.FOLDER)

@@ -160,6 +160,7 @@ def main(argv: list[str] | None = None) -> int:
             [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]],
             {**os.environ, "PYTHONHASHSEED": "0"},
         )
+    _prepare()
     began = time.monotonic()
     outcome = run(
         args.schedules, args.seed, args.steps, args.jobs, args.failures_max, ledger=args.ledger, kind=args.kind

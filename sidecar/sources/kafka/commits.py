@@ -114,7 +114,7 @@ class Commits:
         identity = self._identities[item.tp]
         lineage = item.lineage or Lineage()
         text = encode(identity, self._rules.digest, item.state, item.stamp, lineage.parent, lineage.named)
-        return Memory.of(item, text, identity.topic_id)
+        return Memory.of(item.state.watermark, text, identity.topic_id, lineage)
 
     def _is_current(self, item: CommitItem) -> bool:
         """Whether the item is of the present ownership: the partition may have moved during the journal's write."""

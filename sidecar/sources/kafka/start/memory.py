@@ -1,7 +1,9 @@
 """The state folder's memory of partitions in addition to the broker's commits: written after them, read at a start.
 
 The broker may lose its newest commits; then only this memory has them. A row is kept once its commit was acknowledged.
-It is not synced, so after a power loss it may be some commits older.
+It is not synced, so after a power loss it may be some commits older. A commit of another member takes the place of an
+older row when the partition goes on from it: what is void by that commit is removed from the local store, so that the
+older row would count messages that are gone.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from sidecar import threads
-from sidecar.core.effects import CommitItem
 from sidecar.core.json_text import loads
 from sidecar.core.lineage import Fingerprint, Lineage, Remembered
 from sidecar.core.records import TopicPartition
@@ -40,11 +41,9 @@ class Memory(NamedTuple):
     fingerprints: list[Fingerprint]
 
     @classmethod
-    def of(cls, item: CommitItem, text: str, topic_id: str) -> Self:
+    def of(cls, watermark: int, text: str, topic_id: str, lineage: Lineage) -> Self:
         """The row of a commit."""
-        lineage = item.lineage or Lineage()
-        ancestors, fingerprints = list(lineage.ancestors.items()), list(lineage.fingerprints)
-        return cls(item.state.watermark, text, topic_id, ancestors, fingerprints)
+        return cls(watermark, text, topic_id, list(lineage.ancestors.items()), list(lineage.fingerprints))
 
     @classmethod
     def load(cls, text: str) -> Self | None:
@@ -104,21 +103,30 @@ class Memories:
 
     def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
         """Keep the rows of an acknowledged commit; further rows may come while they are written."""
+        if not self._take(rows):  # a write under way has already taken its rows, and a later commit may never come
+            threads.watch(self._disk.submit(self._write), "memory")
+
+    def supersede(self, rows: Mapping[TopicPartition, Memory]) -> None:
+        """Keep the rows of commits of others, synced: the stores may then forget what is void by them."""
+        self._take(rows)
+        self._disk.submit(self._write, durable=True).result()
+
+    def _take(self, rows: Mapping[TopicPartition, Memory]) -> bool:
+        """Take rows to be written; return whether a write that will have them was already asked for."""
         self._known.update(rows)
         self._outdated.difference_update(rows)
         with self._lock:
             is_asked_for = bool(self._unsaved)
             self._unsaved.update(rows)
-        if not is_asked_for:  # a write under way has already taken its rows, and a later commit may never come
-            threads.watch(self._disk.submit(self._write), "memory")
+        return is_asked_for
 
-    def _write(self) -> None:
+    def _write(self, *, durable: bool = False) -> None:
         """Write on a separate thread. If it fails, the partition's next commit repairs that."""
         with self._lock:
             rows, self._unsaved = self._unsaved, {}
         try:
             texts = {ProgressKey.of(tp): json.dumps(memory) for tp, memory in rows.items()}
-            self._state.save_progress(texts, durable=False)
+            self._state.save_progress(texts, durable=durable)
         except SidecarError as error:
             self._tell("memory.not_saved", "warning", {"reason": str(error)})
             self._failing = True

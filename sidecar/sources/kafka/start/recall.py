@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -13,7 +13,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell
-from sidecar.sources.kafka.start.memory import Found, Memories
+from sidecar.sources.kafka.start.memory import Found, Memories, Memory
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.state.offset_map import Identity
 from sidecar.state.rules import Rules
@@ -67,6 +67,11 @@ class Recall:
     def remembers(self, tp: TopicPartition, known: Identity) -> Found | None:
         """The folder's row of a partition, of any incarnation."""
         return self._memories.find(tp, known, self._rules.digest)
+
+    def supersede(self, rows: Mapping[TopicPartition, Memory]) -> None:
+        """Replace the folder's rows by commits from which the partitions go on; returns when they are synced."""
+        if rows:
+            self._memories.supersede(rows)
 
     def recall(
         self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: Bounds

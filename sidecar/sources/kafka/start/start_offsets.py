@@ -14,7 +14,8 @@ from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
-from sidecar.sources.kafka.start.memory import Found as Memory
+from sidecar.sources.kafka.start.memory import Found as Remembered
+from sidecar.sources.kafka.start.memory import Memory
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 from sidecar.sources.kafka.start.recall import Recall
 from sidecar.sources.kafka.topics import TopicIds
@@ -76,6 +77,8 @@ class StartOffsets:
         self._asked: Sequence[TopicPartition] = ()
         self._group_is_new: bool | None = None
         """Determined at most once per call of `find`."""
+        self._superseding: dict[TopicPartition, Memory] = {}
+        """Commits that take the place of the folder's older rows, until the end of `find`."""
 
     def find(self, tps: Sequence[TopicPartition], patience_s: float) -> Found:
         """Find the start offsets that the broker reports within this time; a broker that is down is no error."""
@@ -96,6 +99,8 @@ class StartOffsets:
                 result.failed[tp] = between
             else:
                 self._add(result, tp, commit.offset, commit.metadata, str(topic_id), between)
+        self._recall.supersede(self._superseding)
+        self._superseding = {}
         return result
 
     def identity(self, assignment: Assignment) -> Identity:
@@ -140,7 +145,11 @@ class StartOffsets:
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
         committed = Committed(decoded.state, decoded.stamp, decoded.parent, decoded.ancestors)
         known = replace(known, incarnation=decoded.incarnation)
-        return self._resumed(tp, known, committed, *self._recall.recall(tp, committed, known, bounds), bounds)
+        recalled, memory = self._recall.recall(tp, committed, known, bounds)
+        assignment = self._resumed(tp, known, committed, recalled, memory, bounds)
+        if memory is not None and recalled.state is committed.state and memory.state.stamp != committed.stamp:
+            self._superseding[tp] = Memory.of(offset, metadata or "", topic_id, assignment.lineage)
+        return assignment
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
         incarnation, lineage = secrets.randbits(64), Lineage(secrets.randbits(TOKEN_BITS))
@@ -153,7 +162,7 @@ class StartOffsets:
         before: Identity,
         committed: Committed | None,
         recalled: Recalled,
-        memory: Memory | None,
+        memory: Remembered | None,
         bounds: Bounds,
     ) -> Assignment:
         state, below = recalled.state, recalled.settled_below

@@ -28,6 +28,19 @@ class SlowState(MemoryState):
         super().save_progress(rows, durable=durable)
 
 
+class SyncedState(MemoryState):
+    """A state that lists what survives a loss of power."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[ProgressKey] = []
+
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
+        """See `State.save_progress`."""
+        super().save_progress(rows, durable=durable)
+        self.synced += rows if durable else ()
+
+
 def test_what_is_acknowledged_while_a_write_is_under_way_is_written_too() -> None:
     """At rest no later commit comes that would write it, and a crash hours later must find it."""
     state = SlowState()
@@ -42,6 +55,15 @@ def test_what_is_acknowledged_while_a_write_is_under_way_is_written_too() -> Non
         return memory is not None and memory.watermark == 2
 
     wait_until(saved, 20, "the newest is written")
+    memories.close()
+
+
+def test_a_row_of_another_is_synced_at_once() -> None:
+    """A store forgets what is void by it, which the row before counted."""
+    state = SyncedState()
+    memories = Memories(state, lambda *_: None)
+    memories.supersede({TP: Memory(1, "", "", [], [])})
+    assert state.synced == [ProgressKey.of(TP)]
     memories.close()
 
 

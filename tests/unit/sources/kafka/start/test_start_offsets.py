@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -12,14 +13,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.start import recall
-from sidecar.sources.kafka.start.memory import Memories
+from sidecar.sources.kafka.start.memory import Memories, Memory
 from sidecar.sources.kafka.start.offsets import Offsets
 from sidecar.sources.kafka.start.recall import Recall
 from sidecar.sources.kafka.start.start_offsets import StartOffsets
 from sidecar.sources.kafka.topics import TopicIds
+from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
 from sidecar.state.rules import Rules
@@ -60,7 +63,9 @@ class Brokers:
         ]
 
 
-def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> StartOffsets:
+def starts_of(
+    brokers: Brokers, told: list[str], start: str = "earliest", state: MemoryState | None = None
+) -> StartOffsets:
     """What decides, asking those brokers."""
 
     def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
@@ -70,7 +75,7 @@ def starts_of(brokers: Brokers, told: list[str], start: str = "earliest") -> Sta
         {"bootstrap_servers": "localhost:9092", "group_id": GROUP, "topics": ["orders"], "start": start}
     )
     ids = cast(TopicIds, SimpleNamespace(find=lambda topics, timeout_s: dict.fromkeys(topics, TOPIC_ID)))
-    recall = Recall(Memories(MemoryState(), tell), Rules(RULES), lambda tp, offset: None, tell)
+    recall = Recall(Memories(state or MemoryState(), tell), Rules(RULES), lambda tp, offset: None, tell)
     return StartOffsets(
         Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, Rules(RULES), lambda tp: None, recall, tell
     )
@@ -131,6 +136,19 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     (start,) = starts.find([HERE], 1).assignments
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope
+
+
+def test_the_folder_has_the_commit_from_which_a_partition_goes_on() -> None:
+    """A store forgets what is void by another's commit; the row before would count that if the broker lost it."""
+    brokers, state = Brokers(), MemoryState()
+    identity = Identity(CLUSTER, GROUP, TOPIC_ID, 7)
+    text = encode(identity, RULES, PartitionState(40, 40), Stamp(2, 3))
+    state.save_progress({ProgressKey.of(HERE): json.dumps(Memory(40, text, TOPIC_ID, [], []))})
+    brokers.commits[HERE] = (50, encode(identity, RULES, PartitionState(50, 60), Stamp(9, 1)))
+    starts_of(brokers, [], state=state).find([HERE], 1)
+    memory = Memory.load(state.load_progress()[ProgressKey.of(HERE)])
+    assert memory is not None
+    assert memory.watermark == 50
 
 
 def test_what_retention_took_from_a_reset_offset_is_counted() -> None:
