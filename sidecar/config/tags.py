@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
@@ -94,13 +95,13 @@ class Tags(Model):
         """The core's filter for these settings."""
         return TagFilter(self.subscribe, self.exclude or "", self.groups, self.split or "")
 
-    @property
-    def known_groups(self) -> list[str]:
+    @cached_property  # each status has them, four times a second
+    def known_groups(self) -> tuple[str, ...]:
         """The groups that are known before the first message."""
         filter_, wanted = self.filter(), parse_expression(self.subscribe)
         tagged = [filter_.group(tag) for tag in wanted or ()]
         known = {*self.groups, *(group for group in tagged if group is not None)}
-        return sorted(known | {filter_.group() or ""} - {""})
+        return tuple(sorted(known | {filter_.group() or ""} - {""}))
 
     @field_validator("exclude")
     @classmethod

@@ -134,9 +134,9 @@ def pipeline_groups(settings: Settings, filter_: TagFilter | None = None) -> Map
     return Memo(lambda raw: None if groups[raw] is None else UNTAGGED)
 
 
-def known_groups(settings: Settings) -> list[str]:
+def known_groups(settings: Settings) -> tuple[str, ...]:
     """The pipeline's groups that are known before the first message."""
-    return [UNTAGGED] if settings.sink.chosen.joins_groups else settings.tags.known_groups
+    return (UNTAGGED,) if settings.sink.chosen.joins_groups else settings.tags.known_groups
 
 
 def held_groups_of(settings: Settings) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
