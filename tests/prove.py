@@ -172,6 +172,11 @@ def daemon_checks(n: Sizes) -> dict[str, Check]:
             both_ways.compared(broker, folder, n(160, 8), n(20_000, 2_000), sanitized=True, seed=1_001)
         ],
         "receivers": partial(suite, "a receiver that misbehaves in every way", "integration/test_faults.py"),
+        "threads": partial(
+            suite,
+            "a failure in each thread by name; a state folder of another user",
+            "integration/test_threads.py integration/test_foreign_state.py",
+        ),
         "topics": partial(suite, "topics made again, resets, expired offsets", "integration/test_topics.py"),
         "security": partial(suite, "TLS and SASL against a broker that demands them", "integration/test_security.py"),
         "twins": partial(suite, "twins of tests of the suite", "integration conformance", mark="proof"),
