@@ -97,6 +97,22 @@ def test_a_deleted_topic_is_a_problem_if_the_configuration_names_it(named: str, 
     assert not problem or "does not exist any more" in scene.troubles.now["orders"]
 
 
+def test_a_resumed_partition_is_sought_where_it_stands() -> None:
+    """Else it waits for its next turn, up to a second; one that was not being read has no position."""
+    scene, sought = Scene("orders"), list[Any]()
+    scene.starts.known = {TP, OTHER}
+    scene.partitions.give([TP, OTHER])
+    scene.partitions.take_given()
+    scene.partitions.pause([TP, OTHER])
+    offsets = {TP.partition: 0, OTHER.partition: ck.OFFSET_INVALID}
+    scene.consumer.position = lambda tps: [
+        ck.TopicPartition(tp.topic, tp.partition, offsets[tp.partition]) for tp in tps
+    ]
+    scene.consumer.seek = sought.append
+    scene.partitions.pause([])
+    assert [(each.partition, each.offset) for each in sought] == [(TP.partition, 0)]
+
+
 def test_the_member_that_got_partitions_is_in_the_state() -> None:
     """A successor after a crash evicts it by this id."""
     scene, state = Scene("orders"), MemoryState()

@@ -44,7 +44,8 @@ class Brokers:
 
     def list_topics(self, topic: str = "", timeout: float = 0.0) -> Any:
         partitions = {p: SimpleNamespace(leader=p) for p in (0, 1)}
-        return SimpleNamespace(topics={"orders": SimpleNamespace(partitions=partitions)})
+        topics = [topic] if topic else ["orders", "payments"]
+        return SimpleNamespace(topics={each: SimpleNamespace(partitions=partitions) for each in topics})
 
     def committed(self, asked: Sequence[ck.TopicPartition], timeout: float) -> list[Any]:
         found = [self.commits.get(TopicPartition(tp.topic, tp.partition), (-1001, "")) for tp in asked]
@@ -103,6 +104,14 @@ def test_all_partitions_of_a_leader_are_one_question() -> None:
     )
     assert len(starts_of(brokers, []).find([HERE, THERE], 1).assignments) == 2
     assert brokers.asked == [[HERE, THERE]] * 2
+
+
+def test_partitions_of_several_topics_are_found_at_once() -> None:
+    """Their leaders are asked for together."""
+    brokers, other = Brokers(), TopicPartition("payments", 0)
+    brokers.starts[other], brokers.ends[other] = 0, 10
+    found = starts_of(brokers, []).find([HERE, other], 1)
+    assert ([one.tp for one in found.assignments], found.failed) == ([HERE, other], {})
 
 
 def test_a_partition_of_a_new_group_that_waited_is_still_one() -> None:
