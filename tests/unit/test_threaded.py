@@ -117,6 +117,15 @@ def test_close_waits_for_a_batch_that_runs() -> None:
         assert closed == [(True, 1)]
 
 
+def test_no_thread_is_left_when_close_has_returned() -> None:
+    """What they use may be closed then."""
+    receiver = Receiver()
+    with receiver.batcher(senders=64) as batches:
+        batches.add("g", b"1")
+        assert batches.close(WAIT_S)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("sender-")]
+
+
 def is_closing(batches: ThreadedBatcher[str, bytes]) -> bool:
     """Whether messages are refused."""
     try:
