@@ -20,6 +20,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.delta import DeltaSink
+from sidecar.sinks.table.layout import makes_small_files
 from sidecar.zone.table import label_of
 from tests.support.delta import batch_of, numbered, offsets_in, sent
 from tests.support.landing import Sent, message, part
@@ -144,6 +145,13 @@ def test_many_partitions_are_reported_once(tmp_path: Path) -> None:
         sink.close()
         found = [event for event in events if event["event"] == "table.small_files"]
         assert [(event["rows"], event["files"]) for event in found] == [(600, 300)] * told
+
+
+def test_an_addition_is_small_below_a_thousand_rows_for_each_of_two_hundred_files() -> None:
+    """Each partition gets a file with each addition."""
+    assert makes_small_files(199_999, 200)
+    assert not makes_small_files(200_000, 200)
+    assert not makes_small_files(1, 199)
 
 
 def operations(folder: Path) -> list[str]:

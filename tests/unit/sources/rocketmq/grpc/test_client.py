@@ -23,7 +23,7 @@ from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc import stubs
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
-from sidecar.sources.rocketmq.grpc.requests import Requests, extended, renewed, stored_at
+from sidecar.sources.rocketmq.grpc.requests import POLL_S, Requests, extended, renewed, stored_at
 from sidecar.sources.rocketmq.grpc.session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
@@ -64,6 +64,16 @@ class Installed:
     def locate_file(self, path: str) -> Path:
         """Where one of its files is."""
         return self._folder / path
+
+
+def test_a_request_for_messages_waits_at_the_server() -> None:
+    """As long as the session says; else an idle topic would be asked about all the time."""
+    made = requests()
+    queue = made._values.MessageQueue(topic=made.resource("orders"))
+    request = made.receive(queue, 32, 30.0, "attempt")
+    told = made.telemetry("localhost:8081").settings.subscription.long_polling_timeout
+    assert request.long_polling_timeout.ToMilliseconds() == told.ToMilliseconds() == POLL_S * 1000
+    assert (request.invisible_duration.ToMilliseconds(), request.batch_size) == (30_000, 32)
 
 
 def test_a_missing_package_is_told_with_the_command_that_cures_it(monkeypatch: pytest.MonkeyPatch) -> None:
