@@ -160,6 +160,15 @@ def test_the_folder_has_the_commit_from_which_a_partition_goes_on() -> None:
     assert memory.watermark == 50
 
 
+def test_an_expired_commit_is_not_one_that_is_behind() -> None:
+    """The folder's state applies, and no other member can have gone on from a commit."""
+    brokers, state, told = Brokers(), MemoryState(), list[str]()
+    text = encode(Identity(CLUSTER, GROUP, TOPIC_ID, 7), RULES, PartitionState(40, 40), Stamp(2, 3))
+    state.save_progress({ProgressKey.of(HERE): json.dumps(Memory(40, text, TOPIC_ID, [], []))})
+    (start,) = starts_of(brokers, told, state=state).find([HERE], 1).assignments
+    assert (start.read_from, start.is_remembered, told) == (40, False, ["commit.expired"])
+
+
 def test_what_retention_took_from_a_reset_offset_is_counted() -> None:
     """An operator's offset below the log's start is moved there, and the event has the number of lost messages."""
     brokers, told = Brokers(), list[str]()
