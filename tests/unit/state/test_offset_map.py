@@ -6,8 +6,8 @@ import base64
 from dataclasses import replace
 
 from sidecar.core.lineage import TOKEN_BITS, Stamp
-from sidecar.core.partition_state import LaneState, Other, PartitionState, SharedIntent, Stores, Tries
-from sidecar.state.offset_map import Decoded, Identity, Origin, decode, encode
+from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
+from sidecar.state.offset_map import NUMBER_BITS, STORES_CHARACTERS, Decoded, Identity, Origin, decode, encode
 
 IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"
 STATE = PartitionState(
@@ -63,6 +63,17 @@ def test_what_this_version_writes_stays_as_it_is() -> None:
     assert decode(text, 100, IDENTITY, RULES) == Decoded(
         Origin.OURS, 42, full, Stamp(7, 8), Stamp(9, 300), (Stamp(11, 12),)
     )
+
+
+def test_the_largest_stores_fit_into_what_is_reserved_for_them() -> None:
+    """A commit of a partition that has been everywhere is not refused."""
+    last, parked = 2**NUMBER_BITS - 1, 2**35 - 1
+    others = tuple(Other(2**48 - number, last, parked) for number in range(1, STORES_MAX + 1))
+    largest = Stores(own=2**48 - 100, others=others, epoch=last)
+    for seen in (5, 500, 50_000):  # the text grows by four characters at a time
+        plain = PartitionState(5, seen)
+        full = replace(plain, stores=largest, parked=parked)
+        assert len(encode(IDENTITY, RULES, full)) - len(encode(IDENTITY, RULES, plain)) <= STORES_CHARACTERS
 
 
 def test_a_commit_without_stamps_has_none() -> None:
