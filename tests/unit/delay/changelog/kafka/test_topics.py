@@ -53,6 +53,14 @@ def test_a_topic_without_an_id_has_the_number_of_its_name(mock: str) -> None:
     assert numbers == {247_829_006_214_688}
 
 
+def test_what_was_appended_after_the_end_is_not_read(mock: str) -> None:
+    """An owner that appends meanwhile adds nothing to a takeover."""
+    restorer, tp = KafkaRestorer(topics_of(mock, "t")), TopicPartition("t", 0)
+    assert restorer.append(tp, [Entry(b"%d" % number, b"v") for number in range(5)]) == 4
+    assert [record.offset for batch in restorer.read(tp, 3, 1) for record in batch] == [1, 2]
+    restorer.close()
+
+
 def test_waiting_is_told_after_5_seconds_without_an_acknowledgement() -> None:
     """The time counts from the first entry that waits."""
     now = [100.0]
