@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from tests.support.shell import Shell
 QUEUE = TopicPartition("orders", 0, "broker-a")
 
 
-def owner(shell: Shell, store: PartitionStore) -> Owned:
+def owner(
+    shell: Shell, store: PartitionStore, tell: Callable[[TopicPartition, int, int], None] = lambda *_: None
+) -> Owned:
     """What takes over the delayed messages of the store."""
     numbers: dict[TopicPartition, int] = {}
     parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-    return Owned(shell.pipeline, store, "g", Rules(b"rule"), lambda tp, token, position: None, numbers, parked)
+    return Owned(shell.pipeline, store, "g", Rules(b"rule"), tell, numbers, parked)
 
 
 def take(owned: Owned, shell: Shell, incarnation: int, watermark: int, held_below: int | None) -> None:
@@ -59,6 +62,18 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         assert store.held(number) == left
     with closing(PartitionStore(tmp_path / "delay")) as store:
         assert store.held(number) == left
+
+
+def test_the_core_waits_until_what_a_store_has_is_durable(tmp_path: Path) -> None:
+    """Until then nothing may be committed on the ground of it."""
+    told: list[tuple[TopicPartition, int, int]] = []
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        take(owner(shell, store, lambda *each: told.append(each)), shell, 1, 0, None)
+        assert not shell.pipeline.puts.idle
+        ((tp, token, position),) = told
+        shell.pipeline.held(tp, token, position, 0.0)
+        assert shell.pipeline.puts.idle
 
 
 @pytest.mark.parametrize(("others", "left"), [(STORES_MAX, 10), (STORES_MAX - 1, 0)], ids=["full", "not full"])
