@@ -20,6 +20,7 @@ from sidecar.config.delay import Changelog
 from sidecar.config.file.document import parse
 from sidecar.config.postgresql import shown_url
 from sidecar.config.source.kafka_properties import refusal
+from sidecar.config.table.properties import Properties, check_retention
 from sidecar.config.tags import Tags
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
 from sidecar.core.messages.due import DueRules
@@ -555,3 +556,15 @@ def test_known_groups_leave_nothing_behind() -> None:
     for _ in range(100):
         assert tags.known_groups == ("a", "b")
     assert gc.collect() < 50
+
+
+@pytest.mark.parametrize(
+    ("name", "hours"), [("delta.logRetentionDuration", 48), ("delta.deletedFileRetentionDuration", 24)]
+)
+def test_a_table_may_keep_what_left_it_for_the_least_time(name: str, hours: int) -> None:
+    """One hour less is refused."""
+    adapter = TypeAdapter(Properties)
+    assert adapter.validate_python({name: f"interval {hours} hours"}) == {name: f"interval {hours} hours"}
+    with pytest.raises(ValidationError, match="of at least"):
+        adapter.validate_python({name: f"interval {hours - 1} hours"})
+    check_retention({name: f"interval {hours} hours"})

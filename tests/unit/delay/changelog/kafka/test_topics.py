@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import confluent_kafka as ck
 import pytest
@@ -12,9 +14,9 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.kafka.producer import WAITING_S, KafkaChangelog
-from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
+from sidecar.delay.changelog.kafka.restorer import KafkaRestorer, _Appending
 from sidecar.delay.changelog.kafka.topics import Topics
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, UnavailableError
 
 
 def topics_of(servers: str, *read: str) -> Topics:
@@ -59,6 +61,17 @@ def test_what_was_appended_after_the_end_is_not_read(mock: str) -> None:
     assert restorer.append(tp, [Entry(b"%d" % number, b"v") for number in range(5)]) == 4
     assert [record.offset for batch in restorer.read(tp, 3, 1) for record in batch] == [1, 2]
     restorer.close()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "says"),
+    [("localhost:1 does not acknowledge", "localhost:1 does not acknowledge"), ("", "were not acknowledged in time")],
+)
+def test_a_takeover_tells_why_its_entries_were_not_acknowledged(waiting: str, says: str) -> None:
+    """As far as the client knows."""
+    silent: Any = SimpleNamespace(broken="", waiting=waiting, append=lambda *_: None, serve=lambda _: None)
+    with pytest.raises(UnavailableError, match=says):
+        _Appending(silent, TopicPartition("t", 0), 0.0).run([Entry(b"k", b"v")])
 
 
 def test_waiting_is_told_after_5_seconds_without_an_acknowledgement() -> None:
