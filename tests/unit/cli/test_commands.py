@@ -167,6 +167,13 @@ def test_help_and_version() -> None:
     assert run("validate", "-h").exit_code == 0
 
 
+@pytest.mark.parametrize(("command", "title"), [("validate", "Example:"), ("tap", "Examples:")])
+def test_help_ends_with_examples(command: str, title: str) -> None:
+    """One or several, in lines that can be copied."""
+    lines = run(command, "--help").stdout.splitlines()
+    assert lines[lines.index(f"  {title}") + 1].startswith(f"    sidecar {command} -c sidecar.yaml")
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "says"),
     [

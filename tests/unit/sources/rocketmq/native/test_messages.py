@@ -52,6 +52,8 @@ def test_a_message_has_its_ids_keys_and_place() -> None:
     assert details.place is not None
     assert (details.message_id, details.keys, details.reconsume_times) == (b"u", [b"a", b"b"], 2)
     assert (details.place.topic, details.place.queue, details.place.offset) == ("orders", 3, 7)
+    assert details.place.broker == "at 127.0.0.1:10911"
+    assert handed.offset_message_id == "7F00000100002A9F0000000000000B5C"
     assert (details.identity, handed.topic) == (b"identity", TopicPartition("orders", 3).topic)
     (headers,) = LeasedColumns().headers([Taken(handed, b"identity")])
     assert headers == handed.properties == [("UNIQ_KEY", b"u"), ("KEYS", b"a b")]
