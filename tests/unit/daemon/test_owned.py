@@ -11,7 +11,9 @@ import pytest
 import structlog.testing
 from pyroaring import BitMap64
 
+from sidecar.core.effects import Fetch
 from sidecar.core.partition_state import STORES_MAX, Other, PartitionState, Stores
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.parked import ParkedParts, packed
@@ -62,6 +64,25 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         assert store.held(number) == left
     with closing(PartitionStore(tmp_path / "delay")) as store:
         assert store.held(number) == left
+
+
+def test_the_rows_of_a_parked_part_are_read_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its group's turn has come."""
+    fetched: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(Pipeline, "fetched", lambda _, tp, number, rows, now_ms: fetched.append((number, rows)))
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        owned = owner(shell, store)
+        take(owned, shell, 1, 0, None)
+        number = owned.number(QUEUE)
+        record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
+        store.park(number, (PARKED_FROM, 5, 0, NO_TIMESTAMP, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
+        store.sync()
+        parked = ParkedParts(shell.pipeline, store, owned.numbers, lambda then: None, lambda: 0.0, lambda: 0)
+        parked.take(QUEUE, parked.find(QUEUE), 3)
+        for each in (4, 3):  # the first is not there
+            parked.fetch(Fetch(QUEUE, each))
+    assert fetched == [(3, b"5 0\n6 0")]
 
 
 def test_the_core_waits_until_what_a_store_has_is_durable(tmp_path: Path) -> None:

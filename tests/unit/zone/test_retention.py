@@ -169,6 +169,17 @@ def test_segments_go_when_they_are_old_but_for_two(
     assert [entry.seq for entry in entries(tmp_path)][-1] == 14
 
 
+def test_segments_outlive_data_that_goes_by_size(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are young: a batch that comes again is recognized by them."""
+    short_segments(monkeypatch)
+    acknowledge(tmp_path, "job", {"a": 99})
+    zone = keeper(tmp_path, clock, bytes_max=1)
+    land(zone, *range(14))
+    zone.close()
+    assert len(numbers(tmp_path)) < 3
+    assert [entry.seq for entry in entries(tmp_path)] == list(range(14))
+
+
 def test_a_reader_that_was_left_behind_is_told(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader without a registered consumer, whose next lines were removed, gets an error, never a gap."""
     short_segments(monkeypatch)

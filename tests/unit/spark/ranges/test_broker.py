@@ -12,10 +12,25 @@ from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
 from sidecar.config.source.kafka import KafkaSource
+from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
+from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.spark.ranges import broker
 
 KAFKA = KafkaSource.model_validate({"bootstrap_servers": "localhost:1", "topics": ["orders"], "group_id": "g"})
+
+
+def test_the_bounds_of_all_partitions_are_known_or_none() -> None:
+    """What a broker does not tell of one of them is an error, as a query would miss its messages."""
+    tps, error = [TopicPartition("orders", 0), TopicPartition("orders", 1)], KafkaError(KafkaError._TIMED_OUT)
+    bounds: dict[TopicPartition, Bounds | KafkaError] = dict.fromkeys(tps, Bounds(3, 9))
+    offsets: Any = SimpleNamespace(
+        partitions=lambda topics: tps if topics == ["orders"] else [], bounds=lambda _: bounds
+    )
+    assert broker.known_bounds(offsets, KAFKA) == bounds
+    bounds[tps[1]] = error
+    with pytest.raises(KafkaException):
+        broker.known_bounds(offsets, KAFKA)
 
 
 def answer_about_members(monkeypatch: pytest.MonkeyPatch, *answers: KafkaError | Exception | Sequence[str]) -> None:

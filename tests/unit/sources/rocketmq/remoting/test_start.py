@@ -105,8 +105,11 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     """Some brokers put the ends of a queue without a file at -1, where no message can be."""
     empty = frame(Code.SUCCESS, offset="-1")
     answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND), 28: booted(1)}
-    found = starts_of(MadeUpLink(answers=answers), MadeUpLink()).find([HERE], {})
-    assert [(one.state.watermark, one.read_from) for one in found.assignments] == [(0, 0)]
+    starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(answers=NEW))
+    for is_new in (False, True):  # a new group begins at the end
+        assert not is_new or starts.begin([HERE, THERE], {}) == set()
+        found = starts.find([HERE], {})
+        assert [(one.state.watermark, one.read_from) for one in found.assignments] == [(0, 0)]
 
 
 def begun_at(

@@ -111,6 +111,13 @@ def test_a_stored_message_of_negative_length_is_an_error() -> None:
             decode(bytes(whole))
 
 
+def test_a_binary_header_has_all_its_fields() -> None:
+    """The other form of headers, which a broker may be set to."""
+    fields = {"queueId": "3", "a longer name": "", "topic": "äöü"}
+    (frame,) = FrameReader().feed(framed(binary_header(11, 7, 1, "why not", fields), kind=1))
+    assert (frame.code, frame.opaque, frame.remark, frame.fields) == (11, 7, "why not", fields)
+
+
 def test_a_header_with_a_field_of_negative_length_is_an_error() -> None:
     """It would be read again and again."""
     header = binary_header(0, 1, 1, "", {"0123456789": "value"})
