@@ -11,6 +11,8 @@ from sidecar.core.messages.instants import END_MS, delay_text, instant_text, par
 from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Columns, Message, TopicPartition
 
+WRITTEN_MAX = 4_096
+"""Number of due times that are remembered: delays are few, and of times to the millisecond the last ones repeat."""
 SHOWN_MAX = 60
 """Characters of a value that a reason shows."""
 
@@ -55,7 +57,7 @@ def due_reader(rules: DueRules, columns: Columns) -> ReadDue:
     """
     read = rules.field.reader(columns)
     fixed = {topic: _Written(delay_ms, is_delay=True) for topic, delay_ms in rules.topics.items()}
-    known = Memo(_parse)
+    known = Memo(_parse, WRITTEN_MAX)
 
     def read_due(tp: TopicPartition, messages: Sequence[Message]) -> Sequence[Due]:
         column, default = read(tp, messages), fixed.get(tp.topic)

@@ -91,17 +91,22 @@ def string_hash_code(tag: str) -> int:
 
 
 class Memo(dict[K, V], Generic[K, V]):
-    """Remembers up to 65,536 results of a function, in 16 MiB; `memo[x]` is one look-up in a dictionary.
+    """Remembers results of a function, in 16 MiB; `memo[x]` is one look-up in a dictionary.
 
     Arguments of more than 64 bytes are not remembered: a tag may be a whole key, and a memo of those takes gigabytes.
     What producers, brokers or receivers write is remembered here, and nowhere by its count alone.
+
+    Args:
+        compute: The function.
+        most: Number of results.
     """
 
-    __slots__ = ("_compute", "_nbytes")
+    __slots__ = ("_compute", "_most", "_nbytes")
 
-    def __init__(self, compute: Callable[[K], V]) -> None:
+    def __init__(self, compute: Callable[[K], V], most: int = MEMO_MAX) -> None:
         super().__init__()
         self._compute = compute
+        self._most = most
         self._nbytes = 0
 
     def __missing__(self, key: K) -> V:
@@ -115,7 +120,7 @@ class Memo(dict[K, V], Generic[K, V]):
         if nbytes > MEMO_KEY_BYTES_MAX:
             return self._compute(key)
         self._nbytes += taken
-        if len(self) >= MEMO_MAX or self._nbytes > MEMO_BYTES_MAX:
+        if len(self) >= self._most or self._nbytes > MEMO_BYTES_MAX:
             self.clear()
             self._nbytes = taken
         value = self[key] = self._compute(key)

@@ -16,6 +16,9 @@ from sidecar.config.source.kafka import SESSION_TIMEOUT_MS
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 
 HEARTBEAT_MS = 500
+JOIN_MS = 60_000
+"""How long a rebalance waits for a member that does not join: by default 5 minutes, in which nobody reads; a soak came
+upon that. The main loop polls all the time, so the property's other meaning is moot."""
 MESSAGE_BYTES = 400
 """Memory that the client takes for each message in its queue, beyond the value; measured."""
 FETCH_SHARE = 4
@@ -65,6 +68,7 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
     fetch_bytes = queue_bytes // FETCH_SHARE
     return {
         "fetch.wait.max.ms": 100,
+        "max.poll.interval.ms": JOIN_MS,
         **client_config(settings, client_id),
         "group.id": settings.group_id,
         "enable.auto.commit": False,

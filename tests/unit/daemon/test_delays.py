@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.core.effects import Hold
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.delays import GOES_ON_AT, Delays
@@ -22,6 +23,11 @@ from tests.support.shell import Shell
 TP = TopicPartition("orders", 0)
 NOW_MS = 10_000
 DISK_MAX = 1_000
+
+
+def failing(reason: str) -> None:
+    """What a store raises."""
+    raise StateError(reason)
 
 
 class Store(ModelStore):
@@ -120,6 +126,17 @@ def test_messages_that_cannot_be_read_are_a_problem(scene: Scene) -> None:
     assert scene.delays.problem == "Input/output error"
     scene.store.fails = ""
     assert scene.poll() == [NOW_MS]
+
+
+def test_nothing_is_committed_while_a_message_is_nowhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store cannot take it yet; the commit would settle it."""
+    unused: Any = None
+    monkeypatch.setattr(Delays, "_do", lambda *_: failing("No space left on device"))
+    scene.delays.perform(Hold(TP, 1, unused, unused))
+    assert not scene.delays.keep_now([])
+    assert scene.delays.problem == "No space left on device"
+    monkeypatch.setattr(Delays, "_do", lambda *_: None)
+    assert scene.delays.keep_now([])
 
 
 def test_a_store_that_is_full_stops_reading_until_there_is_room(scene: Scene) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.remoting.routes import NameServers, Routes
 from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.network import Ask
+from sidecar.sources.rocketmq.wire.network import Ask, NoAnswerError
 from sidecar.sources.rocketmq.wire.requests import Asks
 
 GOOD = (
@@ -51,6 +52,21 @@ def test_a_refusal_is_told_until_the_topic_is_answered_again(monkeypatch: pytest
     server.answers["bad"] = (0, GOOD)
     routes.refresh()
     assert routes.problem == ""
+
+
+def test_all_name_servers_that_do_not_answer_are_told() -> None:
+    """Each with its own reason."""
+
+    class Network:
+        def link(self, address: str) -> SimpleNamespace:
+            return SimpleNamespace(address=address, is_up=False)
+
+        def call(self, link: SimpleNamespace, *_: object, **__: object) -> Frame:
+            raise NoAnswerError(f"{link.address} does not answer")
+
+    servers = NameServers(Network(), Asks("me", "g"), ["a:1", "b:2"])  # type: ignore[arg-type]
+    with pytest.raises(NoAnswerError, match=r"^a:1 does not answer; b:2 does not answer$"):
+        servers.call("orders", 1.0)
 
 
 def test_a_topic_whose_brokers_are_forgotten_is_told_until_one_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

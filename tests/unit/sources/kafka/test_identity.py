@@ -1,0 +1,20 @@
+"""The name by which brokers know the client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.config.source.kafka import KafkaSource as Settings
+from sidecar.sources.kafka.source import KafkaSource
+from sidecar.state.memory import MemoryState
+from sidecar.state.rules import Rules
+
+
+@pytest.mark.parametrize(("given", "name"), [("sidecar-host-1a2b", "sidecar-host-1a2b"), ("", "sidecar")])
+def test_the_client_has_the_name_of_its_daemon(given: str, name: str, tmp_path: Path) -> None:
+    """By it a successor finds the member of a killed one; a client without a daemon has the name of the program."""
+    settings = Settings.model_validate({"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["t"]})
+    source = KafkaSource(settings, MemoryState(), Rules(b"rule"), 1 << 20, given, "off")
+    assert source._client._config["client.id"] == name
