@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from sidecar.config.spark import Table
 from sidecar.config.table.layout import layout_of
 from sidecar.errors import ConfigError
-from sidecar.spark.table.pinned import pin_layout, pin_schema, refuse_layout, refuse_table_of_another
+from sidecar.spark.table.pinned import in_parquet, pin_layout, pin_schema, refuse_layout, refuse_other_progress
 from sidecar.spark.table.plan import Plan, plan_of
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
@@ -75,37 +75,34 @@ def pinned(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize(
     ("log", "upto", "refused"),
     [
-        ([], -1, False),  # both new
-        (["0", "1", "2"], 2, False),  # a restart, whether or not its last micro-batch is committed
-        (["0", "1"], 2, False),  # a restart whose last micro-batch the table has not
-        (["9.compact", ".10.crc", ".11.compact.x.tmp"], 9, False),
-        ([], 7, False),  # the table was moved aside
-        (["0"], -1, True),
-        (["8", "9.compact"], 8, True),  # the checkpoint is an older copy
+        (None, -1, ""),  # both new
+        (["0", "1", "2"], 2, ""),  # a restart, whether or not its last micro-batch is committed
+        (["0", "1"], 2, ""),  # a restart whose last micro-batch the table has not
+        (["9.compact", ".10.crc", ".11.compact.x.tmp"], 9, ""),
+        ([], 7, ""),  # the table was moved aside, and the log made by hand
+        (None, 7, "is not there, and the checkpoint {own} has put micro-batches up to number 7 into it"),
+        (["0"], -1, "has micro-batches up to number 0, and the checkpoint {own} has begun none"),
+        (["8", "9.compact"], 8, "up to number 9, and the checkpoint {own} has begun those up to 8"),  # an older copy
     ],
 )
-def test_a_table_that_is_ahead_of_its_checkpoint_is_refused(
-    tmp_path: Path, log: list[str], upto: int, refused: bool
+def test_a_table_that_its_checkpoint_does_not_know_is_refused(
+    tmp_path: Path, log: list[str] | None, upto: int, refused: str
 ) -> None:
-    """Only a table with micro-batches that the checkpoint never began is refused, be it the one of rejects."""
-    own = tmp_path / "checkpoint" / "rejects"
-    wanted = [
-        Target(TABLE, str(tmp_path / "t"), str(tmp_path / "checkpoint" / "table")),
-        Target(REJECTS, str(tmp_path / "t-rejects"), str(own)),
-    ]
-    for name in log:
-        LocalStorage().write(f"{tmp_path}/t-rejects/_spark_metadata/{name}", b"v1")
+    """With micro-batches that the checkpoint never began, or without those that it ended."""
+    own, storage = tmp_path / "checkpoint" / "rejects", LocalStorage()
+    target = Target(REJECTS, str(tmp_path / "t-rejects"), str(own))
+    if log is not None:
+        (tmp_path / "t-rejects" / "_spark_metadata").mkdir(parents=True)
+    for name in log or ():
+        storage.write(f"{target.path}/_spark_metadata/{name}", b"v1")
     begun(own, upto, {"a": upto})
+    said = ""
     try:
-        refuse_table_of_another(LocalStorage(), wanted)
-        said = ""
+        refuse_other_progress(storage, target, in_parquet(storage, target))
     except ConfigError as error:
-        said = f"{error}: {error.hint}"
-    assert bool(said) == refused
-    if refused:
-        assert f"the table {tmp_path}/t-rejects has micro-batches up to number {log[-1][0]}, and the chec" in said
-        assert f"begun {'none' if upto < 0 else f'those up to {upto}'}: another one filled it" in said
-        assert "give the table another path" in said
+        said = str(error)
+    assert refused.format(own=own) in said
+    assert bool(said) == bool(refused)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,15 @@ class OwnDelta:
         found: Any = DataFrame(self._table(path).detail(), self._session).first()
         return Existing(found.partitionColumns, found.clusteringColumns, found.properties, comments_of(columns.fields))
 
+    def last(self, path: str, query: str) -> int | None:
+        """The last micro-batch of a query, by its id, that the table has; -1 for none, None if there is no table."""
+        log = self._jvm.org.apache.spark.sql.delta.DeltaLog
+        snapshot = log.forTableWithSnapshot(self._java, path)._2()
+        if snapshot.version() < 0:
+            return None
+        found = snapshot.transactions().get(query)
+        return int(found.get()) if found.isDefined() else -1
+
     def create(self, frame: DataFrame, path: str, plan: Plan) -> None:
         """Create an empty table with the columns of a frame, unless there is one.
 

@@ -107,12 +107,14 @@ class Filling:
         from sidecar.spark.table.merging import refuse_other_rule
         from sidecar.spark.table.pinned import (
             SparkStorage,
+            in_parquet,
             pin_layout,
             pin_schema,
+            query_of,
             refuse_layout,
-            refuse_table_of_another,
+            refuse_other_progress,
         )
-        from sidecar.spark.table.writers import existing_by_deltalake, has_delta, own_delta
+        from sidecar.spark.table.writers import existing_by_deltalake, has_delta, last_by_deltalake, own_delta
         from sidecar.zone.table import TABLE_DDL
 
         _refuse_connect(session)
@@ -125,11 +127,13 @@ class Filling:
             )
         with _reported():
             storage = SparkStorage(session)
-            if self._table.format == "parquet":
-                refuse_table_of_another(storage, self.targets)
             is_delta = self._table.format == "delta"
             if is_delta and not self.through_driver:
                 self._delta = own_delta(session)
+            last_of = last_by_deltalake if self._delta is None else self._delta.last
+            for target in self.targets:
+                last = last_of(target.path, query_of(storage, target)) if is_delta else in_parquet(storage, target)
+                refuse_other_progress(storage, target, last)
             find = existing_by_deltalake if self._delta is None else self._delta.existing
             found = {target.name: find(target.path) if is_delta else None for target in self.targets}
             for target in self.targets:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LAYOUT: Final = "layout"
 """Folder of the columns and partitions in force."""
+_LOG: Final = "_spark_metadata"
 NOTHING_READ: Final = -1
 """Offset of a writer of the zone of which nothing was read."""
 
@@ -110,22 +111,44 @@ class StoredText:
         self._storage.write(self._path, text)
 
 
-def refuse_table_of_another(storage: Storage, wanted: Iterable[Target]) -> None:
-    """Refuse the table of another checkpoint: Spark's file sink skips each micro-batch whose number the log has.
+def query_of(storage: Storage, target: Target) -> str:
+    """The id by which a Delta table knows the query of a checkpoint; empty if the checkpoint is new."""
+    text = StoredText(storage, f"{target.checkpoint}/metadata").read()
+    return str(loads(text)["id"]) if text else ""
+
+
+def in_parquet(storage: Storage, target: Target) -> int | None:
+    """The last micro-batch that a Parquet table has, of whichever query; -1 for none, None if there is no table."""
+    folder = target.path.rstrip("/")
+    return _latest(storage, f"{folder}/{_LOG}") if _LOG in storage.names(folder) else None
+
+
+def refuse_other_progress(storage: Storage, target: Target, there: int | None) -> None:
+    """Refuse a table that its checkpoint does not know: writers leave out each micro-batch whose number it has.
+
+    Args:
+        storage: File system of the checkpoint.
+        target: The table.
+        there: The last micro-batch that it has; -1 for none, None if there is no table.
 
     Raises:
-        ConfigError: A table has micro-batches that its checkpoint never began: as many new ones would be lost.
+        ConfigError: The table has micro-batches that the checkpoint never began, or is gone with those that it ended.
     """
-    for target in wanted:
-        there = _latest(storage, f"{target.path.rstrip('/')}/_spark_metadata")
-        begun = _latest(storage, f"{target.checkpoint}/offsets")
-        if there > begun:
-            raise ConfigError(
-                f"the table {target.path} has micro-batches up to number {there}, and the checkpoint "
-                f"{target.checkpoint} has begun {f'those up to {begun}' if begun >= 0 else 'none'}: another one filled "
-                f"it, and Spark would leave out all rows of this one up to number {there}",
-                hint="Bring back the checkpoint that filled it, as it was last; or give the table another path",
-            )
+    begun, ended = (_latest(storage, f"{target.checkpoint}/{log}") for log in ("offsets", "commits"))
+    if there is None and ended >= 0:
+        raise ConfigError(
+            f"the table {target.path} is not there, and the checkpoint {target.checkpoint} has put micro-batches up to "
+            f"number {ended} into it: a new table would lack their rows",
+            hint="Mount the file system that has it, or bring it back; or start anew with another spark.checkpoint",
+        )
+    if there is not None and there > begun:
+        raise ConfigError(
+            f"the table {target.path} has micro-batches up to number {there}, and the checkpoint "
+            f"{target.checkpoint} has begun {f'those up to {begun}' if begun >= 0 else 'none'}: another one filled "
+            f"it, or a later copy of this one, and all rows of this one up to number {there} would be left out",
+            hint="Bring back the checkpoint that filled it, as it was last; or start anew with another path of the "
+            "table and another spark.checkpoint",
+        )
 
 
 def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:

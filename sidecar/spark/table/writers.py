@@ -50,6 +50,20 @@ def existing_by_deltalake(path: str) -> Existing | None:
     return Existing(found.partition_columns, (), found.configuration, comments_of(table.schema().fields))
 
 
+def last_by_deltalake(path: str, query: str) -> int | None:
+    """See `OwnDelta.last`.
+
+    Raises:
+        ConfigError: deltalake is not installed.
+        QueryError: The table cannot be opened.
+    """
+    table = opened(path)
+    if table is None:
+        return None
+    last = table.transaction_version(query)
+    return -1 if last is None else last
+
+
 def native(frame: DataFrame, form: str, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
     """A writer for Spark's own sink; Parquet's log, or Delta's transactions by query and micro-batch, make it exact."""
     writer = frame.writeStream.format(form)
@@ -107,8 +121,10 @@ def by_deltalake(
     def write(frame: DataFrame, batch: int) -> None:
         app = query_id.result(WAIT_S)
         table = opened(path)
-        known = None if table is None else table.transaction_version(app)
-        if known is not None and known >= batch:
+        known = -1 if table is None else table.transaction_version(app)
+        if known is not None and known > batch:
+            raise QueryError(f"the table {path} has micro-batch {known} of this query, which begins number {batch}")
+        if known == batch:
             return
         rows = upserts.rows_of(frame) if merged else frame.toArrow()
         if table is None:
