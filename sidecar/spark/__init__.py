@@ -216,13 +216,17 @@ def _read(
     columns: Sequence[str] | None = None,
     max_offsets: int | None = None,
 ) -> DataFrame:
-    register(spark)
+    from sidecar.spark.query.options import parse_options
+
     options = {name: text if isinstance(text, str) else json.dumps(text) for name, text in keys.items()}
     options |= {name: str(Path(path).absolute()) for name, path in paths.items() if path is not None}
     if columns is not None:
         options["columns"] = json.dumps(list(columns))
     if max_offsets is not None:
         options["maxOffsetsPerTrigger"] = str(max_offsets)
+    if "config" not in options or hasattr(spark, "_jvm"):  # with Connect, the file is on another host
+        parse_options(broker, options, stream=stream)  # Spark would tell a wrong one behind a traceback
+    register(spark)
     return (spark.readStream if stream else spark.read).format(f"sidecar-{broker}").options(**options).load()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from sidecar.core.messages.fields import Field
 from sidecar.errors import ConfigError
+from sidecar.spark import read_kafka, read_kafka_stream, read_rocketmq, read_rocketmq_stream
 from sidecar.spark.query.options import COLUMNS, Query, parse_options
 
 KAFKA = {"bootstrap_servers": "localhost:9092", "topics": "orders, ^new"}
@@ -75,6 +76,10 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
     [
         ({"topcs": "a"}, r"unknown option topcs\. Did you mean topics\?"),
         ({"xyz": "a"}, r"unknown option xyz\. There are config, columns, state, maxOffsetsPerTrigger, bootstrap"),
+        ({"subscribe": "a"}, r"unknown option subscribe\. It is topics here$"),
+        ({"startingOffsets": "earliest"}, r"unknown option startingoffsets\. It is start here: earliest, latest, or"),
+        ({"failOnDataLoss": "false"}, r"unknown option failondataloss\. A gap is always an error"),
+        ({"kafka.fetch.max.bytes": "1"}, r"unknown option kafka\.fetch\.max\.bytes\. It is properties\.fetch"),
         ({"tags.form": "key"}, r"option tags\.form unknown key; did you mean 'from'\?|option tags\.form unknown key"),
         ({"tags.subscribe": "a"}, r"option tags\.subscribe needs tags\.from"),
         ({"dedup.capacity": "many"}, r"option dedup\.capacity is 'many' and must be a number"),
@@ -93,6 +98,21 @@ def test_a_wrong_option_is_named(given: dict[str, str], told: str) -> None:
     """The text of the error says which option, and what it may be."""
     with pytest.raises(ConfigError, match=f"^sidecar-kafka source: .*(?:{told})"):
         parsed(given)
+
+
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        (read_kafka, "unknown option topic"),
+        (read_kafka_stream, "unknown option topic"),
+        (read_rocketmq, "unknown option topic"),
+        (read_rocketmq_stream, "unknown option topic"),
+    ],
+)
+def test_a_wrong_option_is_told_before_spark_is_asked(read: Callable[..., object], told: str) -> None:
+    """Its own error would stand behind a traceback, in one of Spark's."""
+    with pytest.raises(ConfigError, match=told):
+        read(None, topic=["orders"])
 
 
 def test_options_of_streams_are_refused_for_batches() -> None:
