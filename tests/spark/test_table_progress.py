@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sidecar.errors import ConfigError
-from tests.spark.test_table_layout import ingest, land, without_jars
+from tests.support.spark.odd_rows import ingest, land, without_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
