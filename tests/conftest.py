@@ -43,8 +43,8 @@ SLOW = (
     "test_run_crashes", "test_run_broker", "test_topics", "test_security", "test_ids", "test_dead_letters_topic",
     "test_query_rocketmq", "test_query_source", "test_receivers", "test_tutorial", "test_page", "test_lane_assigned",
     "test_lane_sanitized", "test_run_ledger", "test_run_tables", "test_run_rocketmq", "test_listener",
-    "test_table_layout", "test_merge", "test_delay_offline", "test_rocketmq_offsets", "test_sources",
-    "test_delay_clocks", "test_rocketmq_source", "test_run_lane", "test_reload", "test_delay_commands",
+    "test_table_layout", "test_table_progress", "test_merge", "test_delay_offline", "test_rocketmq_offsets",
+    "test_sources", "test_delay_clocks", "test_rocketmq_source", "test_run_lane", "test_reload", "test_delay_commands",
     "test_dead_letters", "test_dead_letters_produced", "test_rocketmq_dead_letters", "test_broker",
     "test_delay_cancels",
 )  # fmt: skip
