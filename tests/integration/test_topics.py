@@ -291,15 +291,19 @@ def test_compaction_under_way_loses_nothing_that_is_left(tmp_path: Path) -> None
     # A broker of its own: the cleaner of a shared one is busy with topics of other tests.
     with KafkaBroker(tmp_path / "broker") as broker, new_scene(broker, tmp_path) as scene:
         scene.topic = broker.create_topic(unique("compacted"), 1, COMPACT)
-        keyed = [Outgoing(0, None if i % 5 == 4 else b"%d" % i, b"%d" % (i % 20), [("tag", b"a")]) for i in range(100)]
+        now_ms, tag = int(time.time() * 1_000), [("tag", b"a")]
+        keyed = [
+            Outgoing(0, None if i % 5 == 4 else b"%d" % i, b"%d" % (i % 20), tag, now_ms - 9_000 + i)
+            for i in range(100)
+        ]
         with scene.daemon() as daemon:
             daemon.wait_ready()
             scene.receiver.fail("status", status=503)
             produce(broker.bootstrap, scene.topic, keyed)
             wait_until(lambda: daemon.events("group.failed"), 10, "the batch was sent", detail=daemon.log_tail)
             daemon.kill9()
-            produce(broker.bootstrap, scene.topic, [Outgoing(0, b"last", b"last", [("tag", b"a")])])
-            # Each message rolls the segment before it, and only rolled segments are compacted.
+            # Only rolled segments are compacted, and this one rolls, as it is much younger.
+            produce(broker.bootstrap, scene.topic, [Outgoing(0, b"last", b"last", tag, now_ms)])
             wait_until(lambda: len(surviving(broker, scene.topic)) < 30, 60, "the topic is compacted")
             scene.expected = surviving(broker, scene.topic)
             assert None in {row[3] for row in scene.expected}
