@@ -127,3 +127,5 @@ def test_a_missing_option_is_named() -> None:
     """As it is written in the option."""
     with pytest.raises(ConfigError, match="option topics is missing"):
         parse_options("kafka", {"bootstrap_servers": "h:1"}, stream=True)
+    with pytest.raises(ConfigError, match="sidecar-rocketmq source: needs name_servers with client: remoting"):
+        parse_options("rocketmq", {"topics": "orders"}, stream=True)

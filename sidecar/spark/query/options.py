@@ -176,7 +176,9 @@ def _validated(broker: Broker, data: Mapping[str, Any]) -> Settings:
 
 def _told(broker: Broker, problem: Problem) -> str:
     value = f" ({problem.value})" if problem.value else ""
-    return f"option {_option(broker, problem.path)} {problem.text}{value}{'; ' if problem.cure else ''}{problem.cure}"
+    name = _option(broker, problem.path)
+    named = f"option {name} " if name else ""  # what is missing in the source as a whole names its keys
+    return f"{named}{problem.text}{value}{'; ' if problem.cure else ''}{problem.cure}"
 
 
 def _option(broker: Broker, path: KeyPath) -> str:

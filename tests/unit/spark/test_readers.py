@@ -77,13 +77,22 @@ def test_a_broker_is_read_by_its_source(session: Session, function: Function, ki
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", [functions.read_kafka_stream, functions.read_rocketmq_stream])
-def test_a_stream_has_a_state_and_a_limit(session: Session, function: Function, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "address"),
+    [
+        (functions.read_kafka_stream, {"bootstrap_servers": "localhost:1"}),
+        (functions.read_rocketmq_stream, {"name_servers": "localhost:1"}),
+    ],
+)
+def test_a_stream_has_a_state_and_a_limit(
+    session: Session, function: Function, address: dict[str, str], tmp_path: Path
+) -> None:
     """Neither is an option unless it is given."""
-    function(session, topics="orders", state=tmp_path, max_offsets=5)
-    assert session.chosen == {"topics": "orders", "state": str(tmp_path), "maxOffsetsPerTrigger": "5"}
-    function(session, topics="orders")
-    assert session.chosen == {"topics": "orders"}
+    keys = {"topics": "orders", **address}
+    function(session, **keys, state=tmp_path, max_offsets=5)
+    assert session.chosen == {**keys, "state": str(tmp_path), "maxOffsetsPerTrigger": "5"}
+    function(session, **keys)
+    assert session.chosen == keys
 
 
 @pytest.mark.parametrize(
