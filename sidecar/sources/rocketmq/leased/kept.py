@@ -75,7 +75,9 @@ def recover(
                 identity = b64decode(fields[0])
                 if identity in missed:
                     kinds = str, int, int, str, int, str
-                    placements[identity] = Placement(*map(typed, kinds, fields[1:]))
+                    placement = Placement(*map(typed, kinds, fields[1:]))
+                    bytes.fromhex(placement.offset_message_id)
+                    placements[identity] = placement
                 continue
             *receipts, message = fields
             receipt = typed(str, receipts[0]) if receipts else ""
