@@ -723,7 +723,8 @@ class World:
         if self.log is None:
             held = [each for host in self.hosts for each in host.disk.durable()]
         else:
-            held = [*(each for _, each in self.log.messages()), *self.log.on_the_way()]
+            # A removal that is on the way may never be committed.
+            held = [*(each for _, each in self.log.there()), *self.log.on_the_way()]
         return Counter(offset for each in held if each.position >= PARKED_FROM for offset in set(_members(each)))
 
     def _counted(self, state: PartitionState) -> set[int]:

@@ -36,6 +36,7 @@ REGRESSIONS = [
     ("parked-changelog-3", 1027068),  # the account forgot a void parked part that counts after a reset
     ("parked-changelog-3", 1194207),  # the account counted parked copies of a message once over several resets
     ("parked-postgresql-3", 1132812),  # likewise
+    ("parked-postgresql-3", 30015408),  # the account took a removal on the way, which was rolled back, for done
     ("losses", 5337),  # ids of parked parts outlived the commit that counted the parts, which the broker lost
     ("losses-3", 3000189),  # a store forgot what was void by a commit that the broker lost, the folder counted it
     ("losses-postgresql-3", 5109),  # the account took what a living owner had asked to remove for held

@@ -57,11 +57,16 @@ class ModelLog:
             if not entries:
                 self.late.remove(entries)
 
-    def messages(self) -> Iterator[tuple[int, Held]]:
-        """The messages and parked parts that were not removed, with their offsets."""
+    def there(self) -> Iterator[tuple[Record, Held]]:
+        """The messages and parked parts that were not removed, with their records."""
         for record in {record.key: record for record in self.records}.values():
             if (held := held_of(record)) is not None:
-                yield record.offset, held
+                yield record, held
+
+    def messages(self) -> Iterator[tuple[int, Held]]:
+        """The same, with their offsets alone."""
+        for record, held in self.there():
+            yield record.offset, held
 
     def on_the_way(self) -> list[Held]:
         """What dead producers may still append."""

@@ -53,8 +53,8 @@ class ModelTable(ModelLog):
     def messages(self) -> Iterator[tuple[int, Held]]:
         """Those that stay, whatever becomes of transactions that are on the way."""
         removed = {entry.key for entry in self._on_the_way() if entry.value is None}
-        for record in self.records:
-            if record.key not in removed and (held := held_of(record)) is not None:
+        for record, held in self.there():
+            if record.key not in removed:
                 yield record.offset, held
 
     def on_the_way(self) -> list[Held]:
