@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 LARGE_BYTES = 512 << 10
 """Size from which blocks are pages of their own, which return to the kernel when they are freed."""
@@ -14,17 +15,25 @@ half an hour of rebalances and outages, those of a daemon with 40 threads grew t
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
-def give_back() -> None:
-    """Have freed memory return to the kernel, from now on: large blocks at once, and little stays in the heaps.
+def give_back_large() -> None:
+    """Return each large block to the kernel when it is freed, from now on.
 
     By default, glibc takes the first freed block of 16 MiB as a sign that such blocks are needed all the time: from
     then on they come from the heap, where small blocks between them keep their memory.
     """
+    _set({_MMAP_THRESHOLD: LARGE_BYTES, _TRIM_THRESHOLD: KEPT_BYTES})
+
+
+def share_heaps() -> None:
+    """Let threads share `ARENAS` heaps, from now on; call it before they start."""
+    _set({_ARENA_MAX: ARENAS})
+
+
+def _set(options: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
-        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(_ARENA_MAX, ARENAS)
+        for option, value in options.items():
+            mallopt(option, value)
 
 
 class _MallInfo(ctypes.Structure):

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from sidecar import threads
-from sidecar.allocator import give_back
+from sidecar.allocator import give_back_large, share_heaps
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import Room
 from sidecar.daemon.delays.answers import listing
@@ -114,8 +114,9 @@ class Daemon:
 
     def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, Reload, Callable[[], None]]:
         settings, rules = self._settings, Rules(rules_hash(self._settings))
+        share_heaps()
         if settings.source.chosen.holds_large_blocks:
-            give_back()
+            give_back_large()
         # Open the state first: its lock keeps a second process with this folder out of the group.
         state = stack.enter_context(closing(Store(settings.state.dir)))
         damages = tell_damages(state)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.allocator import ARENAS
+from tests.support.heaps import heaps
 from tests.support.kafka import Broker, unique
 from tests.support.postgresql import Database
 from tests.support.process import Daemon, wait_until, write_config
@@ -28,6 +30,15 @@ def await_failure(daemon: Daemon, name: str) -> None:
     daemon.wait(70, WITHIN_S)
     failed = daemon.events("thread.failed")
     assert failed and failed[0]["thread"].startswith(name)
+
+
+def test_threads_of_a_daemon_share_few_heaps(kafka: Broker, tmp_path: Path) -> None:
+    """Each keeps pages for a few small blocks, and would grow for hours."""
+    with new_scene(kafka, tmp_path) as scene, scene.daemon() as daemon:
+        scene.send(values("first", 200))
+        scene.await_all(daemon)
+        assert heaps(daemon.pid) <= ARENAS
+        daemon.stop()
 
 
 @pytest.mark.parametrize("name", RUNNING)

@@ -9,7 +9,7 @@ from sidecar.allocator import ARENAS
 
 PROGRAM = """
 import gc, psutil
-from sidecar.allocator import give_back
+from sidecar.allocator import give_back_large
 {call}
 blocks, small = [], []
 for _ in range(6):
@@ -30,12 +30,13 @@ def resident_mib(call: str) -> int:
 def test_large_blocks_are_given_back() -> None:
     """All of them, whatever stands between them; by itself glibc keeps some."""
     kept = resident_mib("")
-    assert resident_mib("give_back()") < kept - 16
+    assert resident_mib("give_back_large()") < kept - 16
 
 
 THREADS = """
 import threading
-from sidecar.allocator import give_back
+from sidecar.allocator import share_heaps
+from tests.support.heaps import heaps
 {call}
 began, may_end = threading.Barrier(33), threading.Event()
 def hold():
@@ -45,18 +46,17 @@ def hold():
 for _ in range(32):
     threading.Thread(target=hold).start()
 began.wait()
-starts = [int(line.split("-")[0], 16) for line in open("/proc/self/maps") if len(line.split()) == 5]
-print(sum(start % (64 << 20) == 0 for start in starts))
+print(heaps())
 may_end.set()
 """
 
 
-def heaps(call: str) -> int:
-    """The heaps that glibc makes for 32 threads, beside the first; each begins at a multiple of 64 MiB."""
+def heaps_of_threads(call: str) -> int:
+    """Those of 32 threads."""
     done = subprocess.run([sys.executable, "-c", THREADS.format(call=call)], capture_output=True, check=True)
     return int(done.stdout)
 
 
 def test_threads_share_few_heaps() -> None:
     """Each keeps pages of its own; by itself glibc makes 8 for each processor."""
-    assert heaps("give_back()") <= ARENAS < heaps("")
+    assert heaps_of_threads("share_heaps()") <= ARENAS < heaps_of_threads("")

@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from sidecar.allocator import allocated_bytes, give_back
+from sidecar.allocator import allocated_bytes, give_back_large, share_heaps
 from sidecar.sources.rocketmq.native.child.ahead import AHEAD_MAX, Ahead
 from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, unpack_numbers, write_all
 from sidecar.sources.rocketmq.native.child.library import (
@@ -109,7 +109,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     output = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library prints to stdout
-    give_back()
+    share_heaps()
+    give_back_large()
     frames = Frames()
     (_, payload), *_ = _read(frames, None)
     try:
