@@ -124,7 +124,7 @@ def chosen(tests: Sequence[str], times: Times) -> tuple[list[str], float]:
 
 def judge(mutant: Mutant, nearest: Nearest, times: Times, trees: SimpleQueue[Path]) -> str:
     """What becomes of a mutant: `killed`, `hung` (killed too), `survived`, or `untested` (no tests are near it)."""
-    tests, seconds = chosen(nearest.tests_of(mutant.path), times)
+    tests, seconds = chosen(nearest.files_near(mutant.path), times)
     if not tests:
         return "untested"
     with taken(trees) as tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Callable
 
 import orjson
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from sidecar.sources.rocketmq.wire.frames import Frame, FrameReader, ProtocolError, loads
 from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
 from sidecar.sources.rocketmq.wire.messages import decode
-from sidecar.sources.rocketmq.wire.requests import Asks, read_boot, read_offset, read_reset, read_route
+from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_boot, read_offset, read_reset, read_route
 from sidecar.state.offset_map import Identity, state_of
 from tests.support.rocketmq_bytes import Stored, stored
 
@@ -46,6 +47,12 @@ def answer(body: bytes) -> Frame:
     return Frame(0, 1, 1, "", {}, body)
 
 
+def has_its_types(frame: Frame) -> bool:
+    """Whether a frame has the types that it promises."""
+    numbers = {type(frame.code), type(frame.opaque), type(frame.flag)}
+    return numbers == {int} and {type(value) for value in (frame.remark, *frame.fields.values())} == {str}
+
+
 @given(st.binary(max_size=60))
 @example(b"\x00\x00\x00\x01\x00\x00\x00" + VARINT_2_56)
 @example(b"\xff" * 2_000 + b"\x01\x00\x00\x00\x00")
@@ -65,8 +72,7 @@ def test_a_header_is_a_frame_or_a_protocol_error(head: object) -> None:
         (frame,) = FrameReader().feed(framed(orjson.dumps(head)))
     except ProtocolError:
         return
-    assert {type(frame.code), type(frame.opaque), type(frame.flag)} == {int}
-    assert {type(value) for value in (frame.remark, *frame.fields.values())} == {str}
+    assert has_its_types(frame)
 
 
 @given(st.binary(max_size=60))
@@ -74,9 +80,10 @@ def test_a_binary_header_is_a_frame_or_a_protocol_error(head: bytes) -> None:
     """Lengths may be negative or larger than the header."""
     data = framed(head)
     try:
-        list(FrameReader().feed(data[:4] + b"\x01" + data[5:]))
+        (frame,) = FrameReader().feed(data[:4] + b"\x01" + data[5:])
     except ProtocolError:
         return
+    assert has_its_types(frame)
 
 
 @given(JSON)
@@ -90,12 +97,19 @@ def test_a_json_body_is_read_or_a_protocol_error(body: object) -> None:
     """Whatever types and numbers it has, for each kind of answer."""
     frame = answer(orjson.dumps(body))
     member = MemberAsks(Asks("client", "group"))
-    for read in (lambda: read_route("t", frame), lambda: read_members(frame), lambda: member.read_locked([], frame)):
+    reads: list[tuple[Callable[[], object], type]] = [
+        (lambda: read_route("t", frame), Route),
+        (lambda: read_members(frame), list),
+        (lambda: member.read_locked([], frame), set),
+        (lambda: read_boot(frame), int),
+    ]
+    for read, kind in reads:
         try:
-            read()
+            found = read()
         except ProtocolError:
+            assert kind is not int, "the start of a broker is 0 if it is not told"
             continue
-    read_boot(frame)
+        assert type(found) is kind
 
 
 def test_a_reset_with_a_name_that_is_a_list_is_a_protocol_error() -> None:

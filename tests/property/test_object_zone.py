@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.zone import retention
 from tests.support.bucket import Odds
-from tests.support.object_zone import ObjectZone
+from tests.support.object_zone import BATCHES, ROWS, ObjectZone
 
 TROUBLE = Odds(fails=0.03, lost=0.05, again=0.1, late=0.04, dies=0.02)
 CASES = {
@@ -23,6 +23,7 @@ def test_each_row_arrives_once(case: str, monkeypatch: pytest.MonkeyPatch) -> No
     odds, zombies, seeds = CASES[case]
     for seed in seeds:
         try:
-            ObjectZone(seed, odds, zombies).run()
+            rows = ObjectZone(seed, odds, zombies).run()
         except Exception as error:
             raise AssertionError(f"seed {seed} of {case!r}") from error
+        assert rows == 2 * BATCHES * ROWS

@@ -25,7 +25,7 @@ BY_PROCESS = {
 class Nearest:
     """The imports of package and tests."""
 
-    def tests_of(self, path: str) -> list[str]:
+    def files_near(self, path: str) -> list[str]:
         """The quick files of tests that may see a change of a module, the nearest first."""
         beside, ranks = _beside(Path(path)), {}
         for test, distances in self._distances.items():

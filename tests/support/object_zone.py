@@ -135,8 +135,8 @@ class ObjectZone:
             found = {place for file, places in lines if f"zone/{file}" in stored for place in places}
             assert missing <= found, "not visible when it is acknowledged"
 
-    def run(self) -> None:
-        """Let all happen, then heal, and check that each row arrived once, as it was sent."""
+    def run(self) -> int:
+        """Let all happen, then heal, and check that each row arrived once, as it was sent; return their number."""
         acknowledge(storage(self._bucket(Odds())), "reader", {})
         for _ in range(STEPS_MAX):
             if all(one.done for one in self._shippers):
@@ -163,6 +163,7 @@ class ObjectZone:
         heads = {name: max(seq for writer, seq in self._seen if writer == name) for name in "ab"}
         assert Tail(self._reader).heads() == heads, "a new reader knows the end"
         assert {entry.writer: entry.seq for entry in entries(self._reader)} == heads, "and gets there"
+        return self.got.total()
 
     def _actors(self) -> list[Callable[[], None]]:
         live = [one.step for one in self._shippers if not one.done]
