@@ -76,10 +76,13 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
     [
         ({"topcs": "a"}, r"unknown option topcs\. Did you mean topics\?"),
         ({"xyz": "a"}, r"unknown option xyz\. There are config, columns, state, maxOffsetsPerTrigger, bootstrap"),
-        ({"subscribe": "a"}, r"unknown option subscribe\. It is topics here$"),
-        ({"startingOffsets": "earliest"}, r"unknown option startingoffsets\. It is start here: earliest, latest, or"),
+        ({"subscribe": "a"}, r"unknown option subscribe\. Use topics$"),
+        ({"startingOffsets": "earliest"}, r"unknown option startingoffsets\. Use start: earliest, latest or a time$"),
         ({"failOnDataLoss": "false"}, r"unknown option failondataloss\. A gap is always an error"),
-        ({"kafka.fetch.max.bytes": "1"}, r"unknown option kafka\.fetch\.max\.bytes\. It is properties\.fetch"),
+        (
+            {"kafka.fetch.max.bytes": "1"},
+            r"unknown option kafka\.fetch\.max\.bytes\. Use properties\.fetch\.max\.bytes$",
+        ),
         ({"tags.form": "key"}, r"option tags\.form unknown key; did you mean 'from'\?|option tags\.form unknown key"),
         ({"tags.subscribe": "a"}, r"option tags\.subscribe needs tags\.from"),
         ({"dedup.capacity": "many"}, r"option dedup\.capacity is 'many' and must be a number"),

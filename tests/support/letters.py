@@ -52,8 +52,8 @@ def run(folder: Path, command: str, *arguments: str, answer: str = "") -> Result
     return CliRunner().invoke(main, arguments, input=answer, prog_name="sidecar")
 
 
-# Exit codes of a replay that ends what a crashed one began; 66 and 69: nothing was left, or only poison.
 ENDED = (0, 66, 69)
+"""Exit codes of a replay that ends what a crashed one began; 66 and 69: nothing was left, or only poison."""
 
 
 class Crash(BaseException):

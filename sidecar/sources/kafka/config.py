@@ -18,7 +18,7 @@ from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 HEARTBEAT_MS = 500
 JOIN_MS = 60_000
 """How long a rebalance waits for a member that does not join: by default 5 minutes, in which nobody reads; a soak came
-upon that. The main loop polls all the time, so the property's other meaning is moot."""
+upon that. It also limits the time between two polls; the main loop polls many times a second."""
 MESSAGE_BYTES = 400
 """Memory that the client takes for each message in its queue, beyond the value; measured."""
 FETCH_SHARE = 4

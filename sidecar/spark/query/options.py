@@ -31,23 +31,23 @@ COLUMNS: Final = tuple(name for name in SCHEMA.names if name not in _OF_THE_ZONE
 """The columns of Kafka's messages; RocketMQ's have `broker` too."""
 _DDL_OF: Final = DDL_OF | {"broker": "broker string"}
 _NUMBERS: Final = ("dedup.capacity",)
-_OF_CONNECTOR: Final = {
-    "kafka.bootstrap.servers": "It is bootstrap_servers here",
-    "kafka.group.id": "It is group_id here; a query commits nothing to the broker",
-    "groupidprefix": "A query has no group of its own at the broker",
-    "subscribe": "It is topics here",
-    "subscribepattern": "It is topics here, with a pattern that begins with ^",
+_INSTEAD: Final = {
+    "kafka.bootstrap.servers": "Use bootstrap_servers",
+    "kafka.group.id": "Use group_id; a query commits nothing to the broker",
+    "groupidprefix": "A query has no consumer group at the broker",
+    "subscribe": "Use topics",
+    "subscribepattern": "Use topics with a pattern that begins with ^",
     "assign": "All partitions of the topics are read; filter by partition in the query",
-    "startingoffsets": "It is start here: earliest, latest, or a time",
-    "startingtimestamp": "It is start here: earliest, latest, or a time",
-    "startingoffsetsbytimestamp": "It is start here, one time for all partitions",
+    "startingoffsets": "Use start: earliest, latest or a time",
+    "startingtimestamp": "Use start: earliest, latest or a time",
+    "startingoffsetsbytimestamp": "Use start: one time for all partitions",
     "endingoffsets": "A batch read ends where the logs end when it is planned; filter by offset in the query",
     "endingtimestamp": "A batch read ends where the logs end when it is planned; filter by timestamp in the query",
-    "minpartitions": "A partition of a topic is a task; repartition in the query",
+    "minpartitions": "Each partition of a topic is a task; repartition in the query",
     "failondataloss": "A gap is always an error",
     "includeheaders": "The column headers is always there; choose columns with columns",
 }
-"""What the options of Spark's own connector are here."""
+"""What to use instead of the options of Spark's connector for Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,16 @@ def _check_known(broker: Broker, name: str) -> None:
     known = [field.alias or key for key, field in model.model_fields.items()]
     if name.split(".")[0] in (*known, *_SECTIONS):
         return
-    hint = _OF_CONNECTOR.get(name.lower()) if broker == "kafka" else None
-    if hint is None and broker == "kafka" and name.lower().startswith("kafka."):
-        hint = f"It is properties.{name.partition('.')[2]} here"
+    raise _error(broker, f"unknown option {name}. {_cure(broker, name, known)}")
+
+
+def _cure(broker: Broker, name: str, known: list[str]) -> str:
+    if broker == "kafka" and name in _INSTEAD:
+        return _INSTEAD[name]
+    if broker == "kafka" and name.startswith("kafka."):
+        return f"Use properties.{name.removeprefix('kafka.')}"
     near = difflib.get_close_matches(name, [*known, *map(str.lower, _OWN), *_SECTIONS], 1)
-    if hint is None:
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join((*_OWN, *known))}, tags.* and dedup.*"
-    raise _error(broker, f"unknown option {name}. {hint}")
+    return f"Did you mean {near[0]}?" if near else f"There are {', '.join((*_OWN, *known))}, tags.* and dedup.*"
 
 
 def _value(broker: Broker, name: str, text: str) -> Any:

@@ -58,8 +58,10 @@ def last_by_deltalake(path: str, query: str) -> int | None:
         QueryError: The table cannot be opened.
     """
     table = opened(path)
-    if table is None:
-        return None
+    return None if table is None else _last(table, query)
+
+
+def _last(table: deltalake.DeltaTable, query: str) -> int:
     last = table.transaction_version(query)
     return -1 if last is None else last
 
@@ -121,8 +123,8 @@ def by_deltalake(
     def write(frame: DataFrame, batch: int) -> None:
         app = query_id.result(WAIT_S)
         table = opened(path)
-        known = -1 if table is None else table.transaction_version(app)
-        if known is not None and known > batch:
+        known = -1 if table is None else _last(table, app)
+        if known > batch:
             raise QueryError(f"the table {path} has micro-batch {known} of this query, which begins number {batch}")
         if known == batch:
             return

@@ -56,7 +56,7 @@ class Memory(NamedTuple):
             return None
 
 
-class Found(NamedTuple):
+class Kept(NamedTuple):
     """A row that applies to a partition, decoded."""
 
     incarnation: int
@@ -82,7 +82,7 @@ class Memories:
         self._disk = threads.Pool("memory")
         self._failing = False
 
-    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Found | None:
+    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Kept | None:
         """The row that applies: of the same group, topic and rules; None if there is none."""
         memory = self._known.get(tp)
         if memory is None or memory.topic_id != known.topic_id:
@@ -91,7 +91,7 @@ class Memories:
         if decoded.state is None or decoded.stamp is None:
             return None
         state = Remembered(decoded.state, decoded.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
-        return Found(decoded.incarnation, state)
+        return Kept(decoded.incarnation, state)
 
     def distrust(self, tp: TopicPartition) -> None:
         """Another member went on from a commit before the row's."""

@@ -13,7 +13,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell
-from sidecar.sources.kafka.start.memory import Found, Memories, Memory
+from sidecar.sources.kafka.start.memory import Kept, Memories, Memory
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.state.offset_map import Identity
 from sidecar.state.rules import Rules
@@ -64,7 +64,7 @@ class Recall:
         for tp in tps:
             self._short_since_s.pop(tp, None)
 
-    def remembers(self, tp: TopicPartition, known: Identity) -> Found | None:
+    def remembers(self, tp: TopicPartition, known: Identity) -> Kept | None:
         """The folder's row of a partition, of any incarnation."""
         return self._memories.find(tp, known, self._rules.digest)
 
@@ -75,7 +75,7 @@ class Recall:
 
     def recall(
         self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: Bounds
-    ) -> tuple[Recalled, Found | None]:
+    ) -> tuple[Recalled, Kept | None]:
         """The state to continue from, and the folder's row of its incarnation.
 
         Args:

@@ -14,8 +14,7 @@ from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Settled, Tell
-from sidecar.sources.kafka.start.memory import Found as Remembered
-from sidecar.sources.kafka.start.memory import Memory
+from sidecar.sources.kafka.start.memory import Kept, Memory
 from sidecar.sources.kafka.start.offsets import Bounds, Offsets
 from sidecar.sources.kafka.start.recall import Recall
 from sidecar.sources.kafka.topics import TopicIds
@@ -162,7 +161,7 @@ class StartOffsets:
         before: Identity,
         committed: Committed | None,
         recalled: Recalled,
-        memory: Remembered | None,
+        memory: Kept | None,
         bounds: Bounds,
     ) -> Assignment:
         state, below = recalled.state, recalled.settled_below

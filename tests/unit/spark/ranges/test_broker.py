@@ -16,6 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.spark.ranges import broker
+from tests.support.futures import ended
 
 KAFKA = KafkaSource.model_validate({"bootstrap_servers": "localhost:1", "topics": ["orders"], "group_id": "g"})
 
@@ -38,13 +39,10 @@ def answer_about_members(monkeypatch: pytest.MonkeyPatch, *answers: KafkaError |
     left = list(answers)
 
     def describe(groups: list[str], request_timeout: float) -> dict[str, Future[Any]]:
-        future, answer = Future[Any](), left.pop(0)
+        answer = left.pop(0)
         if isinstance(answer, KafkaError):
             answer = KafkaException(answer)
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(SimpleNamespace(members=answer))
+        future = ended(answer if isinstance(answer, Exception) else SimpleNamespace(members=answer))
         return dict.fromkeys(groups, future)
 
     monkeypatch.setattr(broker, "AdminClient", lambda _: SimpleNamespace(describe_consumer_groups=describe))
