@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,41 @@ def test_a_stream_gives_each_id_once_over_restarts(
     send(kafka, orders, [*range(700, 1_000), 5_000])
     run()
     assert sorted(got) == sorted(once + [(p, b"5000") for p in range(PARTITIONS)])
+
+
+ACTIONS: dict[str, Callable[[DataFrame], object]] = {
+    "limit of cached rows": lambda batch: batch.persist().limit(1).collect(),
+    "nothing": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_ids_are_known_whatever_of_the_first_micro_batches_is_read(
+    spark: SparkSession, kafka: Broker, make_topic: MakeTopic, tmp_path: Path, action: str
+) -> None:
+    """Tasks that were never begun or were ended early, in the first micro-batch and in a later one."""
+    topic = make_topic(PARTITIONS)
+    send(kafka, topic, [*range(20), *range(10, 30), *range(20, 40), *range(60)])
+    frame = read_kafka_stream(
+        spark,
+        bootstrap_servers=kafka.bootstrap,
+        topics=[topic],
+        dedup={"by": {"header": "id"}},
+        columns=["partition", "headers"],
+        state=tmp_path / "ids",
+        max_offsets=PARTITIONS * 20,
+    )
+    got: list[tuple[int, bytes]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        if number in (0, 2):
+            ACTIONS[action](batch)
+        else:
+            got.extend((row["partition"], bytes(row["headers"][0]["value"])) for row in batch.collect())
+
+    writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.foreachBatch(take).trigger(availableNow=True).start().awaitTermination()
+    assert sorted(got) == [(p, b"%d" % i) for p in range(PARTITIONS) for i in (*range(20, 30), *range(40, 60))]
 
 
 def test_a_batch_read_has_all_that_is_there(spark: SparkSession, kafka: Broker, orders: str) -> None:

@@ -135,6 +135,15 @@ def test_ids_that_are_missing_are_told(kafka: Broker, filled: str, tmp_path: Pat
             Reader(kafka, filled, tmp_path / folder, **options).read(900, 1_000)
 
 
+def test_an_older_copy_of_the_checkpoint_is_told(kafka: Broker, filled: str, tmp_path: Path) -> None:
+    """The ids before a range are removed once no replay needs them."""
+    reader = Reader(kafka, filled, tmp_path, dedup__by="key")
+    for start, end in pairwise([0, 100, 200, 300]):
+        reader.read(start, end)
+    with pytest.raises(StateError, match=r"only message ids of later micro-batches: the checkpoint is an older copy"):
+        reader.read(50, 100)
+
+
 def test_a_batch_read_keeps_nothing(kafka: Broker, filled: str, tmp_path: Path) -> None:
     """Duplicates are left out within its ranges."""
     given = {"bootstrap_servers": kafka.bootstrap, "topics": filled, "dedup.by": "key"}

@@ -1,8 +1,8 @@
 """Which ranges a query reads next, by its offsets alone, which are in Spark's checkpoint. Knows no client and no Spark.
 
 Offsets are JSON: `next`, the offset after the last one read of each partition; `from`, where the query began in each
-partition; `ids`, the id of each topic. So a micro-batch that is replayed has the same ranges, whatever
-has become of the logs, and no file is needed.
+partition; `ids`, the id of each topic; `name`, that of the query, under which it keeps message ids. So a micro-batch
+that is replayed has the same ranges, whatever has become of the logs, and no file is needed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Span:
         start: The first.
         end: The offset after the last.
         is_first: Whether the query reads nothing of the partition before.
+        query: Name of the query; empty if it began without message ids.
     """
 
     tp: TopicPartition
@@ -37,16 +38,18 @@ class Span:
     start: int
     end: int
     is_first: bool
+    query: str = ""
 
 
-def begin(logs: Logs, start: str | int) -> Offsets:
+def begin(logs: Logs, start: str | int, name: str = "") -> Offsets:
     """The offsets of a query that has read nothing.
 
     Args:
         logs: The logs.
         start: ``earliest``, ``latest``, or milliseconds since the epoch.
+        name: That of the query.
     """
-    return _offsets({}, firsts_of(logs, logs.bounds(), start), {})
+    return _offsets({}, firsts_of(logs, logs.bounds(), start), {}, name)
 
 
 def latest(bounds: Mapping[TopicPartition, Bounds]) -> Offsets:
@@ -80,7 +83,7 @@ def advance(logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicP
     ends = ends_of(begun, {tp: max(found.high, begun[tp]) for tp, found in bounds.items()}, most)
     if ends == known:
         return start
-    return _offsets(ends, {tp: offset for tp, offset in begun.items() if tp not in known} | firsts, ids)
+    return _offsets(ends, {tp: offset for tp, offset in begun.items() if tp not in known} | firsts, ids, _name(start))
 
 
 def spans(start: Offsets, end: Offsets) -> list[Span]:
@@ -90,11 +93,16 @@ def spans(start: Offsets, end: Offsets) -> list[Span]:
     for tp, last in by_partition(end["next"]).items():
         begun = known.get(tp, firsts[tp])
         if last > begun:
-            found.append(Span(tp, ids.get(tp.topic, ""), begun, last, is_first=begun == firsts[tp]))
+            found.append(Span(tp, ids.get(tp.topic, ""), begun, last, begun == firsts[tp], _name(end)))
     return found
 
 
+def _name(offsets: Offsets) -> str:
+    """The name of the query; empty in offsets of earlier builds."""
+    return str(offsets.get("name", ""))
+
+
 def _offsets(
-    ends: Mapping[TopicPartition, int], firsts: Mapping[TopicPartition, int], ids: Mapping[str, str]
+    ends: Mapping[TopicPartition, int], firsts: Mapping[TopicPartition, int], ids: Mapping[str, str], name: str = ""
 ) -> Offsets:
-    return {"next": by_topic(ends), "from": by_topic(firsts), "ids": dict(sorted(ids.items()))}
+    return {"next": by_topic(ends), "from": by_topic(firsts), "ids": dict(sorted(ids.items())), "name": name}

@@ -75,6 +75,11 @@ class Query:
         return self.settings.source.start
 
     @property
+    def keeps_ids(self) -> bool:
+        """Whether a stream keeps ids between micro-batches."""
+        return self.state is not None and self.settings.dedup.field is not None
+
+    @property
     def ddl(self) -> str:
         """The columns for Spark."""
         return ", ".join(_DDL_OF[name] for name in self.columns)

@@ -7,6 +7,7 @@ its reader and its partition.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import closing
@@ -22,7 +23,7 @@ from sidecar.errors import ConfigError
 from sidecar.spark.query.counts import Counted, Range
 from sidecar.spark.query.offsets import Offsets, Span, advance, begin, latest, spans
 from sidecar.spark.query.options import Broker, Query, parse_options
-from sidecar.spark.query.task import read_span
+from sidecar.spark.query.task import begin_ids, read_span
 from sidecar.spark.ranges.logs import Bounds, Logs
 from sidecar.spark.ranges.sources import logs_of, patiently
 
@@ -135,7 +136,8 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             SidecarError: Like `latestOffset`.
         """
-        return patiently(lambda: begin(self._logs, self._query.start))
+        name = secrets.token_hex(8) if self._query.keeps_ids else ""
+        return patiently(lambda: begin(self._logs, self._query.start, name))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of the options."""
@@ -174,8 +176,14 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs.bounds()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """A partition for each log with messages."""
-        return [InputPartition(span) for span in spans(start, end)]
+        """A partition for each log with messages.
+
+        Raises:
+            StateError: The folder of ids cannot be written.
+        """
+        found = spans(start, end)
+        begin_ids(self._query, found)
+        return [InputPartition(span) for span in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""

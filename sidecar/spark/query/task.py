@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
 from sidecar.core.books import Books
 from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import StateError
 from sidecar.runtime.lane import refusal_of_fields
 from sidecar.spark.query.offsets import ANEW, Span
@@ -58,18 +58,29 @@ def client_of(query: Query) -> Client:
     return Client(QueryColumns(), partial(chunks, source.kafka, most=CHUNK_MESSAGES))
 
 
+def begin_ids(query: Query, found: Iterable[Span]) -> None:
+    """Store the empty windows before first ranges, on the driver: an action of the user's may read any part of them.
+
+    Raises:
+        StateError: The folder cannot be written.
+    """
+    for span in found:
+        if query.keeps_ids and span.is_first:
+            _windows(query, span, span.query).save(RotatingSet(query.settings.dedup.capacity), span.start)
+
+
 def read_span(
     query: Query, span: Span, query_id: str | None, tell: Callable[[Books], None] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range.
 
-    The window of ids after it is stored once all rows are taken. If Spark stops before, as for `limit`, nothing is
-    stored, and the next range of the partition reads this one again for its ids.
+    The window of ids after it is stored once all rows are taken. If Spark stops before, as for `limit`, or does not
+    begin, nothing is stored, and the next range of the partition reads this one again for its ids.
 
     Args:
         query: The options.
         span: The range.
-        query_id: Id of the query, under which ids are kept; None for a batch read, which keeps none.
+        query_id: Id of the query, under which ids are kept if it has no name; None for a batch read, which keeps none.
         tell: Called with the books of the range, once all rows are taken.
 
     Raises:
@@ -79,8 +90,8 @@ def read_span(
     """
     client = client_of(query)
     sieve, windows = Sieve(query.settings, client.columns), None
-    if sieve.window is not None and query.state is not None and query_id is not None:
-        windows = Windows(query.state / query_id / _name(query, span))
+    if query.keeps_ids and query_id is not None:
+        windows = _windows(query, span, query_id)
         _recall(client, sieve, windows, span)
         sieve.books = Books()
     lane = _lane(query)
@@ -127,22 +138,35 @@ def _lane(query: Query) -> Lane | None:
 def _recall(client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
     """Fill the window with the ids before the range."""
     assert sieve.window is not None
-    if span.is_first:
-        windows.save(sieve.window, span.start)  # else a range that follows one that was not read to its end has nothing
-        return
     reached = windows.load(sieve.window, span.start)
+    if reached is None and not span.query and span.is_first:
+        windows.save(sieve.window, span.start)  # of a query of an earlier build, whose driver does not
+        return
     if reached is None:
-        raise StateError(
-            f"{span.tp}: no message ids of earlier micro-batches are in {windows.folder}: the option state names "
-            f"another folder than before, the folder was lost, or dedup was changed. Restore it, or {ANEW}"
-        )
+        raise _missing(windows, span)
     if reached < span.start:
         for messages in client.read(span.tp, reached, span.start):
             sieve.take(span.tp, messages)
 
 
-def _name(query: Query, span: Span) -> Path:
-    """The folder of a partition's ids; of its own for a topic created again, and for ids that are read elsewhere."""
+def _missing(windows: Windows, span: Span) -> StateError:
+    """The error of a range without the ids before it."""
+    if windows.versions():
+        return StateError(
+            f"{span.tp}: {windows.folder} has only message ids of later micro-batches: the checkpoint is an older "
+            f"copy. Restore it as it was last, or {ANEW}"
+        )
+    return StateError(
+        f"{span.tp}: no message ids of earlier micro-batches are in {windows.folder}: the option state names another "
+        "folder than before or one that driver and executors do not share, the folder was lost, or dedup was changed. "
+        f"Restore it, or {ANEW}"
+    )
+
+
+def _windows(query: Query, span: Span, query_id: str) -> Windows:
+    """A partition's ids, in a folder of its own for a topic created again, and for ids that are read elsewhere."""
+    assert query.state is not None
     dedup = query.settings.public()["dedup"]
     identity = orjson.dumps([list(span.tp), span.topic_id, dedup["by"], dedup["as"]])
-    return Path(f"{span.tp.partition}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}")
+    name = f"{span.tp.partition}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}"
+    return Windows(query.state / (span.query or query_id) / name)

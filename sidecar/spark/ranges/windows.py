@@ -47,6 +47,14 @@ class Windows:
         self._begun: int | None = None
         self._stored: list[_Stored] = []
 
+    def versions(self) -> list[int]:
+        """The numbers of all versions.
+
+        Raises:
+            StateError: The folder cannot be read.
+        """
+        return [number for number in map(_version, names(self.folder)) if number is not None]
+
     def load(self, window: RotatingSet, most: int) -> int | None:
         """Fill a fresh window.
 
@@ -60,7 +68,7 @@ class Windows:
         Raises:
             StateError: A file is damaged, missing or cannot be read.
         """
-        numbers = [number for number in map(_version, names(self.folder)) if number is not None and number <= most]
+        numbers = [number for number in self.versions() if number <= most]
         if not numbers:
             return None
         self._begun = max(numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -99,3 +100,19 @@ def test_a_source_makes_the_reader_that_is_asked_for() -> None:
     assert (made.name(), source.RocketMqQuerySource.name()) == ("sidecar-kafka", "sidecar-rocketmq")
     with pytest.raises(ConfigError, match="choose columns with the option columns"):
         made.reader(StructType([StructField("value", LongType())]))
+
+
+def test_sources_keep_ids_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A query may read a topic twice: each source has a name of its own, which its later offsets have too."""
+    monkeypatch.setattr(source, "logs_of", lambda _: RestartingLogs("", 0))
+    query = parse_options("kafka", {**OPTIONS, "dedup.by": "key", "state": str(tmp_path)}, stream=True)
+    readers = [QueryStreamReader(query) for _ in range(2)]
+    firsts = [reader.initialOffset() for reader in readers]
+    assert firsts[0]["name"] != firsts[1]["name"]
+    for reader, first in zip(readers, firsts, strict=True):
+        end = reader.latestOffset(first, ReadAllAvailable())
+        assert end["name"] == first["name"]
+        for _ in range(2):  # as after a crash
+            reader.partitions(first, end)
+        assert [path.name for path in (tmp_path / end["name"]).rglob("*.json")] == ["4.json"]
+    assert len(list(tmp_path.iterdir())) == 2
