@@ -112,9 +112,10 @@ def read_kafka_stream(
             `dedup` by an id.
         columns: Wanted columns; others are not made. None for all.
         max_offsets: Limit of offsets in a micro-batch; 1,000,000 if it is None.
-        config: A `sidecar.yaml` with source, tags and ids, in place of `keys`.
+        config: A `sidecar.yaml` with source, tags and ids, in place of `keys`; but `start` may be given beside it.
         **keys: Keys of `source.kafka`, and the sections `tags` and `dedup`, as in the file:
-            ``bootstrap_servers="h:9092", topics=["orders"], dedup={"by": {"header": "id"}}``.
+            ``bootstrap_servers="h:9092", topics=["orders"], dedup={"by": {"header": "id"}}``. `start` may have an
+            offset for each partition: ``start={"orders": {0: 23, 1: "latest"}}``.
     """
     paths = {"state": state, "config": config}
     return _read(spark, "kafka", keys, paths, stream=True, columns=columns, max_offsets=max_offsets)
@@ -129,7 +130,7 @@ def read_kafka(
         spark: The session, classic or Connect.
         columns: See `read_kafka_stream`.
         config: Likewise.
-        **keys: Likewise.
+        **keys: Likewise; and `end`, which may be what `start` may be but for ``earliest``.
     """
     return _read(spark, "kafka", keys, {"config": config}, stream=False, columns=columns)
 
@@ -167,7 +168,7 @@ def read_rocketmq(
         spark: The session, classic or Connect.
         columns: See `read_kafka_stream`.
         config: Likewise.
-        **keys: See `read_rocketmq_stream`.
+        **keys: See `read_rocketmq_stream`; and `end`, as in `read_kafka`.
     """
     return _read(spark, "rocketmq", keys, {"config": config}, stream=False, columns=columns)
 

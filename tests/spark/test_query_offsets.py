@@ -7,9 +7,11 @@ import json
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError
+from sidecar.errors import ConfigError, StateError
 from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.spark.query.offsets import Offsets, Span, advance, begin, spans
+from sidecar.spark.query.places import Place, ended
+from sidecar.spark.ranges.logs import by_partition
 
 A, B = TopicPartition("a", 0), TopicPartition("a", 1)
 QUEUE = TopicPartition("q", 3, "broker:x/ä")
@@ -116,3 +118,44 @@ def test_what_became_of_a_topic_is_told(logs: FakeLogs, told: str) -> None:
     before.unread = "a"
     with pytest.raises(StateError, match="a was removed from the option topics: add it again"):
         before.after(at)
+
+
+LOGS = {A: (5, 10), B: (0, 3)}
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "read"),
+    [
+        ({A: 7, B: "earliest"}, None, [(A, 7, 10), (B, 0, 3)]),
+        ({A: "latest", B: 3}, None, []),
+        ("earliest", {A: 6, B: "latest"}, [(A, 5, 6), (B, 0, 3)]),
+        ({A: 6, B: 1}, {A: 6, B: 2}, [(B, 1, 2)]),
+        ("earliest", 7, [(A, 5, 7), (B, 0, 3)]),  # a time at which a message beyond the log's end came
+        ("latest", 7, []),
+        ("earliest", "latest", [(A, 5, 10), (B, 0, 3)]),
+    ],
+)
+def test_a_read_has_what_is_between_its_places(start: Place, end: Place | None, read: list[tuple[object, ...]]) -> None:
+    """The end is not read; a time that lies before the start leaves nothing."""
+    logs = FakeLogs(LOGS)
+    first = begin(logs, start)
+    bounds = logs.found if end is None else ended(logs, logs.found, by_partition(first["from"]), end)
+    assert [(span.tp, span.start, span.end) for span in spans(first, advance(logs, first, None, bounds))] == read
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "told"),
+    [
+        ({A: 7}, None, r"option start names no offset of a\[1\]: name all partitions that are read"),
+        ({A: 7, B: 0, QUEUE: 1}, None, r"option start names q\[.*3\]: there is no such partition"),
+        ({A: 4, B: 0}, None, r"option start is 4 for a\[0\], whose log has the offsets from 5 to 10"),
+        ({A: 5, B: 4}, None, r"option start is 4 for a\[1\], whose log has the offsets from 0 to 3"),
+        ("earliest", {A: 11, B: 0}, r"option end is 11 for a\[0\], whose log has the offsets from 5 to 10"),
+        ({A: 9, B: 0}, {A: 8, B: 0}, r"option end is 8 for a\[0\], where the read begins at 9"),
+    ],
+)
+def test_places_that_do_not_fit_the_logs_are_told(start: Place, end: Place | None, told: str) -> None:
+    """Each with the partition, and what is there."""
+    logs = FakeLogs(LOGS)
+    with pytest.raises(ConfigError, match=told):
+        ended(logs, logs.found, by_partition(begin(logs, start)["from"]), end or "latest")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.messages.fields import Field
+from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.spark import read_kafka, read_kafka_stream, read_rocketmq, read_rocketmq_stream
 from sidecar.spark.query.options import COLUMNS, Query, parse_options
@@ -39,7 +40,7 @@ def test_options_are_keys_of_the_file() -> None:
         stream=True,
     )  # fmt: skip
     settings = query.settings
-    assert (settings.source.kafka.topics, settings.source.kafka.start) == (["a", "b"], "latest")
+    assert (settings.source.kafka.topics, query.start) == (["a", "b"], "latest")
     assert settings.source.kafka.properties == {"security.protocol": "ssl"}
     assert settings.tags.field == Field("header", "Tag")
     assert settings.tags.filter().group(b"a") == "Money"
@@ -75,9 +76,12 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ({"topcs": "a"}, r"unknown option topcs\. Did you mean topics\?"),
-        ({"xyz": "a"}, r"unknown option xyz\. There are config, columns, state, maxOffsetsPerTrigger, bootstrap"),
+        (
+            {"xyz": "a"},
+            r"unknown option xyz\. There are config, columns, start, end, state, maxOffsetsPerTrigger",
+        ),
         ({"subscribe": "a"}, r"unknown option subscribe\. Use topics$"),
-        ({"startingOffsets": "earliest"}, r"unknown option startingoffsets\. Use start: earliest, latest or a time$"),
+        ({"startingOffsets": "earliest"}, r"unknown option startingoffsets\. Use start: earliest, latest, a time, or"),
         ({"failOnDataLoss": "false"}, r"unknown option failondataloss\. A gap is always an error"),
         (
             {"kafka.fetch.max.bytes": "1"},
@@ -91,6 +95,17 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
         ({"dedup.by": "key"}, "option state is missing"),
         ({"dedup.by": "key", "dedup.keep": "1h", "state": "s"}, r"option dedup\.keep is not possible"),
         ({"start": "yesterday"}, "option start needs earliest, latest or a timestamp"),
+        ({"start": "1769860800"}, "option start needs milliseconds since 1970, such as .*: 1769860800 is before 1973"),
+        (
+            {"start": '{"a": 5}'},
+            r'option start is \{"a": 5\} and needs an offset, earliest or latest',
+        ),
+        ({"start": '{"a": {"0": "x"}}'}, "needs an offset, earliest or latest for each partition"),
+        ({"start": '{"a": {"0": true}}'}, "needs an offset, earliest or latest for each partition"),
+        ({"start": '{"a": {"0": -3}}'}, "needs an offset, earliest or latest for each partition"),
+        ({"start": '{"a": {"x": 3}}'}, "needs an offset, earliest or latest for each partition"),
+        ({"start": "{"}, "needs an offset, earliest or latest for each partition"),
+        ({"end": "latest"}, "option end is for spark.read; a stream with trigger"),
         ({"columns": "offset,what"}, "option columns is 'offset,what' and must be some of topic, partition"),
         ({"columns": "offset,offset"}, "each once"),
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0' and must be a number from 1 on"),
@@ -116,6 +131,42 @@ def test_a_wrong_option_is_told_before_spark_is_asked(read: Callable[..., object
     """Its own error would stand behind a traceback, in one of Spark's."""
     with pytest.raises(ConfigError, match=told):
         read(None, topic=["orders"])
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("latest", "latest"),
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000),
+        ("1769860800000", 1_769_860_800_000),
+        (
+            '{"a": {"0": 7, "1": "latest", "2": -1}}',
+            {TopicPartition("a", 0): 7, TopicPartition("a", 1): "latest", TopicPartition("a", 2): "latest"},
+        ),
+        ('{"a": {"b:3": 7}}', {TopicPartition("a", 3, "b"): 7}),
+    ],
+)
+def test_a_read_begins_and_ends_at_places(text: str, place: object) -> None:
+    """A word, a time, or an offset for each partition, in the form of Spark's connector."""
+    query = parsed({"start": text, "end": text}, stream=False)
+    assert (query.start, query.end) == (place, place)
+
+
+@pytest.mark.parametrize("text", ["earliest", '{"a": {"0": "earliest"}}', '{"a": {"0": -2}}'])
+def test_no_read_ends_where_its_logs_begin(text: str) -> None:
+    """It would have no rows."""
+    with pytest.raises(ConfigError, match="option end needs latest, a timestamp, or an offset or latest for each"):
+        parsed({"end": text}, stream=False)
+
+
+def test_start_and_end_may_be_given_beside_a_file(tmp_path: Path) -> None:
+    """The start of the file is that of a group of daemons."""
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(FILE)
+    more = {"start": "latest", "end": "1769860800000"}
+    query = parse_options("kafka", {"config": str(path), **more}, stream=False)
+    assert (query.start, query.end) == ("latest", 1_769_860_800_000)
+    assert parse_options("kafka", {"config": str(path)}, stream=False).start == "earliest"
 
 
 def test_options_of_streams_are_refused_for_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sidecar.spark import read_kafka, read_kafka_stream
+from sidecar.spark.ranges.sources import PATIENCE_S
 from tests.support.kafka import Broker, MakeTopic, produce
 from tests.support.produce import Outgoing
 from tests.support.spark.examples import example
@@ -120,6 +122,9 @@ def test_a_batch_read_has_all_that_is_there(spark: SparkSession, kafka: Broker, 
     assert {(row["partition"], row["tag"], row["count"]) for row in rows} == {(p, "b", 500) for p in range(PARTITIONS)}
     assert read_kafka(spark, **settings).count() == PARTITIONS * (1_000 + TWICE)
     assert read_kafka(spark, **settings, start="latest").count() == 0
+    start, end = {orders: {0: 10, 1: "latest", 2: "earliest"}}, {orders: {0: 30, 1: "latest", 2: 5}}
+    some = read_kafka(spark, **settings, start=start, end=end).groupBy("partition").count().collect()
+    assert {(row["partition"], row["count"]) for row in some} == {(0, 20), (2, 5)}
 
 
 def test_the_example_can_be_pasted(
@@ -145,7 +150,10 @@ def test_the_example_can_be_pasted(
     assert {(row["tag"], row["count"]) for row in rows.groupBy("tag").count().collect()} == {("a", PARTITIONS * 500)}
 
 
-def test_a_wrong_option_is_told_in_words(spark: SparkSession) -> None:
+def test_a_missing_topic_is_waited_for_as_long_as_the_start_timeout_says(spark: SparkSession, kafka: Broker) -> None:
     """Spark passes the text of the error on."""
-    with pytest.raises(Exception, match="sidecar-kafka source: option topics is missing"):
-        read_kafka(spark, bootstrap_servers="localhost:1").schema  # noqa: B018
+    frame = read_kafka(spark, bootstrap_servers=kafka.bootstrap, topics=["none-such"], start_timeout="1s")
+    began_s = time.monotonic()
+    with pytest.raises(Exception, match="does not know the topic none-such for 1 s"):
+        frame.count()
+    assert time.monotonic() - began_s < PATIENCE_S

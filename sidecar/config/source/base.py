@@ -12,6 +12,10 @@ from sidecar.config.address import address
 from sidecar.config.base import Model
 from sidecar.config.marks import Kind
 
+MS_MIN = 100_000_000_000
+"""In 1973: lower numbers are in seconds, or no times."""
+MS_MAX = 253_402_300_799_999
+_MS = 1_769_860_800_000
 _SEVERAL = "; several as a list or separated by commas"
 
 
@@ -31,13 +35,20 @@ def unique_topics(names: list[str]) -> list[str]:
     return names
 
 
-def _start(value: Any) -> Any:
+def start_of(value: Any) -> str | int:
+    """A start position: ``earliest``, ``latest``, or milliseconds since the epoch; ValueError if it is none."""
     if value in ("earliest", "latest"):
         return str(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not MS_MIN <= value <= MS_MAX:
+            raise ValueError(f"needs milliseconds since 1970, such as {_MS}: {value} is before 1973 or after 9999")
+        return value
     try:
         when = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise ValueError("needs earliest, latest or a timestamp such as 2026-01-31T12:00:00Z") from None
+        raise ValueError(f"needs earliest, latest or a timestamp such as 2026-01-31T12:00:00Z or {_MS}") from None
     if when.tzinfo is None:
         raise ValueError("needs a time zone at the end of the timestamp, such as Z or +02:00")
     if when.timestamp() < 0:
@@ -55,9 +66,9 @@ SERVERS_SCHEMA = WithJsonSchema(
 Start: TypeAlias = Annotated[
     Literal["earliest", "latest"] | int,
     Kind("text"),
-    BeforeValidator(_start),
+    BeforeValidator(start_of),
     PlainSerializer(_start_text, return_type=str),
-    WithJsonSchema({"type": "string"}),
+    WithJsonSchema({"type": ["string", "integer"]}),
 ]
 
 

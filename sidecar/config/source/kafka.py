@@ -85,7 +85,8 @@ class KafkaSource(SourceSettings):
     ] = Field(min_length=1, description="Topic names; an entry that starts with `^` is a regular expression.")
     start: Annotated[Start, OnSpark("applies, for a new checkpoint whose consumer group never committed")] = Field(
         default="earliest",
-        description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
+        description="Start position of a new group: `earliest`, `latest`, or a timestamp with a time zone or in "
+        "milliseconds.",
     )
     start_timeout_ms: Annotated[int, Duration("100ms", "1d"), OnSpark("applies, on the driver")] = Field(
         default=30_000,

@@ -107,7 +107,8 @@ class RocketMqSource(SourceSettings):
     )
     start: Annotated[Start, OnSpark("applies, for a new checkpoint whose group never committed")] = Field(
         default="earliest",
-        description="Start position of a new group: `earliest`, `latest` or a timestamp with a time zone.",
+        description="Start position of a new group: `earliest`, `latest`, or a timestamp with a time zone or in "
+        "milliseconds.",
     )
     start_timeout_ms: Annotated[int, Duration("100ms", "1d"), OnSpark("applies, on the driver")] = Field(
         default=30_000,

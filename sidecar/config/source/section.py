@@ -28,6 +28,11 @@ class Source(OneOf):
         return self.kafka.start if self.rocketmq is None else self.rocketmq.start
 
     @property
+    def start_timeout_s(self) -> float:
+        """How long startup waits for the cluster."""
+        return (self.kafka if self.rocketmq is None else self.rocketmq).start_timeout_ms / 1000
+
+    @property
     def group_id(self) -> str:
         """The consumer group."""
         return self.chosen.consumer_group

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.ranges.logs import Bounds, Logs, by_partition, by_topic, firsts_of
+from sidecar.spark.query.places import Place, offsets_at
+from sidecar.spark.ranges.logs import Bounds, Logs, by_partition, by_topic
 from sidecar.spark.ranges.planning import ends_of, lost
 
 Offsets: TypeAlias = dict[str, Any]
@@ -41,15 +42,18 @@ class Span:
     query: str = ""
 
 
-def begin(logs: Logs, start: str | int, name: str = "") -> Offsets:
+def begin(logs: Logs, start: Place, name: str = "") -> Offsets:
     """The offsets of a query that has read nothing.
 
     Args:
         logs: The logs.
-        start: ``earliest``, ``latest``, or milliseconds since the epoch.
+        start: Where it begins.
         name: That of the query.
+
+    Raises:
+        ConfigError: See `offsets_at`.
     """
-    return _offsets({}, firsts_of(logs, logs.bounds(), start), {}, name)
+    return _offsets({}, offsets_at(logs, logs.bounds(), "start", start), {}, name)
 
 
 def latest(bounds: Mapping[TopicPartition, Bounds]) -> Offsets:

@@ -18,14 +18,16 @@ from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.errors import ConfigError
+from sidecar.spark.query.places import Option, Place, parse_place
 from sidecar.zone.schema import DDL_OF, SCHEMA
 
 Broker: TypeAlias = Literal["kafka", "rocketmq"]
 OFFSETS_MAX: Final = 1_000_000
 GROUP: Final = "sidecar-spark"
-_OWN: Final = ("config", "columns", "state", "maxOffsetsPerTrigger")
+_OWN: Final = ("config", "columns", "start", "end", "state", "maxOffsetsPerTrigger")
 _SECTIONS: Final = ("tags", "dedup")
 _OF_STREAMS: Final = ("state", "maxOffsetsPerTrigger")
+_NO_END: Final = "a stream with trigger(availableNow=True) ends where the logs ended when it began"
 _OF_THE_ZONE: Final = ("writer", "sequence", "batch_id")
 COLUMNS: Final = tuple(name for name in SCHEMA.names if name not in _OF_THE_ZONE)
 """The columns of Kafka's messages; RocketMQ's have `broker` too."""
@@ -38,11 +40,12 @@ _INSTEAD: Final = {
     "subscribe": "Use topics",
     "subscribepattern": "Use topics with a pattern that begins with ^",
     "assign": "All partitions of the topics are read; filter by partition in the query",
-    "startingoffsets": "Use start: earliest, latest or a time",
-    "startingtimestamp": "Use start: earliest, latest or a time",
-    "startingoffsetsbytimestamp": "Use start: one time for all partitions",
-    "endingoffsets": "A batch read ends where the logs end when it is planned; filter by offset in the query",
-    "endingtimestamp": "A batch read ends where the logs end when it is planned; filter by timestamp in the query",
+    "startingoffsets": "Use start: earliest, latest, a time, or the same JSON",
+    "startingtimestamp": "Use start with the time",
+    "startingoffsetsbytimestamp": "Use start with one time for all partitions, or with their offsets",
+    "endingoffsets": "Use end: latest, a time, or the same JSON",
+    "endingtimestamp": "Use end with the time",
+    "endingoffsetsbytimestamp": "Use end with one time for all partitions, or with their offsets",
     "minpartitions": "Each partition of a topic is a task; repartition in the query",
     "failondataloss": "A gap is always an error",
     "includeheaders": "The column headers is always there; choose columns with columns",
@@ -61,6 +64,8 @@ class Query:
         offsets_max: Limit of offsets in a micro-batch.
         state: The folder of the windows of ids, on storage that all executors share; None if nothing is remembered
             between micro-batches.
+        start: Where a new query begins.
+        end: Where a batch read ends; None for the ends of the logs.
     """
 
     broker: Broker
@@ -68,11 +73,8 @@ class Query:
     columns: tuple[str, ...]
     offsets_max: int
     state: Path | None
-
-    @property
-    def start(self) -> str | int:
-        """Where a new query starts: ``earliest``, ``latest``, or milliseconds since the epoch."""
-        return self.settings.source.start
+    start: Place = "earliest"
+    end: Place | None = None
 
     @property
     def keeps_ids(self) -> bool:
@@ -100,6 +102,8 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
     for name in _OF_STREAMS:
         if name in own and stream is False:
             raise _error(broker, f"option {name} is for readStream; a batch read reads everything")
+    if "end" in own and stream:
+        raise _error(broker, f"option end is for spark.read; {_NO_END}")
     if "config" in own:
         if others:
             raise _error(broker, f"option {min(others)} belongs into the file that the option config names")
@@ -112,11 +116,20 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
         _columns(broker, own.get("columns")),
         _offsets_max(broker, own.get("maxOffsetsPerTrigger")),
         Path(own["state"]).absolute() if "state" in own else None,
+        _place(broker, "start", own["start"]) if "start" in own else settings.source.start,
+        _place(broker, "end", own["end"]) if "end" in own else None,
     )
     if stream and settings.dedup.field is not None and query.state is None:
         text = "option state is missing: with dedup by an id, it names a folder that driver and executors share"
         raise _error(broker, f"{text}, in which the query keeps the ids")
     return query
+
+
+def _place(broker: Broker, option: Option, text: str) -> Place:
+    try:
+        return parse_place(option, text)
+    except ValueError as error:
+        raise _error(broker, f"option {option} {error}") from None
 
 
 def _divided(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

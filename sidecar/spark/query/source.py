@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -23,9 +23,10 @@ from sidecar.errors import ConfigError
 from sidecar.spark.query.counts import Counted, Range
 from sidecar.spark.query.offsets import Offsets, Span, advance, begin, latest, spans
 from sidecar.spark.query.options import Broker, Query, parse_options
+from sidecar.spark.query.places import ended
 from sidecar.spark.query.task import begin_ids, read_span
-from sidecar.spark.ranges.logs import Bounds, Logs
-from sidecar.spark.ranges.sources import logs_of, patiently
+from sidecar.spark.ranges.logs import Bounds, Logs, by_partition
+from sidecar.spark.ranges.sources import PATIENCE_S, logs_of, patiently
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from sidecar.core.books import Books
     from sidecar.core.records import TopicPartition
+
+T = TypeVar("T")
 
 ASK_EVERY_S = 0.1
 """Spark asks for new messages 100 times a second while there are none."""
@@ -92,7 +95,7 @@ def counted(source: type[DataSource], accumulator: Accumulator[Counted]) -> type
 
 
 class QueryReader(DataSourceReader):
-    """All messages between the start of the options and the ends of the logs at the moment of planning."""
+    """All messages between start and end of the options, or the ends of the logs at the moment of planning."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -101,15 +104,18 @@ class QueryReader(DataSourceReader):
         """A partition for each log with messages.
 
         Raises:
-            SidecarError: The broker does not answer for 30 s, refuses, or lacks a topic.
+            SidecarError: The broker does not answer for the whole start-up time, refuses, or lacks a topic.
+            ConfigError: `start` or `end` does not fit the logs.
         """
-        with closing(logs_of(self._query.settings.source)) as logs:
+        source, end = self._query.settings.source, self._query.end
+        with closing(logs_of(source)) as logs:
 
             def plan() -> list[Span]:
-                first = begin(logs, self._query.start)
-                return spans(first, advance(logs, first, None, logs.bounds()))
+                first, bounds = begin(logs, self._query.start), logs.bounds()
+                bounds = bounds if end is None else ended(logs, bounds, by_partition(first["from"]), end)
+                return spans(first, advance(logs, first, None, bounds))
 
-            return [InputPartition(span) for span in patiently(plan)]
+            return [InputPartition(span) for span in patiently(plan, source.start_timeout_s)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -125,6 +131,7 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Mapping[TopicPartition, Bounds] | None = None
         self._asked_at_s = -ASK_EVERY_S
         self._ends: Offsets | None = None
+        self._patience_s = query.settings.source.start_timeout_s
 
     @cached_property
     def _logs(self) -> Logs:
@@ -137,7 +144,7 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             SidecarError: Like `latestOffset`.
         """
         name = secrets.token_hex(8) if self._query.keeps_ids else ""
-        return patiently(lambda: begin(self._logs, self._query.start, name))
+        return self._patiently(lambda: begin(self._logs, self._query.start, name))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of the options."""
@@ -145,7 +152,7 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Leave messages that arrive from now on to the next run."""
-        self._target = patiently(self._bounds)
+        self._target = self._patiently(self._bounds)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """The latest offsets that are known, for the query's progress."""
@@ -155,7 +162,8 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch.
 
         Raises:
-            SidecarError: A topic was lost or created again, or the cluster does not answer for 30 s.
+            SidecarError: A topic was lost or created again; or the cluster does not answer for 30 s, or for the
+                start-up time if it has not answered yet.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
 
@@ -164,11 +172,16 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ends = latest(bounds)
             return advance(self._logs, start, most, bounds)
 
-        return patiently(plan)
+        return self._patiently(plan)
 
     def stop(self) -> None:
         """Disconnect."""
         self._logs.close()
+
+    def _patiently(self, plan: Callable[[], T]) -> T:
+        found = patiently(plan, self._patience_s)
+        self._patience_s = PATIENCE_S
+        return found
 
     def _bounds(self) -> Mapping[TopicPartition, Bounds]:
         time.sleep(max(0.0, self._asked_at_s + ASK_EVERY_S - time.monotonic()))

@@ -35,17 +35,18 @@ def logs_of(source: Source, *, retried: bool = False) -> Logs:
     return KafkaLogs(source.kafka)
 
 
-def patiently(plan: Callable[[], T]) -> T:
+def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:
     """The result of a plan that asks a cluster, made anew while the cluster does not answer.
 
     Args:
         plan: Asks all that it needs, so that one time limit holds for all of it.
+        patience_s: The limit; None for 30 s.
 
     Raises:
-        UnavailableError: The cluster does not answer for 30 s.
-        SidecarError: It refuses, or lacks a topic.
+        UnavailableError: The cluster does not answer for so long, or lacks a topic.
+        SidecarError: It refuses.
     """
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while True:
         try:
             return plan()

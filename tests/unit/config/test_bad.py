@@ -129,6 +129,7 @@ CASES = [
         "listen port", "", "admin: {listen: 'a:65536'}\n", "13:17", "admin.listen", "has a port that is not from 0 to"
     ),
     Case("start word", KAFKA, KAFKA + "    start: begin\n", "6:12", "source.kafka.start", "needs earliest, latest"),
+    Case("start seconds", KAFKA, KAFKA + "    start: 1769860800\n", "6:12", "source.kafka.start", "needs milliseconds"),
     Case("start zone", KAFKA, KAFKA + "    start: 2026-01-31\n", "6:12", "source.kafka.start", "needs a time zone"),
     Case("json path", "{header: tag}", "{json: a.b}", "7:16", "tags.from.json", "a JSON path starts with $"),
     Case("two places", "{header: tag}", "{header: a, json: $.b}", "7:21", "tags.from.json", "conflicts with header"),

@@ -137,6 +137,8 @@ def test_give_up_after(text: str, attempts: int | None, after_ms: int | None, tm
         ("1970-01-01T00:00:01Z", 1000),
         ("1970-01-01 01:00:01.5+01:00", 1500),
         ("'2026-01-31T12:00:00-05:00'", 1_769_878_800_000),
+        ("1769878800000", 1_769_878_800_000),
+        ("'1769878800000'", 1_769_878_800_000),
     ],
 )
 def test_start(text: str, start: object, tmp_path: Path) -> None:

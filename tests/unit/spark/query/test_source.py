@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,11 @@ from sidecar.spark.ranges import sources
 
 TP: Final = TopicPartition("orders", 0)
 START: Final = {"next": {}, "from": {"orders": {"0": 4}}, "ids": {}}
-OPTIONS: Final = {"bootstrap_servers": "localhost:1", "topics": "orders", "start": "2026-11-28T00:00:00Z"}
+OPTIONS: Final[dict[str, str]] = {
+    "bootstrap_servers": "localhost:1",
+    "topics": "orders",
+    "start": "2026-11-28T00:00:00Z",
+}
 
 
 class RestartingLogs:
@@ -32,11 +37,11 @@ class RestartingLogs:
     """
 
     def __init__(self, question: str, times: int) -> None:
-        self._question, self._left = question, times
+        self._question, self.left = question, times
 
     def _ask(self, question: str) -> None:
-        if question == self._question and self._left:
-            self._left -= 1
+        if question == self._question and self.left:
+            self.left -= 1
             raise UnavailableError("it restarts")
 
     def bounds(self) -> dict[TopicPartition, Bounds]:
@@ -85,10 +90,29 @@ def test_planning_waits_for_a_broker_that_restarts(monkeypatch: pytest.MonkeyPat
 
 
 def test_planning_ends_with_an_error_if_the_broker_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One time limit holds for all questions."""
-    monkeypatch.setattr(sources, "PATIENCE_S", 0.0)
+    """One time limit holds for all questions: `start_timeout` until the first plan, and then another one."""
+    monkeypatch.setattr(sources, "RETRY_S", 0.0)
+    monkeypatch.setattr(source, "PATIENCE_S", 0.0)
+    times = 3
+    for plan in PLANS:
+        assert planned(monkeypatch, plan, "bounds", times)
+    logs = RestartingLogs("bounds", 0)
+    monkeypatch.setattr(source, "logs_of", lambda _: logs)
+    reader = QueryStreamReader(parse_options("kafka", OPTIONS, stream=True))
+    start = reader.initialOffset()
+    logs.left = times
     with pytest.raises(UnavailableError, match="it restarts"):
-        planned(monkeypatch, "micro-batch", "topic_ids", times=1)
+        reader.latestOffset(start, ReadAllAvailable())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_query_waits_for_its_start_timeout(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+    """And no longer, however long a running query waits."""
+    monkeypatch.setitem(OPTIONS, "start_timeout", "100ms")
+    began_s = time.monotonic()
+    with pytest.raises(UnavailableError, match="it restarts"):
+        planned(monkeypatch, plan, "bounds", times=1_000_000)
+    assert time.monotonic() - began_s < sources.PATIENCE_S / 2
 
 
 def test_a_source_makes_the_reader_that_is_asked_for() -> None:
