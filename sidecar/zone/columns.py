@@ -11,7 +11,7 @@ import pyarrow as pa
 from sidecar.core.parts import Part
 from sidecar.core.records import Header, TopicPartition
 from sidecar.zone.rows import SEPARATOR, bytes_of_name, order_of, unpack
-from sidecar.zone.schema import HEADER, MS_MAX, SCHEMA, text_of, text_of_name
+from sidecar.zone.schema import MS_MAX, SCHEMA, headers_of, text_of, text_of_name
 
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
@@ -127,10 +127,7 @@ def _headers(rows: Iterable[Sequence[Header]]) -> pa.Array:
             names.append(text_of_name(name))
             values.append(value)
         ends.append(len(names))
-    pairs = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(HEADER)
-    )
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs, type=SCHEMA.field("headers").type)
+    return headers_of(pa.array(ends, pa.int32()), pa.array(names, pa.string()), pa.array(values, pa.binary()))
 
 
 def _texts(tags: Sequence[bytes | None]) -> list[str | None]:

@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sidecar.zone.rows import bytes_of_name
 
@@ -57,3 +58,16 @@ def text_of(raw: bytes) -> str:
 def text_of_name(name: str) -> str:
     """The same for a name in which bytes that are not UTF-8 are surrogate escapes."""
     return text_of(bytes_of_name(name))
+
+
+def headers_of(ends: pa.Array, names: pa.Array, values: pa.Array) -> pa.Array:
+    """The column `headers`, for the zone, tables and queries: null for a message without, as Spark's connector has it.
+
+    Args:
+        ends: 0, then the number of headers up to and with each row.
+        names: The texts of all their names.
+        values: All their values.
+    """
+    pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADER))
+    has_none = pc.equal(ends.slice(1), ends.slice(0, len(ends) - 1))
+    return pa.ListArray.from_arrays(ends, pairs, type=SCHEMA.field("headers").type, mask=has_none)

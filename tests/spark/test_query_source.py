@@ -127,6 +127,19 @@ def test_a_batch_read_has_all_that_is_there(spark: SparkSession, kafka: Broker, 
     assert {(row["partition"], row["count"]) for row in some} == {(0, 20), (2, 5)}
 
 
+def test_columns_are_those_of_the_connector(spark: SparkSession, kafka: Broker, topic: str) -> None:
+    """A query may change from one to the other: nulls, empty values, no headers, and several."""
+    headers: list[list[tuple[str, bytes | None]] | None] = [None, [], [("a", b"1"), ("a", None), ("b", b"")]]
+    messages = [Outgoing(0, (None, b"", b"v")[i], (b"", b"k", None)[i], headers[i]) for i in range(3)]
+    produce(kafka.bootstrap, topic, messages)
+    names = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    theirs = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap).option("subscribe", topic)
+    rows = theirs.option("includeHeaders", "true").load().select(*names).collect()
+    assert [row["headers"] for row in rows[:2]] == [None, None]
+    ours = read_kafka(spark, bootstrap_servers=kafka.bootstrap, topics=[topic], columns=names)
+    assert ours.collect() == rows
+
+
 def test_the_example_can_be_pasted(
     spark: SparkSession, kafka: Broker, orders: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,7 +134,8 @@ def rows(root: Root, *, dedup: bool = True) -> Iterator[dict[str, Any]]:
 
 def as_sent(row: dict[str, Any]) -> Sent:
     """A row of the zone's columns as it was produced."""
-    headers = tuple((one["key"], one["value"]) for one in row["headers"])
+    assert row["headers"] != [], "no headers are null"
+    headers = tuple((one["key"], one["value"]) for one in row["headers"] or ())
     at_ms = row["timestamp"] and round(row["timestamp"].timestamp() * 1000)
     return Sent(row["offset"], row["key"], row["value"], row["tag"], headers, at_ms)
 

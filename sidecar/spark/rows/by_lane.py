@@ -21,7 +21,7 @@ from sidecar.sources.kafka.lane.messages import LaneMessages
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
 from sidecar.spark.rows.sieve import Sieve
-from sidecar.zone.schema import HEADER, MS_MAX, SCHEMA, text_of, text_of_name
+from sidecar.zone.schema import MS_MAX, SCHEMA, headers_of, text_of, text_of_name
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Rules
@@ -180,6 +180,5 @@ def _headers(headers: Headers | None) -> pa.Array:
     assert headers is not None
     encoded = _binary(headers.names).dictionary_encode()
     names = pa.array([text_of_name(header_name(name)) for name in encoded.dictionary.to_pylist()], pa.string())
-    pairs = pa.StructArray.from_arrays([names.take(encoded.indices), _binary(headers.contents)], fields=list(HEADER))
     ends = pa.Array.from_buffers(pa.int32(), len(headers.ends) // 4, [None, pa.py_buffer(headers.ends)])
-    return pa.ListArray.from_arrays(ends, pairs, type=SCHEMA.field("headers").type)
+    return headers_of(ends, names.take(encoded.indices), _binary(headers.contents))

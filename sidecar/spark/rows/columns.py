@@ -15,7 +15,7 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.tags import Memo, TagFilter
 from sidecar.core.records import Columns, Header, Message, TopicPartition
 from sidecar.spark.rows.sieve import Kept, Sieve
-from sidecar.zone.schema import HEADER, MS_MAX, SCHEMA, text_of, text_of_name
+from sidecar.zone.schema import MS_MAX, SCHEMA, headers_of, text_of, text_of_name
 
 if TYPE_CHECKING:
     from sidecar.config.model import Settings
@@ -89,11 +89,8 @@ class Rows:
         headers = [found or () for found in self._columns.headers(kept.messages)]
         flat: list[Header] = list(chain.from_iterable(headers))
         names = list(map(self._names.__getitem__, map(_NAME, flat)))
-        pairs = pa.StructArray.from_arrays(
-            [pa.array(names, pa.string()), pa.array(list(map(_VALUE, flat)), pa.binary())], fields=list(HEADER)
-        )
         ends = pa.array(list(accumulate(map(len, headers), initial=0)), pa.int32())
-        return pa.ListArray.from_arrays(ends, pairs, type=SCHEMA.field("headers").type)
+        return headers_of(ends, pa.array(names, pa.string()), pa.array(list(map(_VALUE, flat)), pa.binary()))
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def test_rows_arrive_as_they_were_sent(tmp_path: Path) -> None:
     assert (rows[10]["key"], rows[10]["value"], rows[10]["headers"], rows[10]["group"]) == (
         None,
         b"",
-        [],
+        None,
         "007/ä" * 100,
     )
     assert (rows[11]["value"], rows[5]["group"], rows[5]["batch_id"]) == (None, "", batch_of(parts[0]).key)
