@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 EXIT_OK = 0
 EXIT_USAGE = 64
@@ -40,10 +40,30 @@ class UnavailableError(SidecarError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class UnknownTopicError(UnavailableError):
+    """The cluster answers, and does not know topics.
+
+    Args:
+        message: The message.
+        topics: Their names.
+        hint: The remedy.
+    """
+
+    def __init__(self, message: str, topics: Sequence[str] = (), *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.topics = tuple(topics)
+
+
 class StateError(SidecarError):
     """The state folder cannot be used, or another process uses it."""
 
     exit_code = EXIT_CANNOT_CREATE
+
+
+class PositionError(SidecarError):
+    """What was read up to a position is not in the broker's log any more; whether to go on is a person's decision."""
+
+    exit_code = EXIT_CONFIG
 
 
 class NoStateError(SidecarError):

@@ -167,6 +167,13 @@ class Spark(Model):
         "`client` in each task, which costs less. With RocketMQ, `sink.delta` and `sink.parquet` it is always "
         "`client`.",
     )
+    on_gap: Annotated[
+        Literal["stop", "log_start"], OnSpark("what becomes of a partition whose next messages the broker has deleted")
+    ] = Field(
+        default="stop",
+        description="What `sidecar spark run` does if messages expired before they were read: `stop` ends it with exit "
+        "code 78; `log_start` leaves them out, logs and counts them, and reads on where the partition's log begins.",
+    )
     table: Annotated[Table | None, OnSpark("applies with sink.delta and sink.parquet; ignored otherwise")] = Field(
         default=None,
         description="The table that `sidecar spark ingest` fills, or `sidecar spark run` with `sink.delta` or "

@@ -101,12 +101,16 @@ def _places(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
     watermark = GaugeMetricFamily("sidecar_partition_watermark", "Offset below which all is settled.", labels=labels)
     position = GaugeMetricFamily("sidecar_partition_position", "Next offset to be read.", labels=labels)
     lag = GaugeMetricFamily("sidecar_partition_lag", "Messages between watermark and end of log.", labels=labels)
+    text = "Offsets that expired before they were read, and were left out."
+    expired = CounterMetricFamily("sidecar_offsets_expired", text, labels=labels)
     for status in partitions:
+        if status.expired is not None:
+            expired.add_metric(_place(status, labels), status.expired)
         watermark.add_metric(_place(status, labels), status.watermark)
         position.add_metric(_place(status, labels), status.position)
         if status.lag is not None:
             lag.add_metric(_place(status, labels), status.lag)
-    yield from (watermark, position, lag)
+    yield from (watermark, position, lag, expired)
 
 
 def _labels(partitions: tuple[PartitionStatus, ...]) -> list[str]:

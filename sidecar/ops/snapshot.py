@@ -36,6 +36,8 @@ class PartitionStatus(Books):
     broker: str = ""
     query: str = ""
     """With Spark: the query that reads it, where there may be several."""
+    expired: int | None = None
+    """With Spark: offsets that expired before they were read; None if nothing counts them."""
 
     @classmethod
     def of(
@@ -50,7 +52,8 @@ class PartitionStatus(Books):
         if self.query:
             row["query"] = self.query
         row |= {name: getattr(self, name) for name in ("watermark", "position", "lag")}
-        return row | {name: getattr(self, name) for name in BOOKS}
+        row |= {name: getattr(self, name) for name in BOOKS}
+        return row if self.expired is None else row | {"expired": self.expired}
 
 
 @dataclass(frozen=True, slots=True)

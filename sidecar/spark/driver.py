@@ -1,4 +1,4 @@
-"""Common parts of jobs on Spark's driver: session, watching its JVM, and the cause in a report with stack traces."""
+"""Common parts of jobs on Spark's driver: session, watching its JVM, and its end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 import structlog
 
 from sidecar.errors import EXIT_UNAVAILABLE, SidecarError, extra
+from sidecar.spark.failures import cause_of, failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +26,9 @@ log = structlog.get_logger()
 class QueryError(SidecarError):
     """A query on Spark does not start, or ended with an error."""
 
-    exit_code = EXIT_UNAVAILABLE
+    def __init__(self, message: str, *, hint: str = "", exit_code: int = EXIT_UNAVAILABLE) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 class QueryProgress(Protocol):
@@ -100,21 +103,17 @@ def fail(progress: QueryProgress, error: Exception) -> NoReturn:
     Raises:
         QueryError: Always.
     """
-    text = cause_of(str(error))
-    progress.ended(text)
-    raise QueryError(f"the query ended: {text}", hint="start it again: it resumes where it stopped")
+    failure = failure_of(str(error))
+    progress.ended(failure.cause)
+    raise QueryError(f"the query ended: {failure.cause}", hint=failure.hint, exit_code=failure.exit_code)
+
+
+def not_started(error: Exception) -> QueryError:
+    """The error of a query that Spark does not start."""
+    failure = failure_of(str(error))
+    return QueryError(f"the query does not start: {failure.cause}", hint=failure.hint, exit_code=failure.exit_code)
 
 
 def failed_in_stop(error: Exception) -> None:
     """Log the error of a query that fails while a stop waits for it; the next start repeats its micro-batch."""
     log.warning("query.failed", reason=cause_of(str(error)))
-
-
-def cause_of(text: str) -> str:
-    """The line of a report with stack traces that has the cause: Sidecar's line, or Python's, or the first."""
-    lines = [line.strip(": \t") for line in text.splitlines() if line.strip(": \t")]
-    ours = [line for line in lines if line.startswith("sidecar.")]
-    own = [line for line in lines if "Python Proxy" not in line]  # of `foreachBatch`, whose error comes behind it
-    raised = [line for line in own if line[0].isalpha() and ("Error: " in line or "Exception: " in line)]
-    cause = (ours[-1:] or raised or lines or ["no reason given"])[0]
-    return cause.removeprefix("sidecar.errors.")

@@ -16,7 +16,8 @@ from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.metrics import Metrics
-from sidecar.spark.driver import cause_of, quietly
+from sidecar.spark.driver import quietly
+from sidecar.spark.failures import cause_of
 from sidecar.spark.micro_batches import MicroBatches
 from sidecar.spark.queries import Queries, QueryRows
 from sidecar.spark.query.counts import Counts, count
@@ -81,8 +82,8 @@ class Listener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Take a report."""
         report = loads(event.progress.json)
-        books = self._counts.take(report["id"], report["batchId"]) if self._counts else {}
-        done = self._queries.progressed(report, books)
+        books, expired = self._counts.take(report["id"], report["batchId"]) if self._counts else ({}, {})
+        done = self._queries.progressed(report, books, expired)
         if done is not None and self._telemetry is not None:
             self._telemetry.tell(done, self._queries.latest().partitions)
 

@@ -92,12 +92,18 @@ class Queries:
             self._queries[query_id] = query
             self._snapshot = self._build()
 
-    def progressed(self, report: Mapping[str, Any], books: Mapping[TopicPartition, Books]) -> MicroBatch | None:
+    def progressed(
+        self,
+        report: Mapping[str, Any],
+        books: Mapping[TopicPartition, Books],
+        expired: Mapping[TopicPartition, int] = {},
+    ) -> MicroBatch | None:
         """Take Spark's report of a micro-batch.
 
         Args:
             report: The report.
             books: What became of messages, where tasks told it.
+            expired: Offsets that expired before they were read.
 
         Returns:
             The micro-batch; None if it was told before, or the report is of none.
@@ -115,6 +121,7 @@ class Queries:
                 for tp, counted in books.items():
                     status = query.status_of(tp)
                     status += counted
+                    status.expired = (status.expired or 0) + expired.get(tp, 0)
                 done = MicroBatch(query.name, seconds(report), books)
             self._snapshot = self._build()
             return done

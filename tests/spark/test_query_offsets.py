@@ -7,11 +7,12 @@ import json
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import ConfigError, StateError
+from sidecar.errors import ConfigError, PositionError
 from sidecar.sources.kafka.start.offsets import Bounds
-from sidecar.spark.query.offsets import Offsets, Span, advance, begin, spans
+from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, spans
 from sidecar.spark.query.places import Place, ended
 from sidecar.spark.ranges.logs import by_partition
+from sidecar.spark.ranges.planning import OnGap
 
 A, B = TopicPartition("a", 0), TopicPartition("a", 1)
 QUEUE = TopicPartition("q", 3, "broker:x/ä")
@@ -44,9 +45,10 @@ class FakeLogs:
     def close(self) -> None:
         """Nothing is open."""
 
-    def after(self, start: Offsets, most: int | None = None) -> Offsets:
+    def after(self, start: Offsets, most: int | None = None, on_gap: OnGap = "stop") -> Offsets:
         """The end of the next micro-batch, as Spark's log has it."""
-        return json.loads(json.dumps(advance(self, start, most, self.found)))  # type: ignore[no-any-return]
+        end = advance(self, start, most, self.found, on_gap)
+        return json.loads(json.dumps(end))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", (5, 10)), ("latest", (None, None)), (7, (7, 10))])
@@ -113,10 +115,10 @@ def test_what_became_of_a_topic_is_told(logs: FakeLogs, told: str) -> None:
     """Deleted, shorter, and made again are errors that say what to do; so is a topic that is left out."""
     before = FakeLogs({A: (0, 10)})
     at = before.after(begin(before, "earliest"))
-    with pytest.raises(StateError, match=f"{told}.*another checkpoint"):
+    with pytest.raises(PositionError, match=f"{told}.*another checkpoint"):
         logs.after(at)
     before.unread = "a"
-    with pytest.raises(StateError, match="a was removed from the option topics: add it again"):
+    with pytest.raises(PositionError, match="a was removed from the option topics: add it again"):
         before.after(at)
 
 
@@ -159,3 +161,36 @@ def test_places_that_do_not_fit_the_logs_are_told(start: Place, end: Place | Non
     logs = FakeLogs(LOGS)
     with pytest.raises(ConfigError, match=told):
         ended(logs, logs.found, by_partition(begin(logs, start)["from"]), end or "latest")
+
+
+def test_what_expired_unread_is_an_error_or_left_out() -> None:
+    """The error has the position and the start of the log; with `log_start` each partition goes on there, once."""
+    logs = FakeLogs({A: (0, 10), B: (0, 10)})
+    first = logs.after(begin(logs, "earliest"))
+    logs.found = {A: Bounds(14, 20), B: Bounds(0, 11)}
+    told = r"a\[0\] was read to 10, and its log begins at 14: 4 offsets expired.*option on_gap: log_start.*checkpoint"
+    with pytest.raises(PositionError, match=told) as caught:
+        logs.after(first)
+    assert caught.value.exit_code == 78
+    second = logs.after(first, on_gap="log_start")
+    assert spans(first, second) == [
+        Span(A, "id", 14, 20, is_first=False, expired=4), Span(B, "id", 10, 11, is_first=False),
+    ]  # fmt: skip
+    logs.found = {A: Bounds(14, 21), B: Bounds(0, 11)}
+    third = logs.after(second, on_gap="log_start")
+    assert spans(second, third) == [Span(A, "id", 20, 21, is_first=False)]
+    assert "skipped" not in third
+
+
+def test_a_replay_leaves_out_what_expired_since_it_was_planned() -> None:
+    """What is counted as expired never reaches beyond the micro-batch; with `stop` it is an error."""
+    logs = FakeLogs({A: (0, 10), B: (0, 10)})
+    start = begin(logs, "earliest")
+    end = logs.after(start)
+    begun = {span.tp: span.start for span in spans(start, end)}
+    bounds = {A: Bounds(12, 30), B: Bounds(3, 30)}
+    assert spans(start, end, behind(begun, bounds, "log_start")) == [
+        Span(A, "id", 10, 10, is_first=True, expired=10), Span(B, "id", 3, 10, is_first=True, expired=3),
+    ]  # fmt: skip
+    with pytest.raises(PositionError, match=r"a\[0\] was read to 0, and its log begins at 12"):
+        behind(begun, bounds, "stop")

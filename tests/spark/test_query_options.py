@@ -78,11 +78,11 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
         ({"topcs": "a"}, r"unknown option topcs\. Did you mean topics\?"),
         (
             {"xyz": "a"},
-            r"unknown option xyz\. There are config, columns, start, end, state, maxOffsetsPerTrigger",
+            r"unknown option xyz\. There are config, columns, start, end, state, maxOffsetsPerTrigger, on_gap",
         ),
         ({"subscribe": "a"}, r"unknown option subscribe\. Use topics$"),
         ({"startingOffsets": "earliest"}, r"unknown option startingoffsets\. Use start: earliest, latest, a time, or"),
-        ({"failOnDataLoss": "false"}, r"unknown option failondataloss\. A gap is always an error"),
+        ({"failOnDataLoss": "false"}, r"unknown option failondataloss\. Use on_gap: stop, or log_start"),
         (
             {"kafka.fetch.max.bytes": "1"},
             r"unknown option kafka\.fetch\.max\.bytes\. Use properties\.fetch\.max\.bytes$",
@@ -108,6 +108,7 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
         ({"end": "latest"}, "option end is for spark.read; a stream with trigger"),
         ({"columns": "offset,what"}, "option columns is 'offset,what' and must be some of topic, partition"),
         ({"columns": "offset,offset"}, "each once"),
+        ({"on_gap": "skip"}, "option on_gap is 'skip' and must be stop or log_start"),
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0' and must be a number from 1 on"),
         ({"properties.enable.auto.commit": "true"}, r"option properties\.enable\.auto\.commit cannot be set"),
     ],

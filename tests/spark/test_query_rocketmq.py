@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError, UnavailableError
+from sidecar.errors import PositionError, UnavailableError
 from sidecar.spark import read_rocketmq, read_rocketmq_stream
 from sidecar.spark.query import task
 from sidecar.spark.query.offsets import Span
@@ -130,7 +130,7 @@ def test_what_is_lost_is_told(rocketmq: Node, orders: str, monkeypatch: pytest.M
         list(task.read_span(query.query, beyond, "query"))
     rocketmq.delete_topic(orders)
     rocketmq.create_topic(orders, QUEUES)
-    with pytest.raises(StateError, match=r"ends at 0 and was read to 10: it was created again.*another checkpoint"):
+    with pytest.raises(PositionError, match=r"ends at 0 and was read to 10: it was created again.*another checkpoint"):
         query.next()
     query.reader.stop()
     rocketmq.delete_topic(orders)

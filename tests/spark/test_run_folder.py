@@ -16,7 +16,7 @@ from sidecar.config import Settings
 from sidecar.core.books import Books
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
-from sidecar.errors import ConfigError, StateError
+from sidecar.errors import ConfigError, PositionError, StateError
 from sidecar.spark.ranges.gathering import RUN_ROWS
 from sidecar.spark.ranges.shared import write
 from sidecar.spark.ranges.windows import Windows
@@ -252,7 +252,7 @@ def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_, **__: next(ids))
     folder = RunFolder(tmp_path)
     assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
-    with pytest.raises(StateError, match="orders was deleted and created again"):
+    with pytest.raises(PositionError, match="orders was deleted and created again"):
         claim(kafka, "c", folder, "orders")
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from structlog.testing import capture_logs
 
 from sidecar.config.source.section import Source
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError
+from sidecar.errors import PositionError
 from sidecar.sources.kafka.start.offsets import Bounds, is_meant
-from sidecar.spark.ranges import sources
+from sidecar.spark.ranges import reports, sources
+from sidecar.spark.ranges.planning import OnGap
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading
 
 LIMIT = ReadMaxRows(1)
@@ -42,12 +45,15 @@ class Planners:
         self._folder = folder
         self._patch = monkeypatch
 
-    def make(self, logs: Logs, topics: Sequence[str] = ("orders", "new"), span: int = 1_000) -> RangePlanner:
+    def make(
+        self, logs: Logs, topics: Sequence[str] = ("orders", "new"), span: int = 1_000, on_gap: OnGap = "stop"
+    ) -> RangePlanner:
         """A planner of another life."""
         found = FakeLogs({TopicPartition(*place): Bounds(*bounds) for place, bounds in logs.items()}, topics)
         self._patch.setattr(sources, "logs_of", lambda *_, **__: found)
         kafka = {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}
-        return RangePlanner(Reading(Source.model_validate({"kafka": kafka}), self._folder, span, None))
+        source = Source.model_validate({"kafka": kafka})
+        return RangePlanner(Reading(source, self._folder, span, None, on_gap=on_gap))
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def planners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planners:
 
 @pytest.mark.parametrize("once", [False, True])
 def test_a_new_partition_is_planned_from_its_logs_start(planners: Planners, once: bool) -> None:
-    """Where it begins is kept before Spark has where it ends: another life, with a younger log, plans the same."""
+    """Where it begins is kept before Spark has where it ends: another life, with a longer log, plans the same."""
     start = {"orders": {"0": 900}}
     planner = planners.make(ORDERS | {("orders", 1): (50, 60), ("new", 0): (1_000, 1_200)})
     if once:
@@ -66,7 +72,7 @@ def test_a_new_partition_is_planned_from_its_logs_start(planners: Planners, once
     end = planner.latestOffset(start, LIMIT)
     ranges = [Range("new", 0, 1_000, 1_200), Range("orders", 1, 50, 60)]
     assert planner.partitions(start, end) == ranges
-    later = planners.make({("orders", 0): (0, 950), ("orders", 1): (55, 70), ("new", 0): (1_100, 1_300)})
+    later = planners.make({("orders", 0): (0, 950), ("orders", 1): (50, 70), ("new", 0): (1_000, 1_300)})
     assert later.partitions(start, end) == ranges
     assert later.partitions(end, later.latestOffset(end, LIMIT)) == [
         Range("new", 0, 1_200, 1_300), Range("orders", 0, 900, 950), Range("orders", 1, 60, 70),
@@ -100,6 +106,86 @@ def test_what_became_of_a_topic_is_told(
 ) -> None:
     """Taken out of the file, deleted and made again are three errors, each with what to do."""
     planner = planners.make(logs, topics)
-    with pytest.raises(StateError, match=f"{told}.*spark.checkpoint"):
+    with pytest.raises(PositionError, match=f"{told}.*spark.checkpoint"):
         planner.latestOffset({"old": {"0": 1_200}, "orders": {"0": 900}}, LIMIT)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The log events; the set-up of the log in the process for planning is left out."""
+    monkeypatch.setattr(reports, "configure", lambda *_: None)
+    with capture_logs() as events:
+        yield events
+
+
+EXPIRED: Logs = {("orders", 0): (950, 1_000), ("orders", 1): (0, 10)}
+START = {"orders": {"0": 900, "1": 0}}
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_what_expired_unread_stops_the_query(planners: Planners, is_replay: bool) -> None:
+    """The error has the position and the start of the log, and the key that lets it go on; a replay has it too."""
+    text = (
+        r"orders\[0\] was read to 900, and its log begins at 950: 50 offsets expired before they were read\. With "
+        r"spark\.on_gap: log_start it goes on at 950.*another spark\.checkpoint"
+    )
+    planner = planners.make(EXPIRED)
+    with pytest.raises(PositionError, match=text) as caught:
+        if is_replay:
+            planner.partitions(START, {"orders": {"0": 990, "1": 0}})
+        else:
+            planner.latestOffset(START, LIMIT)
+    assert caught.value.exit_code == 78
+
+
+def test_each_partition_goes_on_at_its_logs_start(planners: Planners, told: list[Any]) -> None:
+    """What expired is told and counted once, in whichever life the micro-batch is read; the next ones have no gap."""
+    planner = planners.make(EXPIRED, on_gap="log_start")
+    end = planner.latestOffset(START, LIMIT)
+    assert end == {"orders": {"0": 1_000, "1": 10}}
+    ranges = [Range("orders", 0, 950, 1_000, expired=50), Range("orders", 1, 0, 10)]
+    assert planner.partitions(START, end) == ranges
+    assert told == [
+        {
+            "event": "offset.expired", "log_level": "error", "topic": "orders", "partition": 0, "committed": 900,
+            "log_start": 950, "expired": 50, "action": "going on at the log's start",
+        }
+    ]  # fmt: skip
+    again = planners.make(EXPIRED, on_gap="log_start")
+    assert again.partitions(START, end) == ranges
+    assert again.latestOffset(end, LIMIT) == end
+    assert again.partitions(end, {"orders": {"0": 1_001, "1": 10}}) == [Range("orders", 0, 1_000, 1_001)]
+
+
+def test_a_replay_leaves_out_what_expired_since_it_was_planned(planners: Planners, told: list[Any]) -> None:
+    """A micro-batch whose messages are all gone has a range without one, which counts them; the rest is the next's."""
+    planned = planners.make(ORDERS | {("orders", 1): (0, 10)}, on_gap="log_start")
+    end = planned.latestOffset({"orders": {"0": 800, "1": 0}}, LIMIT)
+    later = planners.make({("orders", 0): (930, 990), ("orders", 1): (4, 10)}, on_gap="log_start")
+    assert later.partitions({"orders": {"0": 800, "1": 0}}, end) == [
+        Range("orders", 0, 900, 900, expired=100), Range("orders", 1, 4, 10, expired=4),
+    ]  # fmt: skip
+    following = later.latestOffset(end, LIMIT)
+    assert later.partitions(end, following) == [Range("orders", 0, 930, 990, expired=30)]
+    assert [event["expired"] for event in told] == [100, 4, 30]
+
+
+def test_a_pending_range_of_a_topic_that_is_gone_stops_the_query(planners: Planners) -> None:
+    """No task waits for its messages."""
+    planner = planners.make({("new", 0): (0, 1)}, on_gap="log_start")
+    with pytest.raises(PositionError, match=r"orders\[0\] was read to 900 and is not there any more"):
+        planner.partitions({"orders": {"0": 900}}, {"orders": {"0": 950}})
+
+
+def test_a_run_that_ends_by_itself_sees_what_expires_meanwhile(planners: Planners, told: list[Any]) -> None:
+    """Its ends are those at its start, the starts of the logs those of each micro-batch."""
+    planner = planners.make({("orders", 0): (0, 300)}, on_gap="log_start", span=100)
+    planner.prepareForTriggerAvailableNow()
+    end = planner.latestOffset({"orders": {"0": 0}}, LIMIT)
+    assert end == {"orders": {"0": 100}}
+    planner._logs._found = {TopicPartition("orders", 0): Bounds(150, 900)}  # type: ignore[attr-defined]
+    following = planner.latestOffset(end, LIMIT)
+    assert planner.partitions(end, following) == [Range("orders", 0, 150, 250, expired=50)]
+    planner._logs._found = {TopicPartition("orders", 0): Bounds(400, 900)}  # type: ignore[attr-defined]
+    assert planner.latestOffset(following, LIMIT) == {"orders": {"0": 400}}

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from sidecar.config import Settings
 from sidecar.core.records import DeadLetter, TopicPartition
-from sidecar.errors import ConfigError, StateError, UnavailableError
+from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.wire.membership import MemberAsks
 from sidecar.sources.rocketmq.wire.requests import Subscription
@@ -187,13 +187,13 @@ def test_a_topic_that_was_created_again_and_filled_further_is_noticed(
         create_again()
         (again, _) = reader.plan()
         assert again == Range(orders, 0, 600, 900, BROKER)
-        with pytest.raises(StateError, match="was deleted and created again"):
+        with pytest.raises(PositionError, match="was deleted and created again"):
             next(reader.bodies(again))
     else:
         read = reader.bodies(second)
         next(read)
         create_again()
-        with pytest.raises(StateError, match="was deleted and created again"):
+        with pytest.raises(PositionError, match="was deleted and created again"):
             list(read)
     reader.planner.stop()
 

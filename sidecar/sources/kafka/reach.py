@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.partition.room import METADATA_CHARACTERS, METADATA_CHARACTERS_MIN
-from sidecar.errors import UnavailableError
+from sidecar.errors import UnavailableError, UnknownTopicError
 from sidecar.sources.base import Tell
 from sidecar.sources.kafka.errors import forbidden, is_forbidden, refused, text_of
 
@@ -80,8 +80,9 @@ def _unavailable(settings: KafkaSettings, missing: Sequence[str], reason: str) -
             f"Kafka at {servers} could not be reached {waited}: {reason}",
             hint="check source.kafka.bootstrap_servers, and that the broker runs and is reachable from here",
         )
-    return UnavailableError(
+    return UnknownTopicError(
         f"Kafka at {servers} does not know the topic {', '.join(missing)} {waited}",
+        missing,
         hint="create the topic, or correct source.kafka.topics",
     )
 

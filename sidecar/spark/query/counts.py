@@ -6,6 +6,7 @@ with `limit`, tells nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -29,6 +30,8 @@ class Range(NamedTuple):
     batch: int
     tp: TopicPartition
     start: int
+    expired: int = 0
+    """Offsets before it that expired before they were read."""
 
 
 Counted: TypeAlias = dict[Range, Books]
@@ -67,16 +70,17 @@ class Counts:
         """Count no further queries."""
         _counting.pop(self._application, None)
 
-    def take(self, query_id: str, batch: int) -> Mapping[TopicPartition, Books]:
-        """The books of a micro-batch by partition, once; those of earlier ones are given up."""
-        waiting, found = self.accumulator.value, dict[TopicPartition, Books]()
+    def take(self, query_id: str, batch: int) -> tuple[Mapping[TopicPartition, Books], Mapping[TopicPartition, int]]:
+        """The books of a micro-batch by partition, and the offsets that expired; once, and none of earlier ones."""
+        waiting, found, expired = self.accumulator.value, dict[TopicPartition, Books](), Counter[TopicPartition]()
         for one in list(waiting):
             if one.query_id == query_id and one.batch <= batch:
                 books = waiting.pop(one)
                 if one.batch == batch:
                     total = found.setdefault(one.tp, Books())
                     total += books
-        return found
+                    expired[one.tp] += one.expired
+        return found, expired
 
 
 def count(spark: SparkSession) -> Counts | None:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
 from pydantic import ValidationError
@@ -19,14 +19,15 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.errors import ConfigError
 from sidecar.spark.query.places import Option, Place, parse_place
+from sidecar.spark.ranges.planning import ON_GAP, OnGap
 from sidecar.zone.schema import DDL_OF, SCHEMA
 
 Broker: TypeAlias = Literal["kafka", "rocketmq"]
 OFFSETS_MAX: Final = 1_000_000
 GROUP: Final = "sidecar-spark"
-_OWN: Final = ("config", "columns", "start", "end", "state", "maxOffsetsPerTrigger")
+_OWN: Final = ("config", "columns", "start", "end", "state", "maxOffsetsPerTrigger", "on_gap")
 _SECTIONS: Final = ("tags", "dedup")
-_OF_STREAMS: Final = ("state", "maxOffsetsPerTrigger")
+_OF_STREAMS: Final = ("state", "maxOffsetsPerTrigger", "on_gap")
 _NO_END: Final = "a stream with trigger(availableNow=True) ends where the logs ended when it began"
 _OF_THE_ZONE: Final = ("writer", "sequence", "batch_id")
 COLUMNS: Final = tuple(name for name in SCHEMA.names if name not in _OF_THE_ZONE)
@@ -47,7 +48,7 @@ _INSTEAD: Final = {
     "endingtimestamp": "Use end with the time",
     "endingoffsetsbytimestamp": "Use end with one time for all partitions, or with their offsets",
     "minpartitions": "Each partition of a topic is a task; repartition in the query",
-    "failondataloss": "A gap is always an error",
+    "failondataloss": "Use on_gap: stop, or log_start, which goes on where the log begins",
     "includeheaders": "The column headers is always there; choose columns with columns",
 }
 """What to use instead of the options of Spark's connector for Kafka."""
@@ -66,6 +67,7 @@ class Query:
             between micro-batches.
         start: Where a new query begins.
         end: Where a batch read ends; None for the ends of the logs.
+        on_gap: What to do where messages expired before they were read.
     """
 
     broker: Broker
@@ -75,6 +77,7 @@ class Query:
     state: Path | None
     start: Place = "earliest"
     end: Place | None = None
+    on_gap: OnGap = "stop"
 
     @property
     def keeps_ids(self) -> bool:
@@ -118,6 +121,7 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
         Path(own["state"]).absolute() if "state" in own else None,
         _place(broker, "start", own["start"]) if "start" in own else settings.source.start,
         _place(broker, "end", own["end"]) if "end" in own else None,
+        _on_gap(broker, own.get("on_gap", "stop")),
     )
     if stream and settings.dedup.field is not None and query.state is None:
         text = "option state is missing: with dedup by an id, it names a folder that driver and executors share"
@@ -243,6 +247,12 @@ def _offsets_max(broker: Broker, text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63):
         raise _error(broker, f"option maxOffsetsPerTrigger is {text!r} and must be a number from 1 on")
     return int(text)
+
+
+def _on_gap(broker: Broker, text: str) -> OnGap:
+    if text not in ON_GAP:
+        raise _error(broker, f"option on_gap is {text!r} and must be {' or '.join(ON_GAP)}")
+    return cast("OnGap", text)
 
 
 def _error(broker: Broker, text: str) -> ConfigError:

@@ -21,11 +21,12 @@ from pyspark.sql.types import StructType
 
 from sidecar.errors import ConfigError
 from sidecar.spark.query.counts import Counted, Range
-from sidecar.spark.query.offsets import Offsets, Span, advance, begin, latest, spans
+from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, latest, spans
 from sidecar.spark.query.options import Broker, Query, parse_options
 from sidecar.spark.query.places import ended
 from sidecar.spark.query.task import begin_ids, read_span
-from sidecar.spark.ranges.logs import Bounds, Logs, by_partition
+from sidecar.spark.ranges.logs import Between, Bounds, Logs, by_partition
+from sidecar.spark.ranges.reports import tell_expired
 from sidecar.spark.ranges.sources import PATIENCE_S, logs_of, patiently
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked_at_s = -ASK_EVERY_S
         self._ends: Offsets | None = None
         self._patience_s = query.settings.source.start_timeout_s
+        self._planned: Offsets | None = None
+        """The end that was planned last; a micro-batch with another one is a replay of an earlier life."""
 
     @cached_property
     def _logs(self) -> Logs:
@@ -162,17 +165,20 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch.
 
         Raises:
-            SidecarError: A topic was lost or created again; or the cluster does not answer for 30 s, or for the
-                start-up time if it has not answered yet.
+            SidecarError: A topic was lost or created again, or messages expired; or the cluster does not answer for
+                30 s, or for the start-up time if it has not answered yet.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
 
         def plan() -> Offsets:
-            bounds = self._bounds() if self._target is None else self._target
+            bounds = self._bounds()
+            if self._target is not None:
+                bounds = {tp: Between(bounds[tp].low, found.high) for tp, found in self._target.items() if tp in bounds}
             self._ends = latest(bounds)
-            return advance(self._logs, start, most, bounds)
+            return advance(self._logs, start, most, bounds, self._query.on_gap)
 
-        return self._patiently(plan)
+        self._planned = self._patiently(plan)
+        return self._planned
 
     def stop(self) -> None:
         """Disconnect."""
@@ -192,9 +198,17 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A partition for each log with messages.
 
         Raises:
-            StateError: The folder of ids cannot be written.
+            SidecarError: Some of them, which an earlier life has planned, expired meanwhile; or the folder of ids
+                cannot be written.
         """
         found = spans(start, end)
+        if end != self._planned:
+            begun = {span.tp: span.start for span in found}
+            found = spans(start, end, behind(begun, self._patiently(self._bounds), self._query.on_gap))
+        log = self._query.settings.log
+        for span in found:
+            if span.expired:
+                tell_expired(span.tp, span.start - span.expired, span.start, (log.format, log.level))
         begin_ids(self._query, found)
         return [InputPartition(span) for span in found]
 
@@ -210,5 +224,5 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         accumulator = self._accumulator
         if accumulator is None or batch is None:
             return None
-        place = Range(query_id, int(batch), span.tp, span.start)
+        place = Range(query_id, int(batch), span.tp, span.start, span.expired)
         return lambda books: accumulator.add({place: books})

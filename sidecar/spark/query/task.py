@@ -12,11 +12,12 @@ import orjson
 from sidecar.core.books import Books
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
-from sidecar.errors import StateError
+from sidecar.errors import PositionError, StateError
 from sidecar.runtime.lane import refusal_of_fields
 from sidecar.spark.query.offsets import ANEW, Span
 from sidecar.spark.query.options import Query
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES
+from sidecar.spark.ranges.planning import ExpiredError, gap
 from sidecar.spark.ranges.sources import patiently
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.rows.by_lane import LaneRows
@@ -84,15 +85,15 @@ def read_span(
         tell: Called with the books of the range, once all rows are taken.
 
     Raises:
-        StateError: The ids of earlier micro-batches are missing or damaged, or cannot be stored; or the topic was
-            created again.
+        StateError: The ids of earlier micro-batches are missing or damaged, or cannot be stored.
+        PositionError: The topic was created again, or messages expired whose ids are needed.
         UnavailableError: The broker does not return the messages.
     """
     client = client_of(query)
     sieve, windows = Sieve(query.settings, client.columns), None
     if query.keeps_ids and query_id is not None:
         windows = _windows(query, span, query_id)
-        _recall(client, sieve, windows, span)
+        _recall(query, client, sieve, windows, span)
         sieve.books = Books()
     lane = _lane(query)
     if lane is not None:
@@ -118,7 +119,7 @@ def _refuse_replaced(query: Query, span: Span) -> None:
 
     ask = partial(topic_id, query.settings.source.kafka, "", span.tp.topic, anew=True)
     if patiently(ask) != span.topic_id:
-        raise StateError(f"{span.tp.topic} was deleted and created again: {ANEW}")
+        raise PositionError(f"{span.tp.topic} was deleted and created again: {ANEW}")
 
 
 def _lane(query: Query) -> Lane | None:
@@ -135,7 +136,7 @@ def _lane(query: Query) -> Lane | None:
     return lane if isinstance(lane, Lane) else None
 
 
-def _recall(client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
+def _recall(query: Query, client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
     """Fill the window with the ids before the range."""
     assert sieve.window is not None
     reached = windows.load(sieve.window, span.start)
@@ -144,9 +145,22 @@ def _recall(client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
         return
     if reached is None:
         raise _missing(windows, span)
-    if reached < span.start:
-        for messages in client.read(span.tp, reached, span.start):
+    if reached < span.start - span.expired:
+        for messages in _again(query, client, span, reached):
             sieve.take(span.tp, messages)
+
+
+def _again(query: Query, client: Client, span: Span, reached: int) -> Iterator[Sequence[Message]]:
+    """The messages before a range that an earlier one did not read to its end, as far as they have not expired."""
+    if span.expired:
+        return
+    try:
+        yield from client.read(span.tp, reached, span.start)
+    except ExpiredError as error:
+        if query.on_gap == "stop":
+            raise PositionError(f"{gap(span.tp, reached, error.low, 'the option on_gap')}; or {ANEW}") from error
+        if error.low < span.start:
+            yield from client.read(span.tp, error.low, span.start)
 
 
 def _missing(windows: Windows, span: Span) -> StateError:

@@ -26,20 +26,20 @@ def reading(kafka: KafkaSource, lane: Lane, tp: TopicPartition, start: int) -> I
         yield client
 
 
-def reached(found: list[Run | Failed], tp: TopicPartition) -> int:
-    """The offset behind all of these; an end of the partition is at it.
+def reached(client: ck.Consumer, found: list[Run | Failed], tp: TopicPartition, offset: int) -> int:
+    """The offset behind all of these, which follow `offset`; an end of the partition is at it.
 
     Raises:
         UnavailableError: An error came.
     """
     for each in found:
         if isinstance(each, Failed):
-            refuse_error(each.error, tp)
+            refuse_error(client, each.error, tp, offset)
     last = found[-1]
     return last.offset if isinstance(last, Failed) else last.last + 1
 
 
-def refuse_strayed(client: ck.Consumer, tp: TopicPartition) -> None:
+def refuse_strayed(client: ck.Consumer, tp: TopicPartition, offset: int) -> None:
     """Serve the client.
 
     Raises:
@@ -51,4 +51,4 @@ def refuse_strayed(client: ck.Consumer, tp: TopicPartition) -> None:
     error = message.error()
     if error is None:
         raise UnavailableError(f"{tp}@{message.offset()} went past the fast lane")
-    refuse_error(error, tp)
+    refuse_error(client, error, tp, offset)

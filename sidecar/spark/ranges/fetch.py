@@ -12,8 +12,9 @@ from confluent_kafka import Message
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.spark.ranges.broker import outsider
+from sidecar.spark.ranges.broker import REQUEST_S, outsider
 from sidecar.spark.ranges.gathering import gather
+from sidecar.spark.ranges.planning import ExpiredError
 
 SILENCE_S = 60.0
 """Time without messages after which the task of an unfinished range fails, and is retried."""
@@ -57,7 +58,7 @@ def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int, mo
         if not messages:
             refuse_silence(heard_s, tp, offset)
             continue
-        good = _without_errors(messages, tp) if any(map(Message.error, messages)) else messages
+        good = _without_errors(client, messages, tp, offset) if any(map(Message.error, messages)) else messages
         offset = _offset(messages[-1]) + (messages[-1].error() is None)  # otherwise it reports the partition's end
         if offset > end:
             good = [message for message in good if _offset(message) < end]
@@ -74,15 +75,28 @@ def refuse_silence(heard_s: float, tp: TopicPartition, offset: int) -> None:
         raise UnavailableError(f"the broker has returned nothing of {tp}@{offset} for {SILENCE_S:g} s")
 
 
-def refuse_error(error: ck.KafkaError | None, tp: TopicPartition) -> None:
-    """Raise an error in place of a message, unless it is the end of the partition."""
-    if error is not None and error.code() != ck.KafkaError._PARTITION_EOF:
-        raise UnavailableError(f"{tp} cannot be read: {error.str()}")
+def refuse_error(client: ck.Consumer, error: ck.KafkaError | None, tp: TopicPartition, offset: int) -> None:
+    """Raise an error in place of a message, unless it is the end of the partition.
+
+    Args:
+        client: Asks for the start of the log if that is behind what was to be read.
+        error: The error; None for a message.
+        tp: The partition.
+        offset: The offset up to which it was read.
+    """
+    if error is None or error.code() == ck.KafkaError._PARTITION_EOF:
+        return
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+        low, high = client.get_watermark_offsets(ck.TopicPartition(tp.topic, tp.partition), timeout=REQUEST_S)
+        if low > offset:
+            raise ExpiredError(tp, offset, low)
+        raise UnavailableError(f"{tp}@{offset} cannot be read: its log has the offsets from {low} to {high}")
+    raise UnavailableError(f"{tp} cannot be read: {error.str()}")
 
 
-def _without_errors(messages: list[Message], tp: TopicPartition) -> list[Message]:
+def _without_errors(client: ck.Consumer, messages: list[Message], tp: TopicPartition, offset: int) -> list[Message]:
     for message in messages:
-        refuse_error(message.error(), tp)
+        refuse_error(client, message.error(), tp, offset)
     return [message for message in messages if message.error() is None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from sidecar.core.records import TopicPartition
@@ -24,6 +24,13 @@ class Bounds(Protocol):
     def high(self) -> int:
         """The offset of its next message."""
         ...
+
+
+class Between(NamedTuple):
+    """See `Bounds`."""
+
+    low: int
+    high: int
 
 
 class Logs(Protocol):

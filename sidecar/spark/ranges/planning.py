@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
+
+from sidecar.errors import UnavailableError
 
 P = TypeVar("P")
+OnGap: TypeAlias = Literal["stop", "log_start"]
+"""What becomes of a partition whose log begins behind the offset up to which it was read."""
+ANEW: Final = "begin anew with another spark.checkpoint"
+"""In texts: Spark passes on nothing else of an error."""
+ON_GAP: Final = get_args(OnGap)
 
 
 def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> dict[P, int]:
@@ -21,6 +28,48 @@ def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> 
     if most is None or total <= most:
         return dict(ends)
     return {p: begun[p] + min(behind, -(-most * behind // total)) for p, behind in lag.items()}
+
+
+def expired(reached: Mapping[P, int], lows: Mapping[P, int]) -> dict[P, int]:
+    """The partitions whose log begins behind the offset up to which they were read, with that beginning.
+
+    Args:
+        reached: Where each range begins.
+        lows: The first offset of each log.
+    """
+    return {p: low for p, low in lows.items() if reached.get(p, low) < low}
+
+
+def gap(place: object, offset: int, low: int, key: str) -> str:
+    """What to tell of messages that expired before they were read.
+
+    Args:
+        place: The partition.
+        offset: The offset up to which it was read.
+        low: The first offset of its log.
+        key: The setting that decides.
+    """
+    return (
+        f"{place} was read to {offset}, and its log begins at {low}: {low - offset} offsets expired before they were "
+        f"read. With {key}: log_start it goes on at {low}, without them"
+    )
+
+
+class ExpiredError(UnavailableError):
+    """Messages of a range expired after it was planned; the next start decides as `gap` says.
+
+    Args:
+        place: The partition.
+        offset: The offset up to which it was read.
+        low: The first offset of its log.
+    """
+
+    def __init__(self, place: object, offset: int, low: int) -> None:
+        super().__init__(
+            f"{place} was read to {offset}, and its log begins at {low} by now: {low - offset} offsets expired before "
+            "they were read. The next start goes on at the log's start if on_gap is log_start, and else says what to do"
+        )
+        self.low = low
 
 
 def lost(place: object, offset: int, end: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import NamedTuple
 
 import structlog
 
@@ -20,6 +19,7 @@ from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import MESSAGES_MAX, RETRY, Asks, Subscription, read_offset
 from sidecar.spark.ranges import logs
 from sidecar.spark.ranges.gathering import RUN_BYTES
+from sidecar.spark.ranges.planning import ExpiredError
 
 ROUTES_S = 5.0
 """How long routes are used: queues that were added are found after this time."""
@@ -29,13 +29,6 @@ RETRY_S = 0.5
 _NO_MESSAGES = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED)
 
 log = structlog.get_logger()
-
-
-class Bounds(NamedTuple):
-    """See `logs.Bounds`."""
-
-    low: int
-    high: int
 
 
 class RocketMqLogs:
@@ -57,7 +50,7 @@ class RocketMqLogs:
         inquiry = self._inquiry()
         queues = inquiry.queues()
         low, high = self._offsets(queues, Asks.low), self._offsets(queues, Asks.high)
-        return {tp: Bounds(low[tp], high[tp]) for tp in queues}
+        return {tp: logs.Between(low[tp], high[tp]) for tp in queues}
 
     def at_time(self, bounds: Mapping[TopicPartition, logs.Bounds], at_ms: int) -> Mapping[TopicPartition, int]:
         """See `Logs`."""
@@ -192,6 +185,8 @@ class QueueReader:
                 messages, left = decode_some(answer.body, start, RUN_BYTES)
         except ProtocolError as error:
             raise UnavailableError(f"{self._tp}@{start} cannot be read: {error}") from error
+        if answer.code == Code.PULL_OFFSET_MOVED and reached > start:
+            raise ExpiredError(self._tp, start, reached)
         if answer.code in (Code.PULL_NOT_FOUND, Code.PULL_OFFSET_MOVED) or reached <= start:
             raise UnavailableError(
                 f"{self._tp}@{start} cannot be read: the broker has it no more, or not yet (code {answer.code}, it "

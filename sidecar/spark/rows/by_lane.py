@@ -93,9 +93,9 @@ class LaneRows:
             return
         with reading(self._kafka, lane, tp, offset) as client:
             while offset < end:
-                refuse_strayed(client, tp)
+                refuse_strayed(client, tp, offset)
                 found, _ = lane.read(WAIT_S, min(CHUNK_OF_FEW_GROUPS, end - offset))
-                behind = reached(found, tp) if found else offset
+                behind = reached(client, found, tp, offset) if found else offset
                 if behind == offset:
                     refuse_silence(heard_s, tp, offset)
                     continue

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
 from sidecar.config.model import Settings
-from sidecar.errors import SidecarError
+from sidecar.core.records import TopicPartition
+from sidecar.errors import EXIT_CONFIG, PositionError, SidecarError, UnknownTopicError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.metrics import Metrics
 from sidecar.spark import driver
-from sidecar.spark.driver import QueryError, cause_of
+from sidecar.spark.driver import QueryError
+from sidecar.spark.failures import AGAIN, failure_of
 from sidecar.spark.micro_batches import MicroBatches
-from sidecar.spark.ranges.logs import Places
+from sidecar.spark.ranges.logs import Bounds, Places
+from sidecar.spark.ranges.planning import ANEW
 from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.gaps import Gaps
 from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, RunProgress
 from sidecar.spark.run.sources.build import run_source
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from sidecar.spark.run.range_source import Reading
 
 TURN_S = 0.1
 TRIGGER_MS = 100
@@ -105,7 +111,7 @@ class SparkRun:
         return Metrics(progress.latest, MicroBatches(progress.micro_batches))
 
     def _open_checkpoint(self) -> Checkpoint:
-        cluster_id = self._source.await_cluster()
+        cluster_id = self._await_cluster()
         self._source.refuse_members()
         checkpoint = open_checkpoint(self._query_paths, self._folder.path, self._settings, cluster_id)
         for topic in self._folder.known_topics():
@@ -113,6 +119,22 @@ class SparkRun:
         self._folder.hold_from(None)
         self._folder.notes.clear()
         return checkpoint
+
+    def _await_cluster(self) -> str:
+        """The cluster's id, once it knows all topics.
+
+        Raises:
+            PositionError: It does not know a topic that this checkpoint has read.
+        """
+        try:
+            return self._source.await_cluster()
+        except UnknownTopicError as error:
+            if gone := [topic for topic in error.topics if topic in self._folder.known_topics()]:
+                raise PositionError(
+                    f"{error}, and this checkpoint has read {', '.join(gone)}: it was deleted, or may not be read",
+                    hint=f"restore the topic or access to it, take it out of the file, or {ANEW}",
+                ) from error
+            raise
 
     # Starting
 
@@ -133,7 +155,7 @@ class SparkRun:
         try:
             query = self._writer(self._frame(session, checkpoint.pending)).start()
         except PySparkException as error:
-            raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
+            raise driver.not_started(error) from error
         stack.callback(driver.quietly, query.stop)
         return partial(self._await_end, query)
 
@@ -145,11 +167,13 @@ class SparkRun:
         assert self._settings.spark is not None
         columns = needed(self._settings)
         wants_connector = self._settings.source.rocketmq is None and self._settings.spark.reader == "connector"
+        gap = wants_connector and self._gaps.leaves_connector(pending)
+        wants_connector &= not gap
         frame = self._connector(session, columns) if wants_connector else None
         self._by_connector = frame is not None
         reader = "connector" if self._by_connector else "client"
         missing = _package(session) if wants_connector and frame is None else ""
-        pin_reader(self._folder.path, reader, pending, missing)
+        pin_reader(self._folder.path, reader, -1 if gap else pending, missing)
         if frame is None:
             return self._ranges(session).observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
         frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))
@@ -178,11 +202,25 @@ class SparkRun:
 
     def _ranges(self, session: SparkSession) -> DataFrame:
         """A source of ranges only, which tasks read by themselves."""
-        from sidecar.spark.run.range_source import NAME, RangePlanner, Reading, range_source
+        from sidecar.spark.run.range_source import NAME, RangePlanner, range_source
 
-        reading = Reading(self._settings.source, self._folder.path, self._settings.batch.span_max, self._stood)
+        reading = self._reading(self._folder.path, self._settings.batch.span_max, self._stood)
         session.dataSource.register(range_source(RangePlanner(reading)))
         return session.readStream.format(NAME).load()
+
+    def _reading(
+        self, folder: Path, limit: int, stood: Places | None, until: Mapping[TopicPartition, Bounds] | None = None
+    ) -> Reading:
+        from sidecar.spark.run.range_source import Reading
+
+        settings = self._settings
+        assert settings.spark is not None
+        told = settings.log.format, settings.log.level
+        return Reading(settings.source, folder, limit, stood, until, settings.spark.on_gap, told)
+
+    @property
+    def _gaps(self) -> Gaps:
+        return Gaps(self._settings, self._query_path, self._folder.path)
 
     @cached_property
     def _stood(self) -> Places | None:
@@ -224,7 +262,25 @@ class SparkRun:
             time.sleep(TURN_S)
             progress.settle(last=True)
         if error is not None:
+            self._fail(progress, error)
+
+    def _fail(self, progress: RunProgress, error: Exception) -> NoReturn:
+        """End with the error of the query; that of Spark's connector does not tell where a log begins.
+
+        Raises:
+            SidecarError: Always.
+        """
+        found = None
+        if self._by_connector and failure_of(str(error)).exit_code == EXIT_CONFIG:
+            try:
+                found = self._gaps.first()
+            except PositionError as stopped:
+                progress.ended(str(stopped))
+                raise
+        if found is None:
             driver.fail(progress, error)
+        progress.ended(found.text)
+        raise QueryError(f"the query ended: {found.text}", hint=AGAIN) from error
 
     def _stop(self, query: StreamingQuery) -> None:
         """Let the running micro-batch end, and let none begin after it."""

@@ -43,6 +43,8 @@ class Outcome:
     """Messages whose id cannot be compared."""
     unwanted: Collection[str] = ()
     """Unwanted tags, for people."""
+    expired: int = 0
+    """Offsets before the range that expired before they were read."""
 
 
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -54,6 +56,7 @@ def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "batches": [[*pair, count] for pair, count in _sum([outcome.batches for outcome in outcomes]).items()],
         "letters": [name for outcome in outcomes for name in outcome.letters],
         "lane": sorted({outcome.lane for outcome in outcomes if outcome.lane is not None}),
+        "expired": [[*outcome.tp, outcome.expired] for outcome in outcomes if outcome.expired],
         "odd_ids": sum(outcome.odd_ids for outcome in outcomes),
         "unwanted": list({tag: None for outcome in outcomes for tag in outcome.unwanted})[:UNWANTED_MAX],
     }
@@ -65,6 +68,7 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     unwanted = list({tag: None for part in parts for tag in part.get("unwanted", ())})[:UNWANTED_MAX]
     return books_of([]) | {
         "partitions": [one for part in parts for one in part["partitions"]],
+        "expired": [one for part in parts for one in part.get("expired", ())],
         "lane": sorted(lane),
         "odd_ids": sum(part.get("odd_ids", 0) for part in parts),
         "unwanted": unwanted,

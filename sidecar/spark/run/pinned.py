@@ -17,8 +17,10 @@ import orjson
 from sidecar.config.model import Settings
 from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
+from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.ranges.shared import names, read, read_if_there, read_or_make, remove, write
+from sidecar.spark.reports import places_in
 from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.state.offset_map import Identity
 
@@ -143,9 +145,7 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
     Raises:
         ConfigError: Another reader has read the pending micro-batch.
     """
-    path = folder / "reader"
-    stored = read_if_there(path)
-    before = "connector" if stored is None else stored.decode()
+    path, before = folder / "reader", pinned_reader(folder)
     if before != reader and pending >= 0:
         needed = f"the package {missing}" if missing else f"spark.reader {before}"
         raise ConfigError(
@@ -154,6 +154,27 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
             hint=f"finish it once with {needed} (sidecar spark run --once)",
         )
     write(path, reader.encode())
+
+
+def pinned_reader(folder: Path) -> str:
+    """The reader of the last start."""
+    return (read_if_there(folder / "reader") or b"connector").decode()
+
+
+def begun_at(query: Path) -> dict[TopicPartition, int]:
+    """The offsets from which a query goes on, or from which its pending micro-batch is read; empty if it is new.
+
+    Raises:
+        StateError: Spark's log cannot be read.
+    """
+    begun = latest_batch(query, "offsets")
+    last = begun - 1 if pending_batch(query) >= 0 else begun
+    if begun < 0:
+        return {}
+    if last < 0:  # of Spark's connector; another source keeps its start by itself
+        text = read_if_there(query / "sources" / "0" / "0")
+        return places_in(text.decode().partition("\n")[2]) if text else {}
+    return places_in(read(query / "offsets" / str(last)).decode().splitlines()[-1])
 
 
 def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:

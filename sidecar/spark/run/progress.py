@@ -79,7 +79,7 @@ class Tally:
                 status.lag = max(0, ends[tp] - offset) if tp in ends else None
 
     def _status(self, tp: TopicPartition) -> PartitionStatus:
-        status = PartitionStatus(topic=tp.topic, partition=tp.partition, broker=tp.broker)
+        status = PartitionStatus(topic=tp.topic, partition=tp.partition, broker=tp.broker, expired=0)
         return self.partitions.setdefault(tp, status)
 
     def enter(self, batch: int, books: Mapping[str, Any], report: Mapping[str, Any]) -> None:
@@ -108,6 +108,11 @@ class Tally:
         for tp, counted in counts.items():
             status = self._status(tp)
             status += counted
+        gone = 0
+        for *place, count in books.get("expired", ()):
+            status = self._status(TopicPartition(*place))
+            status.expired = (status.expired or 0) + count
+            gone += count
         total = _sum_of(counts.values())
         self.totals += total
         self._judge_tags(books)
@@ -128,9 +133,10 @@ class Tally:
         if written is not None:
             rejected["rows_rejected"] = total.delivered - written
             self.rows.update(rows_read=total.delivered, rows_written=written, micro_batches=1, **rejected)
+        counted_gone = {"expired": gone} if gone else {}
         log.info(
             "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
-            parts=sum(books["cuts"].values()), **rejected, seconds=seconds(report),
+            parts=sum(books["cuts"].values()), **rejected, **counted_gone, seconds=seconds(report),
         )  # fmt: skip
 
     def _judge_tags(self, books: Mapping[str, Any]) -> None:

@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError
+from sidecar.errors import PositionError
 from sidecar.spark.ranges.logs import Bounds, Logs, Places, by_partition, by_topic, firsts_of
-from sidecar.spark.ranges.planning import ends_of, lost
+from sidecar.spark.ranges.planning import ANEW, OnGap, ends_of, expired, gap, lost
 from sidecar.spark.ranges.shared import read_if_there, read_or_make, write
 from sidecar.spark.workers import freeze_modules
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sidecar.config.source.section import Source
 
 NAME = "sidecar_ranges"
-SCHEMA = "topic string, partition int, start bigint, end bigint, broker string"
+SCHEMA = "topic string, partition int, start bigint, end bigint, broker string, expired bigint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Reading:
         offsets_max: Limit of offsets in a micro-batch.
         stood: The offsets of the daemon's consumer group, if it ever existed.
         until: The bounds of the logs to which a query that ends by itself reads; None: those at its start.
+        on_gap: What to do where messages expired before they were read.
     """
 
     source: Source
@@ -49,17 +50,21 @@ class Reading:
     offsets_max: int
     stood: Places | None
     until: Mapping[TopicPartition, Bounds] | None = None
+    on_gap: OnGap = "stop"
+    log: tuple[str, str] = ("json", "info")
+    """Format and level of the log, which planning writes in a process of its own."""
 
 
 @dataclass
 class Range(InputPartition):
-    """Offsets of one partition, without `end`."""
+    """Offsets of one partition, without `end`; before them, some that expired before they were read."""
 
     topic: str
     partition: int
     start: int
     end: int
     broker: str = ""
+    expired: int = 0
 
 
 class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -72,6 +77,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, reading: Reading) -> None:
         self._packed = pickle.dumps(reading)  # code that passes ranges on need not import settings and client
         self._target: Mapping[TopicPartition, Bounds] | None = None
+        self._planned: Places | None = None
+        """The end that was planned last; a micro-batch with another one is a replay of an earlier life."""
 
     @cached_property
     def _r(self) -> Reading:
@@ -124,23 +131,44 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch; partitions with more lag get more of it.
 
         Raises:
-            StateError: A topic or partition is gone, or ends below the offset up to which it was read.
+            PositionError: A topic or partition is gone, ends below the offset up to which it was read, or begins
+                behind it.
         """
-        bounds = self._target or self._bounds()
+        there = self._bounds()
+        bounds = self._target or there
         known, ends = by_partition(start), _ends(bounds)
         self._refuse_lost(known, ends)
         self._keep_added({tp: found.low for tp, found in bounds.items() if tp not in known})
+        begun = self._begun(known)
+        begun |= self._skipped(begun, there)
         most = None if isinstance(limit, ReadAllAvailable) else self._r.offsets_max
-        return by_topic(ends_of(self._begun(known), ends, most))
+        ends = {tp: max(end, begun[tp]) for tp, end in ends.items()}
+        self._planned = by_topic(ends_of(begun, ends, most))
+        return self._planned
 
     def _refuse_lost(self, known: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        anew = "begin anew with another spark.checkpoint"  # in the text: Spark passes on nothing else of an error
         for tp, offset in known.items():
             if not self._logs.is_read(tp.topic):
                 key = f"source.{self._r.source.name}.topics"
-                raise StateError(f"{tp.topic} was removed from {key}: add it again, or {anew}")
+                raise PositionError(f"{tp.topic} was removed from {key}: add it again, or {ANEW}")
             if why := lost(tp, offset, ends.get(tp)):
-                raise StateError(f"{why}; restore it or access to it, or {anew}")
+                raise PositionError(f"{why}; restore it or access to it, or {ANEW}")
+
+    def _skipped(
+        self, begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
+    ) -> dict[TopicPartition, int]:
+        """Where partitions go on whose messages expired before they were read: durable before anything is read there.
+
+        Raises:
+            PositionError: There are some, and the settings do not say to go on.
+        """
+        behind = expired(begun, {tp: found.low for tp, found in bounds.items()})
+        for tp, low in behind.items():
+            if self._r.on_gap == "stop":
+                raise PositionError(f"{gap(tp, begun[tp], low, 'spark.on_gap')}; or {ANEW}")
+        if behind:
+            write(self._r.folder / "skipped", orjson.dumps(by_topic(behind)))
+        return behind
 
     def _keep_added(self, lows: Mapping[TopicPartition, int]) -> None:
         """Store the start offsets of partitions new to the checkpoint: durable before Spark's log has their ends."""
@@ -148,17 +176,38 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             write(self._r.folder / "added", orjson.dumps(by_topic(lows)))
 
     def _begun(self, known: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        added = read_if_there(self._r.folder / "added")
-        return {**(by_partition(orjson.loads(added)) if added is not None else {}), **known}
+        return {**self._stored("added"), **known}
+
+    def _stored(self, name: str) -> dict[TopicPartition, int]:
+        stored = read_if_there(self._r.folder / name)
+        return {} if stored is None else by_partition(orjson.loads(stored))
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
-        """A range for each partition with new offsets; a new partition begins at the planned start of its log."""
-        begun = self._begun(by_partition(start))
-        ranges = [
-            Range(tp.topic, tp.partition, begun.get(tp, 0), last, tp.broker)
-            for tp, last in sorted(by_partition(end).items())
-        ]
-        return [span for span in ranges if span.end > span.start]
+        """A range for each partition with new offsets; a new partition begins at the planned start of its log.
+
+        Raises:
+            PositionError: Some of them, which an earlier life has planned, expired meanwhile.
+        """
+        begun, ends = self._begun(by_partition(start)), by_partition(end)
+        if end != self._planned:
+            bounds = self._bounds()
+            going = {tp: begun.get(tp, 0) for tp, last in ends.items() if last > begun.get(tp, 0)}
+            self._refuse_lost(going, _ends(bounds))
+            self._skipped(going, bounds)
+        skipped = self._stored("skipped")
+        ranges = []
+        for tp, last in sorted(ends.items()):
+            first = begun.get(tp, 0)
+            start_at = max(first, min(skipped.get(tp, first), last))
+            ranges.append(Range(tp.topic, tp.partition, start_at, last, tp.broker, start_at - first))
+            if start_at > first:
+                self._tell(tp, first, start_at)
+        return [span for span in ranges if span.end > span.start or span.expired]
+
+    def _tell(self, tp: TopicPartition, offset: int, low: int) -> None:
+        from sidecar.spark.ranges.reports import tell_expired  # a commit needs none of it
+
+        tell_expired(tp, offset, low, self._r.log)
 
     def stop(self) -> None:
         """Disconnect."""
@@ -169,7 +218,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The range itself, as a row."""
         assert isinstance(partition, Range)
-        yield partition.topic, partition.partition, partition.start, partition.end, partition.broker
+        span = partition
+        yield span.topic, span.partition, span.start, span.end, span.broker, span.expired
         freeze_modules()
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from sidecar.errors import ZoneError
+from sidecar.errors import PositionError, ZoneError
 from sidecar.spark.source.ahead import Ahead, Offsets, seq_of
 from sidecar.spark.source.delivered import Delivered
 from sidecar.spark.source.options import Limit
@@ -106,7 +106,8 @@ class Planner:
         """The shares of the micro-batch of these offsets; always the same for the same offsets.
 
         Raises:
-            ZoneError: Some of the data is lost, or was removed unread.
+            ZoneError: Some of the data is lost.
+        PositionError: Some was removed unread, or the zone is an older copy.
         """
         ahead = self._advance(start)
         self._reach(ahead, start, end)
@@ -122,7 +123,7 @@ class Planner:
         entries = waiting[: bisect_right(waiting, end, key=seq_of)]
         floor = read_floor(self._zone, writer).seq if start < end else -1
         if start < floor and (len(entries) < end - start or any(map(self._wanted.rows_of, entries[: floor - start]))):
-            raise ZoneError(
+            raise PositionError(
                 f"landing zone: number {start + 1} to {min(floor, end)} of writer {writer} were removed before this "
                 "query read them. Give it a consumer name, from its first start on: retention keeps what a registered "
                 "one has not read. To go on without those rows, begin anew with another checkpoint"
@@ -186,8 +187,8 @@ def _vanished(zone: Storage, read: Collection[str]) -> ZoneError:
     )
 
 
-def _shorter(writer: str, seq: int) -> ZoneError:
-    return ZoneError(
+def _shorter(writer: str, seq: int) -> PositionError:
+    return PositionError(
         f"landing zone: the manifest of writer {writer} ends before number {seq}, which this query has planned. Was "
         "the zone replaced, or restored from an older copy? Restore all of it, or start anew with another checkpoint"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.config.table.properties import check_retention
 from sidecar.errors import ConfigError
-from sidecar.spark.driver import cause_of
+from sidecar.spark.failures import cause_of
 from sidecar.spark.table.plan import Existing, Plan, comments_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column
 from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
-from sidecar.spark.driver import QueryError, QueryProgress, cause_of, quietly
+from sidecar.spark.driver import QueryProgress, not_started, quietly
 from sidecar.spark.table.maintenance import FILES, SmallFiles, maintaining
 from sidecar.spark.table.plan import Existing, Plan, plan_of, plan_of_rejects
 from sidecar.spark.table.targets import REJECTS, TABLE, Target, schema_text, targets
@@ -307,7 +307,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise QueryError(f"the query does not start: {cause_of(str(error))}") from error
+        raise not_started(error) from error
 
 
 def _refuse_connect(session: SparkSession) -> None:

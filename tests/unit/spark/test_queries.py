@@ -157,9 +157,9 @@ def test_tasks_that_run_twice_count_once() -> None:
     for start in (0, 50, 0):
         ByRange().addInPlace(Accumulator.value, {Range("q", 7, TP, start): BOOKS})
     ByRange().addInPlace(Accumulator.value, {Range("q", 6, TP, 0): BOOKS, Range("other", 7, TP, 0): BOOKS})
-    (books,) = counts.take("q", 7).values()
+    (books,) = counts.take("q", 7)[0].values()
     assert (books.consumed, BOOKS.consumed) == (18, 9)
-    assert counts.take("q", 7) == {}
+    assert counts.take("q", 7) == ({}, {})
     assert list(Accumulator.value) == [Range("other", 7, TP, 0)]
     ByRange().addInPlace(Accumulator.value, {Range("q", 8, TP, start): BOOKS for start in range(RANGES_MAX + 1)})
     assert len(Accumulator.value) == RANGES_MAX

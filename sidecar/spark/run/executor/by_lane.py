@@ -36,9 +36,9 @@ def _runs(client: ck.Consumer, lane: Lane, tp: TopicPartition, offset: int, end:
     kept = 0
     """Messages in C that are less than a run."""
     while offset < end:
-        refuse_strayed(client, tp)
+        refuse_strayed(client, tp, offset)
         found, _ = lane.read(WAIT_S, min(gathering.room - kept, end - offset), more=bool(kept))
-        behind = reached(found, tp) if found else offset
+        behind = reached(client, found, tp, offset) if found else offset
         if behind == offset:
             refuse_silence(heard_s, tp, offset)
             continue

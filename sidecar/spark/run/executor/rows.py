@@ -35,7 +35,8 @@ def rows_of_range(job: Job, span: Range) -> Iterator[pa.RecordBatch]:
         span: The range.
 
     Raises:
-        StateError: The folder beside the checkpoint cannot be used, or the topic was created again.
+        StateError: The folder beside the checkpoint cannot be used.
+        PositionError: The topic was created again.
         UnavailableError: The broker does not return the messages.
     """
     yield from rows_of_place(job, opened_range(job, span))
@@ -57,7 +58,10 @@ def rows_of_place(job: Job, place: Place) -> Iterator[pa.RecordBatch]:
         sieve.books.settle("delivered", sieve.books.in_flight)
         odd_ids = sieve.odd_ids.count if sieve.odd_ids is not None else 0
         unwanted = list(sieve.filter.unwanted)
-        outcome = Outcome(place.tp, books=sieve.books, lane=place.found.told, odd_ids=odd_ids, unwanted=unwanted)
+        outcome = Outcome(
+            place.tp, books=sieve.books, lane=place.found.told, odd_ids=odd_ids, unwanted=unwanted,
+            expired=place.expired,
+        )  # fmt: skip
         place.folder.books.put_range(place.batch, outcome)
 
 

@@ -63,6 +63,7 @@ class Place:
         ids_scope: Identity of the partition for its message ids.
         batch: The micro-batch.
         folder: The query's folder.
+        expired: Number of offsets before it that expired before they were read.
     """
 
     tp: TopicPartition
@@ -74,6 +75,7 @@ class Place:
     ids_scope: str
     batch: int
     folder: RunFolder
+    expired: int = 0
 
     def runs(self) -> Iterator[Run]:
         """The messages, confirmed behind the last."""
@@ -94,7 +96,7 @@ def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     attempt = str(context.taskAttemptId())
     task = Task(place.tp, place.scope, place.ids_scope, place.batch, attempt, again)
     outcome = deliver(job.settings, place.folder, task, place.found.columns, place.runs())
-    outcome.lane = place.found.told
+    outcome.lane, outcome.expired = place.found.told, place.expired
     return outcome
 
 
@@ -102,7 +104,8 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
     """The range of this task; None if none of its rows reached it.
 
     Raises:
-        StateError: The folder beside the checkpoint cannot be used, or the topic was created again.
+        StateError: The folder beside the checkpoint cannot be used.
+        PositionError: The topic was created again.
         UnavailableError: The broker does not answer.
     """
     batch, folder = _begin(job)
@@ -152,7 +155,7 @@ def _place(job: Job, batch: int, folder: RunFolder, span: Range, found: Found | 
         patiently(partial(claim, anew=True))
 
     scope, ids_scope = checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id)
-    return Place(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder)
+    return Place(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder, span.expired)
 
 
 def _configure_log(settings: Settings) -> None:

@@ -81,7 +81,7 @@ class RunSource(Protocol):
             anew: Whether to ask the cluster now; else what was found in the last 5 s is enough.
 
         Raises:
-            StateError: The topic was created again since.
+            PositionError: The topic was created again since.
             UnavailableError: The cluster does not answer.
         """
         ...
@@ -90,7 +90,7 @@ class RunSource(Protocol):
         """The messages of a range, without `end`.
 
         Taking them raises:
-            StateError: The topic was created again since.
+            PositionError: The topic was created again since.
             UnavailableError: The broker does not return them.
         """
         ...

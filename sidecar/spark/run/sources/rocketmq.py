@@ -18,7 +18,7 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import Original, TopicPartition
-from sidecar.errors import StateError, UnavailableError
+from sidecar.errors import PositionError, UnavailableError
 from sidecar.runtime.build import pushed_expression
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, open_dead_letters
 from sidecar.sources.rocketmq.progress import Mark
@@ -145,10 +145,9 @@ def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: Mark | None) 
     if stands is None:
         raise UnavailableError(f"{tp}@{mark.offset} cannot be read again: so the queue may be another one by now")
     if not stands:
-        raise StateError(
+        raise PositionError(
             f"the topic {tp.topic} was deleted and created again, or {tp} lost messages: the checkpoint's offsets "
-            "belong to what was there before",
-            hint="start anew with another spark.checkpoint; nothing was skipped silently",
+            "belong to what was there before. Begin anew with another spark.checkpoint; nothing was skipped silently"
         )
 
 

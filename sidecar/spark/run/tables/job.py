@@ -70,10 +70,9 @@ class TableRun(SparkRun):
 
     def _first(self) -> Places:
         """The start offsets of a new checkpoint, the same for both queries."""
-        from sidecar.spark.run.range_source import RangePlanner, Reading
+        from sidecar.spark.run.range_source import RangePlanner
 
-        reading = Reading(self._settings.source, self._folder.path, self._settings.batch.span_max, self._stood)
-        planner = RangePlanner(reading)
+        planner = RangePlanner(self._reading(self._folder.path, self._settings.batch.span_max, self._stood))
         try:
             return planner.initialOffset()
         finally:
@@ -95,13 +94,13 @@ class TableRun(SparkRun):
         from pyspark.sql import functions as F  # noqa: N812
 
         from sidecar.spark.run.executor.task import Job
-        from sidecar.spark.run.range_source import NAME, Reading, range_source
+        from sidecar.spark.run.range_source import NAME, range_source
         from sidecar.spark.run.tables.reader import RowReader
 
         limit = self._settings.batch.span_max
         if self._filling.through_driver:
             limit = min(limit, DRIVER_OFFSETS_MAX)
-        reading = Reading(self._settings.source, self._folder.path / target.name, limit, first, until)
+        reading = self._reading(self._folder.path / target.name, limit, first, until)
         name = f"{NAME}_{target.name}"
         job = Job(self._settings, self._folder.path, checkpoint, target.name)
         session.dataSource.register(range_source(RowReader(reading, job), name, TABLE_DDL))

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructField, StructType
+from structlog.testing import capture_logs
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
@@ -17,7 +18,7 @@ from sidecar.sources.kafka.start.offsets import Bounds
 from sidecar.spark.query import source
 from sidecar.spark.query.options import Query, parse_options
 from sidecar.spark.query.source import QueryReader, QueryStreamReader
-from sidecar.spark.ranges import sources
+from sidecar.spark.ranges import reports, sources
 
 TP: Final = TopicPartition("orders", 0)
 START: Final = {"next": {}, "from": {"orders": {"0": 4}}, "ids": {}}
@@ -140,3 +141,25 @@ def test_sources_keep_ids_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             reader.partitions(first, end)
         assert [path.name for path in (tmp_path / end["name"]).rglob("*.json")] == ["4.json"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_what_expired_is_told_when_its_micro_batch_is_read(monkeypatch: pytest.MonkeyPatch, is_replay: bool) -> None:
+    """Also if it expired after an earlier life had planned it."""
+    monkeypatch.setattr(reports, "configure", lambda *_: None)
+    logs = RestartingLogs("", 0)
+    monkeypatch.setattr(source, "logs_of", lambda _: logs)
+    reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
+    start = {"next": {"orders": {"0": 4}}, "from": {"orders": {"0": 4}}, "ids": {"orders": "id"}}
+    end = reader.latestOffset(start, ReadAllAvailable()) if is_replay else {}
+    monkeypatch.setattr(logs, "bounds", lambda: {TP: Bounds(7, 10)})
+    if is_replay:
+        reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
+    else:
+        end = reader.latestOffset(start, ReadAllAvailable())
+    with capture_logs() as events:
+        (found,) = reader.partitions(start, end)
+    assert (found.value.start, found.value.end, found.value.expired) == (7, 10, 3)
+    assert [(event["event"], event["committed"], event["log_start"], event["expired"]) for event in events] == [
+        ("offset.expired", 4, 7, 3)
+    ]

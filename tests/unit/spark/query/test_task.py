@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import StateError
+from sidecar.errors import PositionError
 from sidecar.spark.query import task
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
-from sidecar.spark.query.task import Client, read_span
+from sidecar.spark.query.task import Client, _again, read_span
 from sidecar.spark.ranges import topic_ids
+from sidecar.spark.ranges.planning import ExpiredError, OnGap
 from sidecar.spark.run.executor.columns import ArrowColumns
 
 QUERY: Final = parse_options(
@@ -30,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch, planned: str, found: str) -> list[pa.R
 
 def test_a_range_of_a_topic_that_was_created_again_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's client reads on in the new topic at the old offset."""
-    with pytest.raises(StateError, match="orders was deleted and created again: begin anew"):
+    with pytest.raises(PositionError, match="orders was deleted and created again: begin anew"):
         read(monkeypatch, planned="first", found="second")
 
 
@@ -38,3 +41,32 @@ def test_a_range_of_a_topic_that_was_created_again_is_an_error(monkeypatch: pyte
 def test_a_range_of_the_planned_topic_is_read(monkeypatch: pytest.MonkeyPatch, planned: str) -> None:
     """So is one that was planned while the broker had no topic ids."""
     assert read(monkeypatch, planned, found="first") == []
+
+
+@pytest.mark.parametrize(
+    ("on_gap", "low", "read"),
+    [("log_start", 6, [(2, 9), (6, 9)]), ("log_start", 9, [(2, 9)]), ("stop", 6, None), ("stop", 0, [(2, 9)])],
+)
+def test_ids_of_a_range_that_was_not_read_to_its_end_may_have_expired(
+    on_gap: OnGap, low: int, read: list[tuple[int, int]] | None
+) -> None:
+    """They are read again as far as the log has them, if the query goes on; otherwise it stops."""
+    asked = []
+
+    def messages(tp: TopicPartition, start: int, end: int) -> Iterator[list[bytes]]:
+        asked.append((start, end))
+        if start < low:
+            raise ExpiredError(tp, start, low)
+        yield [b"m"]
+
+    client, span = Client(ArrowColumns(), messages), Span(TopicPartition("orders", 0), "", 9, 12, is_first=False)
+    query = replace(QUERY, on_gap=on_gap)
+    if read is None:
+        with pytest.raises(PositionError, match=r"orders\[0\] was read to 2, and its log begins at 6"):
+            list(_again(query, client, span, 2))
+    else:
+        list(_again(query, client, span, 2))
+        assert asked == read
+    asked.clear()
+    assert list(_again(query, client, replace(span, expired=3), 2)) == []
+    assert asked == []

@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.config.model import Settings
 from sidecar.core.records import Original, TopicPartition
-from sidecar.errors import StateError, UnavailableError
+from sidecar.errors import PositionError, UnavailableError
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage
@@ -105,11 +105,11 @@ def test_a_topic_that_was_created_again_is_refused(read: Any) -> None:
     """Between two ranges, and while one is being read: nothing of it counts then."""
     read(2, 6)
     Queue.moved = 500
-    with pytest.raises(StateError, match="the topic orders was deleted and created again"):
+    with pytest.raises(PositionError, match="the topic orders was deleted and created again"):
         read(6, 10)
     Queue.moved = 0
     Queue.after = lambda: setattr(Queue, "moved", 500)
-    with pytest.raises(StateError, match="belong to what was there before"):
+    with pytest.raises(PositionError, match="belong to what was there before"):
         read(6, 10)
 
 
@@ -117,7 +117,7 @@ def test_a_queue_that_lost_its_end_is_refused(read: Any) -> None:
     """The message of before is behind its end."""
     read(2, 10)
     Queue.high = 5
-    with pytest.raises(StateError, match="lost messages"):
+    with pytest.raises(PositionError, match="lost messages"):
         read(10, 12)
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 from pyspark import TaskContext
 
 from sidecar.core.records import Run
-from sidecar.errors import StateError
+from sidecar.errors import PositionError
 from sidecar.spark.ranges import sources, topic_ids
 from sidecar.spark.run.executor.columns import runs
 from sidecar.spark.run.executor.task import Job, Place, opened, run
@@ -73,7 +73,7 @@ def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkey
 def test_a_task_refuses_messages_of_a_topic_that_was_created_again(broker: Broker, place: Place) -> None:
     """Kafka's client continues in the new topic at the old offset, and an answer of before the range is too old."""
     broker.topic_id = "second"
-    with pytest.raises(StateError, match="orders was deleted and created again"):
+    with pytest.raises(PositionError, match="orders was deleted and created again"):
         list(place.runs())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from sidecar.errors import ConfigError, ZoneError
+from sidecar.errors import ConfigError, PositionError, ZoneError
 from sidecar.spark.source import planner
 from sidecar.spark.source.consumer import Consumer
 from sidecar.spark.source.options import Limit
@@ -152,7 +152,7 @@ def test_what_was_removed_unread_ends_the_query(lines: Lines) -> None:
     query.run(ONE)
     land(lines, "b", 4)
     lines.remove("b", 1)
-    with pytest.raises(ZoneError, match=r"number 0 to 1 of writer b were removed .* consumer name"):
+    with pytest.raises(PositionError, match=r"number 0 to 1 of writer b were removed .* consumer name"):
         query.run()
 
 
@@ -165,7 +165,7 @@ def test_lines_that_were_removed_unread_end_the_query(lines: Lines) -> None:
     land(lines, "a", 9, first=3)
     lines.remove("a", 8)
     query.restart()
-    with pytest.raises(ZoneError, match="number 1 to 8 of writer a were removed"):
+    with pytest.raises(PositionError, match="number 1 to 8 of writer a were removed"):
         query.run()
 
 
@@ -183,7 +183,7 @@ def test_a_zone_that_went_back_ends_the_query(tmp_path: Path) -> None:
     land(newer, "a", 5)
     land(older, "a", 3)
     query = Query(older)
-    with pytest.raises(ZoneError, match="ends before number 4"):
+    with pytest.raises(PositionError, match="ends before number 4"):
         query.planner.plan({"a": 1}, {"a": 4})
 
 
@@ -193,7 +193,7 @@ def test_a_zone_that_went_back_is_noticed_at_the_start(lines: Lines, dedup: bool
     land(lines, "a", 3)
     query = Query(lines, dedup=dedup)
     query.committed = {"a": 4, "gone": 7}
-    with pytest.raises(ZoneError, match="writer a ends before number 4"):
+    with pytest.raises(PositionError, match="writer a ends before number 4"):
         query.run()
     land(lines, "a", 3, first=3)
     query.restart()

@@ -1,0 +1,89 @@
+"""Messages that expired before Spark's connector read them: it neither tells where the log begins nor counts them.
+
+So a run that begins with such a gap reads as with `client`, whose planning leaves out, tells and counts what is gone.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import structlog
+
+from sidecar.config.model import Settings
+from sidecar.core.records import TopicPartition
+from sidecar.errors import PositionError
+from sidecar.spark.ranges.logs import by_topic
+from sidecar.spark.ranges.planning import ANEW, OnGap, expired, gap
+from sidecar.spark.ranges.shared import write
+from sidecar.spark.ranges.sources import logs_of, patiently
+from sidecar.spark.run.pinned import begun_at, pinned_reader
+
+log = structlog.get_logger()
+
+
+class Gap(NamedTuple):
+    """A partition that was read up to an offset before the start of its log."""
+
+    tp: TopicPartition
+    offset: int
+    low: int
+
+    @property
+    def text(self) -> str:
+        """What to tell."""
+        return gap(self.tp, self.offset, self.low, "spark.on_gap")
+
+
+class Gaps:
+    """The gaps of one checkpoint.
+
+    Args:
+        settings: The configuration.
+        query: Spark's own checkpoint.
+        folder: Sidecar's folder beside it.
+    """
+
+    def __init__(self, settings: Settings, query: Path, folder: Path) -> None:
+        assert settings.spark is not None, "checked before"
+        self._source = settings.source
+        self._on_gap: OnGap = settings.spark.on_gap
+        self._query = query
+        self._folder = folder
+
+    def first(self) -> Gap | None:
+        """The first gap.
+
+        Raises:
+            PositionError: There is one, and the settings do not say to go on.
+            UnavailableError: The broker does not answer.
+        """
+        begun = begun_at(self._query)
+        if not begun:
+            return None
+        with closing(logs_of(self._source)) as logs:
+            bounds = patiently(logs.bounds)
+        lows = {tp: bound.low for tp, bound in bounds.items()}
+        found = next((Gap(tp, begun[tp], low) for tp, low in sorted(expired(begun, lows).items())), None)
+        if found is not None and self._on_gap == "stop":
+            raise PositionError(found.text, hint=f"set it, or {ANEW}")
+        return found
+
+    def leaves_connector(self, pending: int) -> bool:
+        """Whether this run reads as with `client`; its micro-batches are ended by that too.
+
+        Args:
+            pending: The micro-batch that an earlier process did not finish; -1 for none.
+
+        Raises:
+            PositionError: See `first`.
+        """
+        found = self.first()
+        if found is None:
+            return self._on_gap == "log_start" and pending >= 0 and pinned_reader(self._folder) == "client"
+        log.warning("connector.not_used", **found.tp.fields(), reason="messages expired before they were read")
+        if pending == 0:  # the connector keeps the start of a checkpoint elsewhere
+            write(self._folder / "first", orjson.dumps(by_topic(begun_at(self._query))))
+        return True
