@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tests.scenarios.exactly_once import new_topics
 from tests.support.delta import batch_of, numbered, sink
 from tests.support.kafka import Broker, produce
 from tests.support.process import free_ports, http_get
+from tests.support.produce import Outgoing
 from tests.support.spark.tables import SCHEMA, Kind, config, forget_commits, rows, tally
 from tests.support.workload import Workload
 
@@ -29,6 +31,21 @@ def fill(document: dict[str, Any]) -> list[Any]:
     with capture_logs() as events:
         job_of(settings)(settings, lambda: False, once=True).run()
     return events
+
+
+def test_a_query_whose_python_process_does_not_connect_is_started_again(
+    spark: SparkSession, kafka: Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark waits 10 s for the process that plans, and ends the query; the job goes on."""
+    python, seen = tmp_path / "python", tmp_path / "seen"
+    fails = f'case "$*" in *python_streaming_source_runner*) mkdir {seen} 2>/dev/null && exit 1;; esac'
+    python.write_text(f'#!/bin/sh\n{fails}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    produce(kafka.bootstrap, topic, [Outgoing(0, b"%d" % i) for i in range(50)])
+    events = fill(config(kafka, [topic], tmp_path, "parquet") | {"tags": {}})
+    assert [event["attempts_left"] for event in events if event["event"] == "query.started_again"] == [4]
+    assert len(rows(tmp_path / "table")) == 50
 
 
 @pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.proof), "delta", "deltalake"])

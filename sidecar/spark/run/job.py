@@ -20,6 +20,7 @@ from sidecar.ops.metrics import Metrics
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError
 from sidecar.spark.failures import AGAIN, failure_of
+from sidecar.spark.lasting import LastingQuery
 from sidecar.spark.micro_batches import MicroBatches
 from sidecar.spark.ranges.logs import Bounds, Places
 from sidecar.spark.ranges.planning import ANEW
@@ -33,7 +34,6 @@ from sidecar.state.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from sidecar.spark.run.range_source import Reading
@@ -153,7 +153,7 @@ class SparkRun:
 
         session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
         try:
-            query = self._writer(self._frame(session, checkpoint.pending)).start()
+            query = LastingQuery(self._writer(self._frame(session, checkpoint.pending)).start)
         except PySparkException as error:
             raise driver.not_started(error) from error
         stack.callback(driver.quietly, query.stop)
@@ -240,7 +240,7 @@ class SparkRun:
 
     # Running
 
-    def _await_end(self, query: StreamingQuery, progress: RunProgress) -> None:
+    def _await_end(self, query: LastingQuery, progress: RunProgress) -> None:
         self._stop_asked()  # until its first call, a signal ends the process at once
         hear_at_s = time.monotonic()
         while query.isActive:
@@ -282,7 +282,7 @@ class SparkRun:
         progress.ended(found.text)
         raise QueryError(f"the query ended: {found.text}", hint=AGAIN) from error
 
-    def _stop(self, query: StreamingQuery) -> None:
+    def _stop(self, query: LastingQuery) -> None:
         """Let the running micro-batch end, and let none begin after it."""
         deadline_s = time.monotonic() + self._draining()
         with contextlib.suppress(SidecarError):  # without the hold the next is cut short and sent again, same names

@@ -16,6 +16,7 @@ from sidecar.sinks.table.layout import Column
 from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryProgress, not_started, quietly
+from sidecar.spark.lasting import LastingQuery
 from sidecar.spark.table.maintenance import FILES, SmallFiles, maintaining
 from sidecar.spark.table.plan import Existing, Plan, plan_of, plan_of_rejects
 from sidecar.spark.table.targets import REJECTS, TABLE, Target, schema_text, targets
@@ -23,7 +24,6 @@ from sidecar.zone.table import LABELS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
 
@@ -93,7 +93,7 @@ class Filling:
         self.maintained = no_counts(table.layout.maintenance)
         """Maintenance by operation and result."""
         self._small_files = SmallFiles(table.path)
-        self._queries: list[StreamingQuery] = []
+        self._queries: list[LastingQuery] = []
 
     # Starting
 
@@ -196,7 +196,7 @@ class Filling:
             counts.append(F.approx_count_distinct(F.struct(*plan.partitioned_by)).alias(FILES))
         return frame.observe(WRITTEN, *counts)
 
-    def _query(self, frame: DataFrame, target: Target) -> StreamingQuery:
+    def _query(self, frame: DataFrame, target: Target) -> LastingQuery:
         from sidecar.spark.table.delta import appending
         from sidecar.spark.table.upserts import replacing
         from sidecar.spark.table.writers import by_deltalake, native
@@ -217,7 +217,8 @@ class Filling:
             writer = frame.writeStream.foreachBatch(maintaining(upkeep, write))
         else:
             writer = native(frame, self._table.format, path, plan.partitioned_by)
-        query = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint).start()
+        writer = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint)
+        query = LastingQuery(writer.start)
         query_id.set_result(str(query.id))
         return query
 
@@ -320,14 +321,14 @@ def _refuse_connect(session: SparkSession) -> None:
         )
 
 
-def _reports(query: StreamingQuery) -> list[Mapping[str, object]]:
+def _reports(query: LastingQuery) -> list[Mapping[str, object]]:
     return list(query.recentProgress)
 
 
-def _last_batch(query: StreamingQuery) -> int:
+def _last_batch(query: LastingQuery) -> int:
     report = query.lastProgress
     return -1 if report is None else int(report["batchId"])
 
 
-def _is_busy(query: StreamingQuery) -> bool:
+def _is_busy(query: LastingQuery) -> bool:
     return query.isActive and bool(query.status["isTriggerActive"])
