@@ -10,11 +10,19 @@ from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
 from sidecar.config import InvalidConfigError, Settings, load
 from sidecar.config.file.explain import dotted
+from sidecar.config.spark import Spark, Table
+from sidecar.config.units import Duration
 from sidecar.errors import EXIT_CONFIG, ConfigError
 
 MIB = 1 << 20
 STORED_BYTES = 11
 """Maximum bytes of a message id in a file."""
+TASK_MIB = 110
+"""Anonymous memory of a task's Python process without messages: Spark's, pyarrow and the client."""
+ROWS_BYTES = 48 << 20
+"""Of messages and rows in a task that fills a table: a client's queue, and two Arrow batches."""
+DRIVER_MIB = 300
+"""Anonymous memory of the Python processes of a driver: the job's, and one that plans for each of two queries."""
 
 
 @click.command(epilog=example("sidecar validate -c sidecar.yaml && systemctl reload sidecar@orders"))
@@ -72,13 +80,17 @@ def _problems(error: ConfigError) -> list[dict[str, Any]]:
 
 def summary(settings: Settings, engine: str = "daemon") -> list[str]:
     """A summary of the settings for an engine in six lines, seven with delayed messages, without secrets."""
+    return _summary_on_spark(settings) if engine == "spark" else _summary(settings)
+
+
+def _summary(settings: Settings) -> list[str]:
     shown = settings.public()
     letters, ledger = _letters(shown), "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
     ids = _ids(settings)
     from sidecar.runtime.lane import lane_summary
 
     return [
-        f"reads   {settings.source.chosen.summary()}{lane_summary(settings, on_spark=engine == 'spark')}",
+        f"reads   {settings.source.chosen.summary()}{lane_summary(settings, on_spark=False)}",
         f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
         *_delays(settings, shown),
         f"sends   {settings.sink.chosen.summary()}{_limits(shown['batch'])}",
@@ -86,6 +98,51 @@ def summary(settings: Settings, engine: str = "daemon") -> list[str]:
         f"holds   at most {shown['memory']['budget']} of messages{ids}; status and metrics: {shown['admin']['listen']}",
         f"uses    up to {memory_mib(settings)} MiB of memory; limit its unit or container to {limit_mib(settings)} MiB",
     ]
+
+
+def _summary_on_spark(settings: Settings) -> list[str]:
+    """The same for Spark: its tasks have the budget, its checkpoint the progress and the ids, its JVM has its own."""
+    from sidecar.runtime.lane import lane_summary
+
+    shown, spark, mib = settings.public(), settings.spark, task_mib(settings)
+    assert spark is not None, "checked by `load_for_run`"
+    limits, stored, held = _for_table(settings, spark) if settings.sink.chosen.table else _for_receiver(shown)
+    ledger = "".join(f" (ledger in {name})" for name in shown["dedup"].get("ledger", ()))
+    tasks = f"{mib} MiB for each core (spark.executor.memoryOverhead)"
+    return [
+        f"reads   {settings.source.chosen.summary()}{lane_summary(settings, on_spark=True)}",
+        f"keeps   {_wanted(shown['tags'])}; duplicates have the same {_place(shown['dedup']['by'])}{ledger}",
+        f"sends   {settings.sink.chosen.summary()}{limits}",
+        f"stores  progress in {spark.checkpoint}, which all hosts share{_ids_on_spark(settings)}{stored}",
+        f"holds   {held} in each task; status and metrics: {shown['admin']['listen']} of the driver",
+        f"uses    {tasks}, {DRIVER_MIB} MiB on the driver, and the JVMs",
+    ]
+
+
+def _for_table(settings: Settings, spark: Spark) -> tuple[str, str, str]:
+    every = Duration("0ms", "1d").text((spark.table or Table()).every_ms)
+    return f", every {every}, up to {settings.batch.span_max:,} offsets at a time", "", "Arrow batches"
+
+
+def _for_receiver(shown: dict[str, Any]) -> tuple[str, str, str]:
+    letters = f"dead letters {_letters(shown, shown['state']['dir'])}"
+    return (
+        _limits(shown["batch"]),
+        f", {letters}; retries: {_retries(shown['retry'])}",
+        f"at most {shown['memory']['budget']} of messages",
+    )
+
+
+def _ids_on_spark(settings: Settings) -> str:
+    if not settings.dedup.remembers_ids:
+        return ""
+    return f", with up to {settings.dedup.capacity:,} ids ({_ids_mb(settings):,} MB) per partition"
+
+
+def task_mib(settings: Settings) -> int:
+    """Maximum anonymous memory to expect of a task of `sidecar spark run`; a table's tasks hold no batches."""
+    held_bytes = settings.memory.budget_bytes if settings.sink.chosen.table is None else ROWS_BYTES
+    return round(1.3 * held_bytes / MIB) + TASK_MIB
 
 
 def memory_mib(settings: Settings) -> int:
@@ -105,16 +162,18 @@ def _ids_mib(settings: Settings) -> int:
 def _ids(settings: Settings) -> str:
     if not settings.dedup.remembers_ids:
         return ""
-    capacity = settings.dedup.capacity
-    disk_mb = max(1, capacity * STORED_BYTES // 1_000_000)
-    memory = settings.public()["dedup"]["memory"]
-    return f" and {memory} of ids; up to {capacity:,} ids take {disk_mb:,} MB of disk per partition"
+    capacity, memory = settings.dedup.capacity, settings.public()["dedup"]["memory"]
+    return f" and {memory} of ids; up to {capacity:,} ids take {_ids_mb(settings):,} MB of disk per partition"
 
 
-def _letters(shown: dict[str, Any]) -> str:
+def _ids_mb(settings: Settings) -> int:
+    return max(1, settings.dedup.capacity * STORED_BYTES // 1_000_000)
+
+
+def _letters(shown: dict[str, Any], state: str = "") -> str:
     dead = shown["dead_letters"]
     if dead == "state":
-        return "there too"
+        return f"in {state} on the driver" if state else "there too"
     if "kafka" in dead:
         return f"in the topic {dead['kafka']['topic']}"
     if dead["rocketmq"] == "dlq":

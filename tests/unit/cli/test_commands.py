@@ -89,6 +89,45 @@ def test_validate_tells_the_fast_lane_of_the_engine(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (
+            "sink: {http: {url: 'http://h:1/'}}\nspark: {checkpoint: /x}\n",
+            [
+                "  sends   envelope to http://h:1/, 4 at a time, in batches of 5000 messages or 4MiB or 200ms",
+                (
+                    "  stores  progress in /x, which all hosts share, with up to 100,000,000 ids (1,100 MB) per "
+                    "partition, dead letters in /s on the driver; retries: unlimited"
+                ),
+                "  holds   at most 64MiB of messages in each task; status and metrics: 127.0.0.1:9464 of the driver",
+                "  uses    193 MiB for each core (spark.executor.memoryOverhead), 300 MiB on the driver, and the JVMs",
+            ],
+        ),
+        (
+            "sink: {delta: {path: /t}}\nspark: {checkpoint: /x, table: {every: 1m}}\nmemory: {budget: 512MiB}\n",
+            [
+                "  sends   rows to the Delta table /t, every 1m, up to 1,000,000 offsets at a time",
+                "  stores  progress in /x, which all hosts share, with up to 100,000,000 ids (1,100 MB) per partition",
+                "  holds   Arrow batches in each task; status and metrics: 127.0.0.1:9464 of the driver",
+                "  uses    172 MiB for each core (spark.executor.memoryOverhead), 300 MiB on the driver, and the JVMs",
+            ],
+        ),
+    ],
+)
+def test_validate_for_spark_has_the_figures_of_spark(tmp_path: Path, change: str, says: list[str]) -> None:
+    """Each task has the budget, but for a table; no unit or container of a daemon is told of."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(
+        "source: {kafka: {bootstrap_servers: a, group_id: g, topics: [t]}}\nstate: {dir: /s}\ndedup: {by: key}\n"
+        + change
+    )
+    shown = run("validate", "-c", str(file), "--engine", "spark")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[3:] == says
+    assert "container" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
         ("sink: {console: {}}\n", "envelope to the console"),
         ("sink: {file: {path: out.txt}}\n", "envelope to out.txt"),
         ("sink: {console: {}}\nretry: {give_up_after: 3}\n", "retries: up to 3 attempts"),
