@@ -31,7 +31,7 @@ from sidecar.config.model import Settings
 from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.run.kafka_options import source_options
 from sidecar.spark.run.tables.job import job_of
-from sidecar.spark.table.delta import DELTA_CONF
+from sidecar.spark.table.readers.session import DELTA_CONF
 from tests.support.kafka import KafkaBroker, produce, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.produce import Outgoing

@@ -43,6 +43,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks.base import Context
 from sidecar.sinks.table.by_deltalake import CONFIGURATION, steps
 from sidecar.sinks.table.commits import check_newest, folder_of, sync_commit, sync_commits
+from sidecar.sinks.table.int96 import tell_int96
 from sidecar.sinks.table.layout import columns_of, makes_small_files, partitions_of, refuse_lost
 from sidecar.sinks.table.upkeep import Notes, Upkeep, no_counts
 from sidecar.zone.columns import record_batches
@@ -222,6 +223,7 @@ class _Table:
             self._table = self._open()
             check_newest(self.path, self._table.version())
             self._learn()
+            tell_int96(self.path, self._table)
         except ConfigError:
             raise
         except _TROUBLE as error:

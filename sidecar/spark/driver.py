@@ -63,10 +63,16 @@ def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
         spark = builder.getOrCreate()
         stack.callback(quietly, spark.stop)
     else:
-        # Spark looks up Python data sources in the session that is active in this thread of the JVM: there is none in a
-        # separate thread, or after a while in a notebook. This activates it.
-        spark.createDataFrame([], "nothing int")
+        activate(spark)
     return spark
+
+
+def activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread of the JVM, where Spark looks up Python data sources.
+
+    There is none in a separate thread, or after a while in a notebook.
+    """
+    spark.createDataFrame([], "nothing int")
 
 
 def quietly(stop: Callable[[], None]) -> None:

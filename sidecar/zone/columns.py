@@ -11,7 +11,7 @@ import pyarrow as pa
 from sidecar.core.parts import Part
 from sidecar.core.records import Header, TopicPartition
 from sidecar.zone.rows import SEPARATOR, bytes_of_name, order_of, unpack
-from sidecar.zone.schema import MS_MAX, SCHEMA, headers_of, text_of, text_of_name
+from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
 
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
@@ -27,7 +27,7 @@ _Found: TypeAlias = tuple[tuple[bytes, bool, bytes], int, bytes]
 def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> list[pa.RecordBatch]:
     """The rows of parts, part after part, as record batches of `SCHEMA`; those of a part by group, tag and offset.
 
-    A timestamp that does not fit into 64 bits of microseconds (beyond the year 294,000) becomes null.
+    A timestamp outside of the years 1 to 9999 becomes null.
 
     Args:
         parts: Framed by `RowFramer`.
@@ -136,4 +136,4 @@ def _texts(tags: Sequence[bytes | None]) -> list[str | None]:
 
 
 def _microseconds(at_ms: int | None) -> int | None:
-    return None if at_ms is None or abs(at_ms) > MS_MAX else at_ms * 1000
+    return None if at_ms is None or not MS_MIN <= at_ms <= MS_MAX else at_ms * 1000

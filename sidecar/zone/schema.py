@@ -37,8 +37,9 @@ DDL: Final = (
 """`SCHEMA` in Spark's DDL."""
 DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
 """By name, a column in `DDL`."""
-MS_MAX: Final = ((1 << 63) - 1) // 1_000
-"""Limit of a timestamp in milliseconds, before and after the epoch: beyond it (the year 294,000) it is null."""
+MS_MIN: Final = -62_135_596_800_000
+MS_MAX: Final = 253_402_300_799_999
+"""Limits of a timestamp in milliseconds: the years 1 to 9999, which every reader can hold. Others are null."""
 _ESCAPED = "percent:"
 
 

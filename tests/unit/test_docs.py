@@ -244,6 +244,7 @@ RUN = {
         'tests/spark/test_listener.py: example("### Metrics of your queries")',
         "tests/spark/test_sessions.py: from sidecar.spark.run import run",
     ],
+    "docs/spark-types.md": ['tests/spark/test_table_types.py: example("## INT96", "spark-types.md")'],
     "README.md": ['sidecar/spark/__init__.py: spark.readStream.format("sidecar")'],
 }
 """What runs each Python block of a document, in their order: a test here, or what another file has of it."""

@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 
 from sidecar.config.table.properties import check_retention
 from sidecar.sinks.table.commits import sync_commits
+from sidecar.sinks.table.int96 import Int96Guard
 
 CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
 """Configuration of a table created here. Five commits a second for Delta's own 30 days would be 13 million files."""
@@ -20,21 +21,25 @@ own 100 MiB."""
 
 def steps(path: str) -> Mapping[str, Callable[[], object]]:
     """The operations on a table, for `Upkeep`."""
-    return {"optimize": lambda: optimize(DeltaTable(path), path), "vacuum": lambda: vacuum(DeltaTable(path))}
+    guard = Int96Guard()
+    return {"optimize": lambda: optimize(DeltaTable(path), path, guard), "vacuum": lambda: vacuum(DeltaTable(path))}
 
 
-def optimize(table: DeltaTable, path: str) -> None:
+def optimize(table: DeltaTable, path: str, guard: Int96Guard) -> None:
     """Make large files of small ones; the new ones are durable at the end, before the old ones can be deleted.
 
     Args:
         table: The table at present; at its new version afterwards.
         path: Its path.
+        guard: Knows files that were looked at before.
 
     Raises:
+        ConfigError: A small file has timestamps as INT96.
         DeltaError: A conflict, or a store that does not answer.
         OSError: It cannot be written.
     """
     before = table.version()
+    guard.check(table, TARGET_BYTES)
     table.optimize.compact(max_concurrent_tasks=1, target_size=TARGET_BYTES)
     sync_commits(path, before + 1, table.version())
 

@@ -42,6 +42,11 @@ def failed(operation: str, table: str, error: Exception) -> None:
     log.warning("table.maintenance_failed", operation=operation, table=table, reason=reason)
 
 
+def has_int96(table: str, file: str) -> None:
+    """Log that a file of a table has timestamps as INT96."""
+    log.warning("table.old_timestamps", table=table, file=file)
+
+
 class Upkeep:
     """Runs operations at their intervals, the first time one interval after the job first began.
 

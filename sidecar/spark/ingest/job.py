@@ -19,6 +19,7 @@ from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
 from sidecar.spark.ingest.supported import consumer_of
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
+from sidecar.spark.table.readers.session import own_session
 from sidecar.spark.table.targets import Target
 from sidecar.storage import StorageError, storage_of
 from sidecar.zone import Tail
@@ -79,6 +80,7 @@ class SparkIngest:
                 stack.callback(_serve_metrics(admin, admin.listen, progress, filling.maintained).close)
             open_probes(stack, admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
+            session = own_session(stack, session, is_delta=self._rules.format == "delta")
             filling.check(session)
             self._start(stack, session, filling)
             log.info("ingest.started", table=self._rules.path, zone=self._zone, format=self._rules.format)

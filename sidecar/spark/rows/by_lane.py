@@ -21,7 +21,7 @@ from sidecar.sources.kafka.lane.messages import LaneMessages
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
 from sidecar.spark.rows.sieve import Sieve
-from sidecar.zone.schema import MS_MAX, SCHEMA, headers_of, text_of, text_of_name
+from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Rules
@@ -167,9 +167,9 @@ def _binary(cells: Cells | None) -> pa.Array:
 
 
 def _times(table: Table) -> pa.Array:
-    """Timestamps in microseconds; null without one, and where it does not fit."""
+    """Timestamps in microseconds; null without one, and outside of the years 1 to 9999."""
     ms = np.frombuffer(table.times_ms, np.int64)
-    fits = (np.frombuffer(table.has_time, np.bool_)) & (ms >= -MS_MAX) & (ms <= MS_MAX)
+    fits = (np.frombuffer(table.has_time, np.bool_)) & (ms >= MS_MIN) & (ms <= MS_MAX)
     us = pa.py_buffer((np.where(fits, ms, 0) * 1_000).tobytes())
     return pa.Array.from_buffers(SCHEMA.field("timestamp").type, table.rows, [_bits(fits), us])
 

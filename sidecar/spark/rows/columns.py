@@ -10,12 +10,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.tags import Memo, TagFilter
 from sidecar.core.records import Columns, Header, Message, TopicPartition
 from sidecar.spark.rows.sieve import Kept, Sieve
-from sidecar.zone.schema import MS_MAX, SCHEMA, headers_of, text_of, text_of_name
+from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
 
 if TYPE_CHECKING:
     from sidecar.config.model import Settings
@@ -115,13 +116,13 @@ class _Names(dict[str, str]):
 
 
 def _times(times_ms: Iterable[int | None]) -> pa.Array:
-    """Timestamps in microseconds; null without one, and where it does not fit."""
-    found = list(times_ms)
-    try:
-        return pa.array(found, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
-    except (pa.ArrowInvalid, OverflowError):
-        fit = [None if at_ms is None or abs(at_ms) > MS_MAX else at_ms for at_ms in found]
-        return pa.array(fit, pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
+    """Timestamps in microseconds; null without one, and outside of the years 1 to 9999."""
+    found = pa.array(list(times_ms), pa.int64())
+    limits = pc.min_max(found).as_py()
+    if found.null_count < len(found) and not MS_MIN <= limits["min"] <= limits["max"] <= MS_MAX:
+        fits = pc.and_(pc.greater_equal(found, MS_MIN), pc.less_equal(found, MS_MAX))
+        found = pc.if_else(fits, found, pa.scalar(None, pa.int64()))
+    return found.cast(pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
 
 
 def _field_of(name: str) -> pa.Field[Any]:

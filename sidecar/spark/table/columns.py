@@ -12,6 +12,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column as ColumnOf
+from sidecar.spark.table.readers.types import outside, refuse_unlike
 from sidecar.zone.layout import UNSAFE
 from sidecar.zone.table import DATE, DATES_END_S, HOUR, LABEL, LABEL_CHARS_MAX, LABEL_HASH, LABELS
 
@@ -63,7 +64,7 @@ def schema_of(text: str) -> StructType:
     """Parse a schema, written as columns and types (`id bigint, amount double`) or as Spark's JSON.
 
     Raises:
-        ConfigError: The text is no schema.
+        ConfigError: The text is no schema, or one with a type that some readers lack.
     """
     try:
         is_json = text.lstrip().startswith("{")
@@ -76,6 +77,7 @@ def schema_of(text: str) -> StructType:
         ) from error
     if not isinstance(parsed, StructType):
         raise ConfigError(f"spark.table.schema: {text} is a single type; it must be columns with types")
+    refuse_unlike(parsed)
     return parsed
 
 
@@ -95,11 +97,12 @@ def fitting(frame: DataFrame, schema: StructType | None, fault: Column) -> DataF
         schema: Of the values; None if they are not parsed.
         fault: The reason for which a row whose value fits is a reject nevertheless; null for the others.
     """
-    if schema is not None:
-        fields = [F.col(PARSED).getField(field.name).alias(field.name) for field in schema.fields]
-        data = F.when(F.col("value").isNotNull(), F.struct(*fields))
-        frame = frame.where(_fits()).withColumn(DATA, data).drop(PARSED)
-    return frame.where(fault.isNull())
+    if schema is None:
+        return frame.where(fault.isNull())
+    fields = [F.col(PARSED).getField(field.name).alias(field.name) for field in schema.fields]
+    data = F.when(F.col("value").isNotNull(), F.struct(*fields))
+    whole = _fits() & outside(F.col(PARSED), schema).isNull() & fault.isNull()
+    return frame.where(whole).withColumn(DATA, data).drop(PARSED)
 
 
 def rejected(frame: DataFrame, schema: StructType | None, fault: Column) -> DataFrame:
@@ -107,7 +110,7 @@ def rejected(frame: DataFrame, schema: StructType | None, fault: Column) -> Data
     reason = fault
     if schema is not None:
         misfit = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
-        reason = F.when(_fits(), fault).otherwise(misfit)
+        reason = F.when(_fits(), F.coalesce(outside(F.col(PARSED), schema), fault)).otherwise(misfit)
     return frame.withColumn(REASON, reason).where(F.col(REASON).isNotNull()).drop(PARSED)
 
 

@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+from weakref import WeakSet
 
 from sidecar.config.table.properties import check_retention
 from sidecar.errors import ConfigError
 from sidecar.spark.failures import cause_of
 from sidecar.spark.table.plan import Existing, Plan, comments_of
+from sidecar.spark.table.readers.session import TIMES
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 WAIT_S: Final = 60.0
-DELTA_CONF: Final = {
-    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is created.
-    "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
-    "spark.databricks.delta.autoCompact.enabled": "true",
-    "spark.databricks.delta.autoCompact.minNumFiles": "50",
-    # Tasks that read the table's log, at each commit: Delta's 50 cost more than a micro-batch of 250,000 messages.
-    "spark.databricks.delta.snapshotPartitions": "4",
-}
-"""Settings for Delta, unless the session has others."""
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
-RULES: Final = "spark.sidecar.deltaRules"
-"""Set in a session whose copies have Delta's rules; each addition of them would make another layer."""
+_RULED: Final[WeakSet[SparkContext]] = WeakSet()
+"""Those whose sessions' copies have Delta's rules; each addition of them would make another layer."""
 CATALOG: Final = "spark.sql.catalog.spark_catalog"
 CATALOG_CLASS: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -51,12 +46,12 @@ class OwnDelta:
         self._jvm = gateway.jvm
         java = session._jsparkSession
         known = session.conf.get("spark.sql.extensions", None) or ""
-        if EXTENSION not in known and session.conf.get(RULES, None) is None:
-            session.conf.set(RULES, "true")
+        if EXTENSION not in known and session.sparkContext not in _RULED:
+            _RULED.add(session.sparkContext)
             self._jvm.io.delta.sql.DeltaSparkSessionExtension().apply(java.extensions())
         self._java = java.cloneSession()
         tasks = LISTING_TASKS * session.sparkContext.defaultParallelism
-        for name, value in ((CATALOG, CATALOG_CLASS), (LISTING, str(tasks))):
+        for name, value in ((CATALOG, CATALOG_CLASS), (LISTING, str(tasks)), TIMES):
             self._java.conf().set(name, value)
 
     def existing(self, path: str) -> Existing | None:
@@ -79,6 +74,17 @@ class OwnDelta:
             return None
         found = snapshot.transactions().get(query)
         return int(found.get()) if found.isDefined() else -1
+
+    def ends(self, path: str) -> list[str]:
+        """The oldest and the newest file of a table; empty if there are none."""
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.classic.dataframe import DataFrame
+
+        snapshot = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(self._java, path)._2()
+        if snapshot.version() < 0 or not snapshot.numOfFiles():
+            return []
+        files, place = DataFrame(snapshot.allFiles().toDF(), self._session), ("path", "modificationTime")
+        return [f"{path}/{unquote(name)}" for name in files.agg(F.min_by(*place), F.max_by(*place)).first() or ()]
 
     def create(self, frame: DataFrame, path: str, plan: Plan) -> None:
         """Create an empty table with the columns of a frame, unless there is one.

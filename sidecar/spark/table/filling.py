@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sidecar.config.spark import Merge
+from sidecar.config.spark import MESSAGE_TIME, Merge
 from sidecar.config.table.layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column
@@ -101,9 +101,10 @@ class Filling:
         """Check that table and checkpoint belong together, and that schema and layout may follow those before.
 
         Raises:
-            ConfigError: They do not, or they may not; or the session is one of Spark Connect.
+            ConfigError: They do not, or they may not.
         """
         from sidecar.spark.table.columns import schema_of
+        from sidecar.spark.table.delta import OwnDelta
         from sidecar.spark.table.merging import refuse_other_rule
         from sidecar.spark.table.pinned import (
             SparkStorage,
@@ -114,10 +115,9 @@ class Filling:
             refuse_layout,
             refuse_other_progress,
         )
-        from sidecar.spark.table.writers import existing_by_deltalake, has_delta, last_by_deltalake, own_delta
+        from sidecar.spark.table.writers import existing_by_deltalake, has_delta, last_by_deltalake
         from sidecar.zone.table import TABLE_DDL
 
-        _refuse_connect(session)
         self._schema = schema_of(self._schema_text) if self._schema_text is not None else None
         self.through_driver = self._table.format == "delta" and not has_delta(session)
         if self.through_driver and self._table.layout.cluster_by:
@@ -129,7 +129,7 @@ class Filling:
             storage = SparkStorage(session)
             is_delta = self._table.format == "delta"
             if is_delta and not self.through_driver:
-                self._delta = own_delta(session)
+                self._delta = OwnDelta(session)
             last_of = last_by_deltalake if self._delta is None else self._delta.last
             for target in self.targets:
                 last = last_of(target.path, query_of(storage, target)) if is_delta else in_parquet(storage, target)
@@ -144,8 +144,21 @@ class Filling:
             refuse_other_rule(self._table.path, there and there.comments, self._table.merge)
             unset = self._plan(self.targets[0], UNSET, None)
             refuse_layout(storage, self._checkpoint, self._plans[TABLE], unset, is_parquet=not is_delta)
+            for target in self.targets:
+                self._tell_int96(session, target)
             pin_schema(storage, self._checkpoint, self._schema.json() if self._schema is not None else "")
             pin_layout(storage, self._checkpoint, self._plans[TABLE])
+
+    def _tell_int96(self, session: SparkSession, target: Target) -> None:
+        from sidecar.spark.table import writers
+        from sidecar.spark.table.readers import int96
+
+        if self.through_driver:
+            writers.tell_int96(target.path, merged=self._table.merge is not None and target.name == TABLE)
+        elif self._delta is not None:
+            int96.tell_int96(session, target.path, self._delta.ends(target.path))
+        else:
+            int96.tell_int96(session, target.path, int96.oldest_of_sink(session, target.path))
 
     def _plan(self, target: Target, layout: TableLayout, found: Existing | None) -> Plan:
         default = self._table.partitioned_by
@@ -179,8 +192,10 @@ class Filling:
 
         from sidecar.spark.table.columns import fitting, kept, parsed, rejected, with_partitions
         from sidecar.spark.table.merging import KEY, ORDER, keyed, lacking, with_deleted
+        from sidecar.spark.table.readers.types import inside_years
 
         plan, schema, merge, fault = self._plans[target.name], self._schema, self._table.merge, F.lit(None)
+        frame = frame.withColumn(MESSAGE_TIME, inside_years(F.col(MESSAGE_TIME)))  # of a zone of an earlier version
         frame = with_partitions(frame, [column.source for column in plan.columns if column.source in DERIVED])
         if schema is not None:
             frame = parsed(frame, schema)
@@ -309,16 +324,6 @@ def _reported() -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         raise not_started(error) from error
-
-
-def _refuse_connect(session: SparkSession) -> None:
-    if not hasattr(session, "_jvm"):
-        raise ConfigError(
-            "the session is one of Spark Connect, and this job needs one with a JVM of its own, to check the files of "
-            "table and checkpoint",
-            hint="Run it with spark-submit, or in a process without a session of Spark Connect; or write a query with "
-            "sidecar.spark.read_stream, which needs no JVM",
-        )
 
 
 def _reports(query: LastingQuery) -> list[Mapping[str, object]]:

@@ -22,11 +22,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sidecar.config.spark import Merge
+from sidecar.config.spark import MESSAGE_TIME, Merge
 from sidecar.core.messages.fields import parse_json_path
 from sidecar.errors import ConfigError
 from sidecar.spark.table.columns import PARSED
 from sidecar.spark.table.plan import COMMENT
+from sidecar.spark.table.readers.types import YEARS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -145,7 +146,9 @@ def _field(place: str) -> Column:
 
 
 def _reason(place: str) -> Column:
-    return F.lit(f"the value has no {place}" if place.startswith("$") else f"the message has no {place}")
+    if place.startswith("$"):
+        return F.lit(f"the value has no {place}")
+    return F.lit(f"the message has no {place}" + (f" of {YEARS}" if place == MESSAGE_TIME else ""))
 
 
 def _check_type(name: str, kind: DataType) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LAYOUT: Final = "layout"
 """Folder of the columns and partitions in force."""
-_LOG: Final = "_spark_metadata"
+SINK_LOG: Final = "_spark_metadata"
+"""Folder of the log of Spark's file sink."""
 NOTHING_READ: Final = -1
 """Offset of a writer of the zone of which nothing was read."""
 
@@ -120,7 +121,7 @@ def query_of(storage: Storage, target: Target) -> str:
 def in_parquet(storage: Storage, target: Target) -> int | None:
     """The last micro-batch that a Parquet table has, of whichever query; -1 for none, None if there is no table."""
     folder = target.path.rstrip("/")
-    return _latest(storage, f"{folder}/{_LOG}") if _LOG in storage.names(folder) else None
+    return _latest(storage, f"{folder}/{SINK_LOG}") if SINK_LOG in storage.names(folder) else None
 
 
 def refuse_other_progress(storage: Storage, target: Target, there: int | None) -> None:

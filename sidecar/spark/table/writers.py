@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
-from sidecar.spark.table.delta import DELTA_CONF, WAIT_S, OwnDelta
+from sidecar.spark.table.delta import WAIT_S
 from sidecar.spark.table.plan import Existing, Plan, comments_of
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ def has_delta(session: SparkSession) -> bool:
     except Exception as error:  # noqa: BLE001  # a class that is not found comes as an error of the JVM itself
         return "DATA_SOURCE_NOT_FOUND" not in str(error)
     return True
-
-
-def own_delta(session: SparkSession) -> OwnDelta:
-    """Spark's Delta; the session gets the settings that appends need."""
-    for name, value in DELTA_CONF.items():
-        if session.conf.get(name, None) is None:
-            session.conf.set(name, value)
-    return OwnDelta(session)
 
 
 def existing_by_deltalake(path: str) -> Existing | None:
@@ -64,6 +56,21 @@ def last_by_deltalake(path: str, query: str) -> int | None:
 def _last(table: deltalake.DeltaTable, query: str) -> int:
     last = table.transaction_version(query)
     return -1 if last is None else last
+
+
+def tell_int96(path: str, *, merged: bool) -> None:
+    """Log if a table of Delta has timestamps as INT96.
+
+    Raises:
+        ConfigError: Its files are rewritten, by merging: timestamps would change.
+    """
+    from sidecar.sinks.table import int96
+
+    table = opened(path)
+    if table is not None:
+        int96.tell_int96(path, table)
+        if merged:
+            int96.Int96Guard().check(table)
 
 
 def native(frame: DataFrame, form: str, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
@@ -115,10 +122,12 @@ def by_deltalake(
 
     from sidecar.sinks.table.by_deltalake import CONFIGURATION, optimize
     from sidecar.sinks.table.commits import sync_commit
+    from sidecar.sinks.table.int96 import Int96Guard
     from sidecar.sinks.table.upkeep import failed
     from sidecar.spark.table import upserts_in_driver as upserts
 
     compacts = plan.layout.maintenance.optimize_ms is None
+    guard = Int96Guard()
 
     def write(frame: DataFrame, batch: int) -> None:
         app = query_id.result(WAIT_S)
@@ -139,13 +148,14 @@ def by_deltalake(
         # This fails if another driver commits the same transaction meanwhile.
         commit = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         if merged:
+            guard.check(table)
             upserts.merge(path, table, rows, commit)
         else:
             deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=commit)
         sync_commit(path, table.version())
         if compacts and batch % COMPACT_EVERY == COMPACT_EVERY - 1:
             try:
-                optimize(table, path)
+                optimize(table, path, guard)
             except Exception as error:  # noqa: BLE001  # as in `Upkeep`; for example, a conflict with the user's own
                 failed("optimize", path, error)
 

@@ -189,7 +189,7 @@ def test_a_failed_operation_stops_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("sidecar.sinks.table.upkeep._intervals_s", lambda _: {"optimize": 0.01})
     hang = threading.Event()
     calls: list[Callable[[], object]] = [lambda: 1 / 0, lambda: 1 / 0, lambda: hang.wait(60)]
-    monkeypatch.setattr("sidecar.sinks.table.by_deltalake.optimize", lambda table, path: calls.pop(0)())
+    monkeypatch.setattr("sidecar.sinks.table.by_deltalake.optimize", lambda table, path, guard: calls.pop(0)())
     sink = made(tmp_path, maintenance={"optimize": "1m"})
     number, deadline_s = 0, time.monotonic() + 60
     while calls:

@@ -21,6 +21,7 @@ from sidecar.spark.run.progress import OBSERVED_ROWS, RunProgress
 from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
+from sidecar.spark.table.readers.session import own_session
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 from sidecar.zone.table import DATE, TABLE_DDL
 
@@ -48,6 +49,7 @@ class TableRun(SparkRun):
         layout, default = table_layout(settings), () if table.merge else (DATE,)
         rules = TableRules(target.path, target.format, table.schema_, every_ms, default, layout, table.merge)
         self._filling = Filling(rules, f"file://{self._root}", once=once)
+        self._is_delta = rules.format == "delta"
         self._query_path = self._root / TABLE
 
     @property
@@ -60,6 +62,9 @@ class TableRun(SparkRun):
 
     def _metrics(self, progress: RunProgress) -> Metrics:
         return TableMetrics(progress, self._filling.maintained)
+
+    def _session(self, stack: ExitStack) -> SparkSession:
+        return own_session(stack, super()._session(stack), is_delta=self._is_delta)
 
     def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
         self._filling.check(session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -16,6 +16,7 @@ from sidecar.errors import ConfigError
 from sidecar.spark import driver
 from sidecar.spark.table import filling as module
 from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.readers.session import own_session
 from sidecar.spark.table.targets import TABLE
 
 
@@ -196,8 +197,9 @@ def test_a_table_without_maintenance_is_filled_by_spark_alone(layout: TableLayou
     assert frame.writeStream.foreachBatch.called == layout.maintenance.is_on
 
 
-def test_a_session_of_spark_connect_is_refused(scene: Scene, tmp_path: Path) -> None:
+def test_a_session_of_spark_connect_is_refused() -> None:
     """The job needs a JVM of its own."""
-    with pytest.raises(ConfigError, match="the session is one of Spark Connect") as caught:
-        scene.filling.check(object())  # type: ignore[arg-type]
+    session: Any = object()
+    with ExitStack() as stack, pytest.raises(ConfigError, match="the session is one of Spark Connect") as caught:
+        own_session(stack, session, is_delta=True)
     assert spark.read_stream.__name__ in caught.value.hint

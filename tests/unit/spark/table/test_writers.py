@@ -30,7 +30,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tables that were compacted, each in conflict with another program."""
     tables: list[str] = []
 
-    def optimize(table: DeltaTable, path: str) -> None:
+    def optimize(table: DeltaTable, path: str, guard: object) -> None:
         tables.append(path)
         raise CommitFailedError("a concurrent transaction deleted data")
 
