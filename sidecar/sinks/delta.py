@@ -43,6 +43,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks.base import Context
 from sidecar.sinks.table.by_deltalake import CONFIGURATION, steps
 from sidecar.sinks.table.commits import check_newest, folder_of, sync_commit, sync_commits
+from sidecar.sinks.table.features import refuse_features
 from sidecar.sinks.table.int96 import tell_int96
 from sidecar.sinks.table.layout import columns_of, makes_small_files, partitions_of, refuse_lost
 from sidecar.sinks.table.upkeep import Notes, Upkeep, no_counts
@@ -117,7 +118,8 @@ class DeltaSink:
         notes: Keep the time of maintenance; required if there is any.
 
     Raises:
-        ConfigError: The table cannot be opened or created, or has other columns or partitions.
+        ConfigError: The table cannot be opened or created, has other columns or partitions, or features that deltalake
+            lacks.
     """
 
     def __init__(
@@ -245,7 +247,7 @@ class _Table:
             return Answer(Verdict.RETRY, f"others committed to {self.path} first, {TRIES_MAX} times")
         except (SchemaMismatchError, ConfigError) as error:
             self._stale = True
-            return Answer(Verdict.HALT, f"the Delta table {self.path} has other columns: {_line(error)}")
+            return Answer(Verdict.HALT, f"cannot append to the Delta table {self.path}: {_line(error)}")
         except _TROUBLE as error:
             self._stale = True  # it may still have landed
             return Answer(Verdict.RETRY, f"cannot append to the Delta table {self.path}: {_line(error)}")
@@ -329,6 +331,7 @@ class _Table:
                     hint="deltalake supports only some of Delta's properties; remove those that it does not know",
                 ) from error
             table = DeltaTable(self.path)
+        refuse_features(table, self.path, "set sink.delta.path to a new folder; the table is created there")
         self._partitioned_by = partitions_of(self._layout, [DATE], table.metadata().partition_columns, self.path)
         self._columns = tuple(column.name for column in columns_of(self._layout, self._partitioned_by, None))
         self._adds_columns = _check_columns(table, self._columns)

@@ -60,15 +60,15 @@ _KINDS: Final = (
         "correct the producer; nothing of the micro-batch was added",
     ),
     _kind(
+        r"\[DELTA_(UNSUPPORTED_FEATURES|INVALID_PROTOCOL_VERSION)|Unsupported table features|DeltaProtocolError",
+        EXIT_CONFIG,
+        "remove the feature from the table (ALTER TABLE ... DROP FEATURE), or use a version of Delta that has it",
+    ),
+    _kind(
         r"\[DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED|MAX_COMMIT_RETRIES)|Concurrent\w*Exception"
         r"|(Metadata|Protocol)ChangedException|CommitFailedError",
         EXIT_UNAVAILABLE,
         f"another program changed the table at that moment; {AGAIN}",
-    ),
-    _kind(
-        r"\[DELTA_(UNSUPPORTED_FEATURES|INVALID_PROTOCOL_VERSION)|[Ff]eatures? .*not supported|DeltaProtocolError",
-        EXIT_CONFIG,
-        "remove the feature from the table (ALTER TABLE ... DROP FEATURE), or use a version of Delta that has it",
     ),
     _kind(r"No space left on device|Disk quota exceeded|\bENOSPC\b", EXIT_UNAVAILABLE, f"free some space; {AGAIN}"),
     _kind(

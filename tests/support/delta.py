@@ -17,6 +17,27 @@ from sidecar.sinks import delta
 from sidecar.sinks.delta import DeltaSink
 from tests.support.landing import framer, message, part
 
+OF_READERS = {
+    "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
+    "vacuumProtocolCheck", "variantType", "variantType-preview",
+}  # fmt: skip
+
+
+def require(path: Path, writer_version: int, *features: str) -> None:
+    """Let the table need this version of the protocol, or these features."""
+    reader_version = 3 if OF_READERS.intersection(features) else 1
+    protocol: dict[str, object] = {"minReaderVersion": reader_version, "minWriterVersion": writer_version}
+    if features:
+        protocol |= {"writerFeatures": features}
+    if reader_version == 3:
+        protocol |= {"readerFeatures": sorted(OF_READERS.intersection(features))}
+    log = min((path / "_delta_log").glob("*.json"))
+    actions = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
+    for checksum in log.parent.glob("*.crc"):
+        checksum.unlink()
+    log.write_bytes(b"\n".join(orjson.dumps(a | ({"protocol": protocol} if "protocol" in a else {})) for a in actions))
+
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """The rows of a table, in the order in which their files came."""

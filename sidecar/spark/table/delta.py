@@ -86,6 +86,11 @@ class OwnDelta:
         files, place = DataFrame(snapshot.allFiles().toDF(), self._session), ("path", "modificationTime")
         return [f"{path}/{unquote(name)}" for name in files.agg(F.min_by(*place), F.max_by(*place)).first() or ()]
 
+    def check_features(self, path: str) -> None:
+        """Let Delta refuse a table with features that it does not write; it would do so at each commit."""
+        found = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(self._java, path)
+        found._1().protocolWrite(found._2().protocol())
+
     def create(self, frame: DataFrame, path: str, plan: Plan) -> None:
         """Create an empty table with the columns of a frame, unless there is one.
 

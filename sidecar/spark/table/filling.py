@@ -130,6 +130,8 @@ class Filling:
             is_delta = self._table.format == "delta"
             if is_delta and not self.through_driver:
                 self._delta = OwnDelta(session)
+                for target in self.targets:
+                    self._delta.check_features(target.path)
             last_of = last_by_deltalake if self._delta is None else self._delta.last
             for target in self.targets:
                 last = last_of(target.path, query_of(storage, target)) if is_delta else in_parquet(storage, target)

@@ -33,11 +33,14 @@ def existing_by_deltalake(path: str) -> Existing | None:
     """The Delta table at a path; None if there is none.
 
     Raises:
-        ConfigError: deltalake is not installed.
+        ConfigError: deltalake is not installed, or lacks a feature of the table.
     """
     table = opened(path)
     if table is None:
         return None
+    from sidecar.sinks.table.features import refuse_features
+
+    refuse_features(table, path, "give Spark the package io.delta:delta-spark_4.2_2.13, which may know it")
     found = table.metadata()
     return Existing(found.partition_columns, (), found.configuration, comments_of(table.schema().fields))
 

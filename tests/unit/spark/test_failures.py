@@ -60,6 +60,11 @@ KINDS = [
         "drop it",
     ),
     ("[DELTA_UNSUPPORTED_FEATURES_FOR_WRITE] Unsupported Delta write feature", 78, "DROP FEATURE"),
+    (
+        BY_PROXY.format(raised="_internal.CommitFailedError: Unsupported table features required: [RowTracking]"),
+        78,
+        "DROP FEATURE",
+    ),
     ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'a' and 'b'", 78, "remove the cause first"),
     ("[CAST_INVALID_INPUT] The value 'x' of the type STRING cannot be cast to INT", 78, "remove the cause first"),
     ("java.nio.file.AccessDeniedException: /table", 78, "access to the files"),
