@@ -240,6 +240,13 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
             for kind in ("delta", "deltalake")
         ]
 
+    def resumed(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        from tests.scenarios.spark_tables import resumed
+
+        return [
+            resumed(broker, _made(folder / kind), n(200_000, 20_000), n(3, 1), kind) for kind in ("delta", "deltalake")
+        ]
+
     def merged(broker: KafkaBroker, folder: Path) -> list[Finding]:
         from tests.scenarios.spark_merge import killed
 
@@ -292,6 +299,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
         "spark-copies": copies,
         "spark-tables": into_tables,
         "spark-tables-kept": kept_tables,
+        "spark-tables-resumed": resumed,
         "spark-merge": merged,
         "spark-ledger": shared,
         "spark-tests": partial(suite, "tests on Spark with several JVMs", "spark", mark="proof"),

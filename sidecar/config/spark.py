@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
@@ -27,6 +27,7 @@ from sidecar.core.messages.fields import parse_json_path
 
 MESSAGE_KEY = "key"
 MESSAGE_TIME = "timestamp"
+Resume: TypeAlias = Literal["stop", "from_table", "from_table_without_ids", "beside"]
 ONLY_DELTA = "rows of a Parquet table cannot be replaced"
 
 
@@ -106,6 +107,13 @@ class Table(Model):
     )
     merge: Annotated[Merge | None, OnSpark("applies with sink.delta; refused with sink.parquet")] = Field(
         default=None, description="Replaces rows by key in a Delta table instead of appending them."
+    )
+
+    resume: Annotated[Resume, OnSpark("applies with sink.delta; refused with sink.parquet")] = Field(
+        default="stop",
+        description="What to do if `checkpoint` is new, and a Delta table has the same messages from another one: "
+        "`stop`; go on where they end, `from_table`, with message ids if the folder `sidecar` of that checkpoint is in "
+        "the new one, and `from_table_without_ids` without them; or append all of them again, `beside`.",
     )
 
     @field_validator("columns")

@@ -37,6 +37,7 @@ def read_stream(
     max_rows: int | None = None,
     max_bytes: int | None = None,
     until: Mapping[str, int] | None = None,
+    start: Mapping[str, int] | None = None,
     parallelism: int | None = None,
 ) -> DataFrame:
     """The rows of a landing zone as a stream, each once; the same as ``spark.readStream.format("sidecar")``.
@@ -56,6 +57,8 @@ def read_stream(
         max_rows: Limit of rows in a micro-batch; a larger batch comes alone.
         max_bytes: Limit of file sizes in a micro-batch, in bytes; a larger batch comes alone.
         until: The last number to read of each writer; other writers are not read. None for all.
+        start: The last number of each writer that a new query does not read; of other writers it reads all. None: what
+            retention may have removed.
         parallelism: Limit of tasks in a micro-batch; None: by size and the driver's cores.
     """
     chosen = _options(groups, tags, columns, dedup=dedup, parallelism=parallelism)
@@ -65,6 +68,7 @@ def read_stream(
         "maxRowsPerTrigger": max_rows,
         "maxBytesPerTrigger": max_bytes,
         "until": None if until is None else json.dumps(dict(until)),
+        "start": None if start is None else json.dumps(dict(start)),
     }
     chosen |= {name: str(value) for name, value in more.items() if value is not None}
     return spark.readStream.format("sidecar").options(**chosen).load(str(zone))

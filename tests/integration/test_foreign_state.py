@@ -44,8 +44,8 @@ def test_ids_of_another_user_are_told_and_hold_up_no_stop(kafka: Broker, tmp_pat
             wait_until(lambda: len(rows()) == IDS, SOON_S, "all is delivered", detail=daemon.log_tail)
             daemon.stop()
             daemon.start()
-            daemon.wait_ready()
-            (file,) = (daemon.state_dir / "ids").rglob("*.ids")
+            ids = daemon.state_dir / "ids"
+            (file,) = wait_until(lambda: [*ids.rglob("*.ids")], SOON_S, "ids are in a file", detail=daemon.log_tail)
             daemon.stop()
             file.parent.chmod(0o700)
             os.chown(file.parent, NOBODY, NOBODY)

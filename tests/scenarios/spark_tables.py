@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sidecar.errors import EXIT_CONFIG
 from sidecar.spark.run.pinned import latest_batch
 from tests.scenarios.exactly_once import new_topics
 from tests.support.audit import Finding, Tally
@@ -50,6 +52,80 @@ def killed(
         document["spark"]["table"] |= {"maintenance": {"optimize": "1m", "vacuum": "1h"}}
     how = ", partitions by hour and tag, maintained" if kept else ""
     return _killed(document, expected, folder, times, kind, seed, tally, how=how)
+
+
+def resumed(broker: Broker, folder: Path, messages: int, rounds: int, kind: Kind, *, seed: int = 1) -> Finding:
+    """Kill the driver twice a round, and lose what it must have: only what is left on purpose lets it go on.
+
+    In each round an older copy of the checkpoint is put back, then the table is taken away: both are refused. Then
+    the queries' checkpoints are lost for good, and a new one goes on where the table ends.
+
+    Args:
+        broker: The broker.
+        folder: For the job's files and the tables.
+        messages: See `killed`.
+        rounds: How many.
+        kind: Of table.
+        seed: Of messages and instants.
+
+    Raises:
+        AssertionError: A message is no row, is more than one, or is not what was produced; or a start is not refused.
+    """
+    begun, chance = time.monotonic(), random.Random(seed)
+    topics = new_topics(broker, 1, 4)
+    expected = Workload(topics, 4, messages, seed=seed).produce(broker.bootstrap)
+    document = config(broker, topics, folder, kind, schema=SCHEMA, resume="from_table")
+    document["batch"] = {"span_max": max(500, messages // (8 * rounds))}
+    checkpoint, older, last, table = (folder / name for name in ("checkpoint", "older", "last", "table"))
+
+    def job(number: int, *, once: bool) -> SparkJob:
+        document["spark"]["master"] = f"local[{CORES[number % len(CORES)]},4]"
+        return SparkJob(folder, document, once=once, jars=kind != "deltalake")
+
+    def refused(why: str) -> None:
+        found = job(0, once=True)
+        assert found.run(PATIENCE_S) == EXIT_CONFIG, found.log_tail()
+        assert why in found.log_tail()
+
+    for number in range(rounds):
+        for life in range(2):
+            kill_after_commit(job(2 * number + life, once=False), checkpoint / "table", chance)
+            if not life:
+                shutil.copytree(checkpoint, older)
+        checkpoint.rename(last)
+        older.rename(checkpoint)
+        refused("all rows of this one up to number")
+        shutil.rmtree(checkpoint)
+        last.rename(checkpoint)
+        table.rename(last)
+        refused("is not there, and the checkpoint")
+        last.rename(table)
+        for query in ("table", "rejects"):
+            shutil.rmtree(checkpoint / query)
+    ending = job(0, once=True)
+    assert ending.run(PATIENCE_S + messages / 500) == 0, ending.log_tail()
+    found, aside = rows(table), rows(folder / "table-rejects")
+    alive = len(expected.first_of_each_id())
+    assert len(found) + len(aside) == alive, f"{len(found) + len(aside)} rows, and {alive} are wanted"
+    notes = (
+        f"{len(found):,} rows, {len(aside):,} rejects; {2 * rounds} starts refused; "
+        f"{len(ending.events('table.resumed')) // 2} new checkpoints went on where the tables ended"
+    )
+    point = f"`sidecar spark run` into a table ({kind}): `kill -9`, older and lost checkpoints, a table taken away"
+    return Finding(point, 2 * rounds, messages, tally(found + aside, expected), time.monotonic() - begun, notes)
+
+
+def kill_after_commit(job: SparkJob, checkpoint: Path, chance: random.Random) -> None:
+    """Start a job, and kill it up to `LATE_S` after it has ended a micro-batch."""
+    before = latest_batch(checkpoint, "commits")
+    with job:
+        wait_until(
+            lambda: job.supervise() and latest_batch(checkpoint, "commits") > before,
+            PATIENCE_S,
+            "a micro-batch ends",
+            detail=job.log_tail,
+        )
+        time.sleep(chance.uniform(0, LATE_S))  # as below
 
 
 def kill_in_micro_batch(job: SparkJob, checkpoint: Path, chance: random.Random, late_s: float) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.types import (
@@ -19,11 +21,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from sidecar.config.spark import Table
+from sidecar.config.spark import Resume, Table
 from sidecar.config.table.layout import layout_of
 from sidecar.errors import ConfigError
 from sidecar.spark.table.pinned import in_parquet, pin_layout, pin_schema, refuse_layout, refuse_other_progress
 from sidecar.spark.table.plan import Plan, plan_of
+from sidecar.spark.table.registry import Beginning, Origin, Registry, beginnings
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 
@@ -55,12 +58,19 @@ class LocalStorage:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(data)
 
+    def create(self, path: str, data: bytes) -> bool:
+        """A new file and its folder."""
+        is_new = not Path(path).exists()
+        if is_new:
+            self.write(path, data)
+        return is_new
+
     def remove(self, path: str) -> None:
-        """A file."""
-        Path(path).unlink()
+        """A file, if it is there."""
+        Path(path).unlink(missing_ok=True)
 
 
-def begun(checkpoint: Path, upto: int, offsets: dict[str, int], *, pending: bool = False) -> None:
+def begun(checkpoint: Path, upto: int, offsets: Mapping[str, Any], *, pending: bool = False) -> None:
     """Spark's logs of a query that has come to a micro-batch."""
     for log in ("offsets", "commits"):
         for number in range(max(0, upto - 3), upto + 1 - (pending and log == "commits")):
@@ -76,10 +86,10 @@ def pinned(folder: Path) -> list[bytes]:
     ("log", "upto", "refused"),
     [
         (None, -1, ""),  # both new
-        (["0", "1", "2"], 2, ""),  # a restart, whether or not its last micro-batch is committed
-        (["0", "1"], 2, ""),  # a restart whose last micro-batch the table has not
+        (["0", "1", "2"], 2, ""),  # a restart
         (["9.compact", ".10.crc", ".11.compact.x.tmp"], 9, ""),
-        ([], 7, ""),  # the table was moved aside, and the log made by hand
+        (["0", "1"], 2, "has micro-batches up to number 1 of the checkpoint {own}, which has put those up to number 2"),
+        ([], 7, "has none of the checkpoint {own}, which has put those up to number 7 into it"),
         (None, 7, "is not there, and the checkpoint {own} has put micro-batches up to number 7 into it"),
         (["0"], -1, "has micro-batches up to number 0, and the checkpoint {own} has begun none"),
         (["8", "9.compact"], 8, "up to number 9, and the checkpoint {own} has begun those up to 8"),  # an older copy
@@ -88,7 +98,7 @@ def pinned(folder: Path) -> list[bytes]:
 def test_a_table_that_its_checkpoint_does_not_know_is_refused(
     tmp_path: Path, log: list[str] | None, upto: int, refused: str
 ) -> None:
-    """With micro-batches that the checkpoint never began, or without those that it ended."""
+    """With micro-batches that the checkpoint never began, or without some that it ended, or all."""
     own, storage = tmp_path / "checkpoint" / "rejects", LocalStorage()
     target = Target(REJECTS, str(tmp_path / "t-rejects"), str(own))
     if log is not None:
@@ -103,6 +113,112 @@ def test_a_table_that_its_checkpoint_does_not_know_is_refused(
         said = str(error)
     assert refused.format(own=own) in said
     assert bool(said) == bool(refused)
+
+
+@pytest.mark.parametrize("there", [1, 2])
+def test_a_micro_batch_that_is_not_committed_may_be_in_the_table(tmp_path: Path, there: int) -> None:
+    """The last one that was begun, after a crash: before or after the table got it."""
+    own, storage = tmp_path / "checkpoint" / "table", LocalStorage()
+    begun(own, 2, {"a": 2}, pending=True)
+    refuse_other_progress(storage, Target(TABLE, str(tmp_path / "t"), str(own)), there)
+
+
+class Filled:
+    """A table of Delta that queries fill, each with the offsets of its checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.numbers: dict[str, int] = {}
+
+    def target(self, checkpoint: str) -> Target:
+        """The table, of a checkpoint by this name."""
+        return Target(TABLE, str(self.folder / "t"), str(self.folder / checkpoint / TABLE))
+
+    def registry(self, checkpoint: str, source: str = "cluster") -> Registry:
+        """The registry of the table, as a job with this checkpoint sees them."""
+        return Registry(LocalStorage(), self.target(checkpoint), source)
+
+    def fill(self, checkpoint: str, query: str, batch: int, offsets: dict[str, Any], source: str = "cluster") -> None:
+        """A micro-batch that is claimed and committed."""
+        begun(self.folder / checkpoint / TABLE, batch, offsets)
+        self.registry(checkpoint, source).claim(query, batch)
+        self.numbers[query] = batch
+
+    def beginning(self, resume: Resume, first: dict[str, Any], source: str = "cluster") -> Beginning | None:
+        """Where a new checkpoint begins."""
+        origin = Origin(source, lambda: first)
+        found = beginnings(
+            LocalStorage(), [self.target("new")], origin, lambda _, query: self.numbers.get(query, -1), resume
+        )
+        return found.get(TABLE)
+
+
+def test_a_micro_batch_is_claimed_by_one_copy_of_a_checkpoint(tmp_path: Path) -> None:
+    """The same one comes again after a crash; another one of its number would be left out, or stand in its place."""
+    filled = Filled(tmp_path)
+    filled.fill("own", "q", 5, {"orders": {"0": 7}})
+    filled.fill("own", "q", 5, {"orders": {"0": 7}})
+    begun(tmp_path / "copy" / TABLE, 5, {"orders": {"0": 9}})
+    for judge in (filled.registry("copy").claim, filled.registry("copy").check):
+        with pytest.raises(ConfigError, match="has other messages in micro-batch 5 than the checkpoint"):
+            judge("q", 5)
+    assert filled.beginning("from_table", {"orders": {"0": 0}}) == Beginning(5, {"orders": {"0": 7}})
+
+
+def test_a_claim_that_a_crash_has_torn_is_made_again(tmp_path: Path) -> None:
+    """Nothing of its micro-batch was written, which follows the claim."""
+    filled = Filled(tmp_path)
+    (tmp_path / "t" / "_sidecar" / "q").mkdir(parents=True)
+    (tmp_path / "t" / "_sidecar" / "q" / "5").write_bytes(b'{"sou')
+    filled.fill("own", "q", 5, {"orders": {"0": 7}})
+    assert filled.beginning("from_table", {"orders": {"0": 0}}) == Beginning(5, {"orders": {"0": 7}})
+
+
+def test_a_query_keeps_the_places_of_two_micro_batches(tmp_path: Path) -> None:
+    """That under way, and the last one that the table has."""
+    filled = Filled(tmp_path)
+    for batch in range(5):
+        filled.fill("own", "q", batch, {"orders": {"0": batch}})
+    assert sorted(path.name for path in (tmp_path / "t" / "_sidecar" / "q").iterdir()) == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("source", "first"),
+    [("another cluster", {"orders": {"0": 0}}), ("cluster", {"payments": {"0": 0}})],
+)
+def test_another_source_may_fill_the_table_too(tmp_path: Path, source: str, first: dict[str, Any]) -> None:
+    """Topics of one name on two clusters, or two topics of one cluster, have no message in common."""
+    filled = Filled(tmp_path)
+    filled.fill("own", "q", 3, {"orders": {"0": 7}})
+    assert filled.beginning("stop", first, source) is None
+
+
+def test_a_new_checkpoint_goes_on_with_the_last_of_several(tmp_path: Path) -> None:
+    """Each began where the one before it ended; a micro-batch that the table has not does not count."""
+    filled = Filled(tmp_path)
+    filled.fill("a", "first", 9, {"orders": {"0": 7, "1": 3}})
+    filled.fill("b", "second", 0, {"orders": {"0": 8, "1": 3}})
+    filled.fill("b", "second", 1, {"orders": {"0": 9, "1": 4}})
+    filled.numbers["second"] = 0
+    assert filled.beginning("from_table", {"orders": {"0": 0}}) == Beginning(0, {"orders": {"0": 8, "1": 3}})
+
+
+def test_a_new_writer_counts_as_further(tmp_path: Path) -> None:
+    """The numbers of a zone's writers begin with 0."""
+    filled = Filled(tmp_path)
+    filled.fill("a", "first", 0, {"w": 0}, "zone")
+    filled.fill("b", "second", 0, {"w": 0, "x": 0}, "zone")
+    assert filled.beginning("from_table", {"w": 0}, "zone") == Beginning(0, {"w": 0, "x": 0})
+
+
+def test_a_place_that_is_lost_is_told(tmp_path: Path) -> None:
+    """Beginning with the source would append all rows again."""
+    filled = Filled(tmp_path)
+    filled.fill("own", "q", 3, {"orders": {"0": 7}})
+    (tmp_path / "t" / "_sidecar" / "q" / "3").unlink()
+    with pytest.raises(ConfigError, match=r"_sidecar/q/3, which says what they have, is missing or torn"):
+        filled.beginning("from_table", {"orders": {"0": 0}})
+    assert filled.beginning("beside", {"orders": {"0": 0}}) is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
+from sidecar.core.parts import Batch
 from sidecar.errors import ConfigError
+from tests.support.landing import Sent, part, writer
 from tests.support.spark.odd_rows import ingest, land, without_jars
 
 if TYPE_CHECKING:
@@ -51,6 +54,121 @@ def test_an_older_copy_of_the_checkpoint_is_refused(spark: SparkSession, tmp_pat
         ingest(tmp_path, **table)
     assert "Bring back the checkpoint that filled it" in refused.value.hint
     assert count(spark, tmp_path, table) == before
+
+
+def test_an_older_copy_of_the_table_is_refused(spark: SparkSession, tmp_path: Path, table: dict[str, Any]) -> None:
+    """It would lack the rows of the micro-batches that its checkpoint has put into it since."""
+    land(tmp_path, 0)
+    ingest(tmp_path, **table)
+    shutil.copytree(tmp_path / "table", tmp_path / "copy")
+    land(tmp_path, 10)
+    ingest(tmp_path, **table)
+    shutil.rmtree(tmp_path / "table")
+    (tmp_path / "copy").rename(tmp_path / "table")
+    forget_tables(spark)
+    with pytest.raises(ConfigError, match=r"has micro-batches up to number 0 of the checkpoint .* up to number 1 into"):
+        ingest(tmp_path, **table)
+
+
+def test_a_new_checkpoint_does_not_append_all_again(spark: SparkSession, tmp_path: Path, table: dict[str, Any]) -> None:
+    """Not unless it is said what to do with the rows that are there."""
+    land(tmp_path, 0)
+    ingest(tmp_path, **table)
+    before = count(spark, tmp_path, table)
+    (tmp_path / "checkpoint").rename(tmp_path / "earlier")
+    with pytest.raises(ConfigError, match=r"another one filled it|is new: all of them would be appended again"):
+        ingest(tmp_path, **table)
+    assert count(spark, tmp_path, table) == before
+
+
+def test_a_new_checkpoint_goes_on_where_the_table_ends(
+    spark: SparkSession, tmp_path: Path, table: dict[str, Any]
+) -> None:
+    """Table and rejects have each row once, also those that came in between, and after the next start."""
+    if table["format"] == "parquet":
+        pytest.skip("the log of Spark's file sink belongs to one checkpoint: refused, see test_supported")
+    table |= {"schema": "id bigint, tag string", "resume": "from_table"}
+    for first in (0, 10, 20, 30):
+        land_with_rejects(tmp_path, first)
+        if first in (10, 20):
+            shutil.rmtree(tmp_path / "checkpoint")
+        ingest(tmp_path, **table)
+    wanted = sorted(first + number for first in (0, 10, 20, 30) for number in range(6))
+    assert offsets(spark, tmp_path / "table") == [offset for offset in wanted if offset % 10 < 5]
+    assert offsets(spark, tmp_path / "table-rejects") == [offset for offset in wanted if offset % 10 == 5]
+
+
+def test_rows_beside_those_that_are_there_must_be_asked_for(
+    spark: SparkSession, tmp_path: Path, table: dict[str, Any]
+) -> None:
+    """For example, because the earlier ones were deleted."""
+    if table["format"] == "parquet":
+        pytest.skip("as above")
+    land(tmp_path, 0)
+    ingest(tmp_path, **table)
+    before = count(spark, tmp_path, table)
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.rmtree(tmp_path / "zone" / "ack")
+    ingest(tmp_path, **table, resume="beside")
+    assert count(spark, tmp_path, table) == (before if "merge" in table else 2 * before)
+
+
+@pytest.mark.parametrize("kind", ["delta", "deltalake"])
+def test_places_outlive_the_log_and_a_restore(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Checkpoints of the log, its clean-up, OPTIMIZE, VACUUM and RESTORE: an older checkpoint is refused after all."""
+    if kind == "deltalake":
+        without_jars(monkeypatch)
+    path = tmp_path / "table"
+    made = {"format": "delta", "resume": "from_table"}
+    for first in (0, 10, 20):
+        land(tmp_path, first)
+        ingest(tmp_path, **made)
+        if not first:
+            shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    wear(path)
+    shutil.move(tmp_path / "checkpoint", tmp_path / "last")
+    shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
+    forget_tables(spark)
+    with pytest.raises(ConfigError, match=r"has micro-batches up to number 2, and the checkpoint .* up to 0"):
+        ingest(tmp_path, **made)
+    shutil.rmtree(tmp_path / "checkpoint")
+    land(tmp_path, 30)
+    ingest(tmp_path, **made)
+    assert offsets(spark, path) == [*range(6), *range(10, 16), *range(30, 36)]  # the restore took those from 20 on
+
+
+def wear(path: Path) -> None:
+    """All that removes commits from the log of a table; at the end, the last micro-batch is taken back."""
+    table = DeltaTable(path)
+    last = table.version()
+    table.optimize.compact()
+    table.restore(last - 1)
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"}, raise_if_not_exists=False)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert not (path / "_delta_log" / f"{last:020}.json").exists(), "the log was not cleaned up"
+
+
+def land_with_rejects(folder: Path, first: int) -> None:
+    """Land five messages of JSON, and one that is none."""
+    zone = writer(folder / "zone", f"w{first}")
+    rows = [Sent(first + i, b"k%d" % (first + i), b'{"id": %d}' % (first + i) if i < 5 else b"no") for i in range(6)]
+    zone.land(Batch(1, "", [part(rows, "")]))
+    zone.close()
+
+
+def offsets(spark: SparkSession, path: Path) -> list[int]:
+    """The offsets of the rows of a table of Delta."""
+    return sorted(row["offset"] for row in spark.read.format("delta").load(str(path)).select("offset").collect())
+
+
+def forget_tables(spark: SparkSession) -> None:
+    """Let Spark's Delta read the logs of all tables anew, as another process does."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 def test_a_table_that_is_gone_is_refused(tmp_path: Path, table: dict[str, Any]) -> None:

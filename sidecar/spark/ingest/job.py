@@ -11,6 +11,7 @@ import structlog
 
 from sidecar.config.address import Address
 from sidecar.config.model import Admin, Settings
+from sidecar.config.table.layout import absolute
 from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver
@@ -20,6 +21,7 @@ from sidecar.spark.ingest.supported import consumer_of
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
 from sidecar.spark.table.readers.session import own_session
+from sidecar.spark.table.registry import Beginning, Origin
 from sidecar.spark.table.targets import Target
 from sidecar.storage import StorageError, storage_of
 from sidecar.zone import Tail
@@ -58,7 +60,7 @@ class SparkIngest:
         partitioned_by = PARTITIONED_BY if table.merge is None else ()
         self._rules = TableRules(
             settings.spark.table.path, table.format, table.schema_, table.every_ms, partitioned_by=partitioned_by,
-            layout=table_layout(settings), merge=table.merge,
+            layout=table_layout(settings), merge=table.merge, resume=table.resume,
         )  # fmt: skip
         self._stop_asked = stop_asked
         self._once = once
@@ -81,7 +83,7 @@ class SparkIngest:
             open_probes(stack, admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
             session = own_session(stack, session, is_delta=self._rules.format == "delta")
-            filling.check(session)
+            filling.check(session, Origin(absolute(self._zone), lambda: self._heads() or {}))
             self._start(stack, session, filling)
             log.info("ingest.started", table=self._rules.path, zone=self._zone, format=self._rules.format)
             with driver.serving(progress, self._stop_asked):
@@ -94,7 +96,9 @@ class SparkIngest:
     def _start(self, stack: ExitStack, session: SparkSession, filling: Filling) -> None:
         until = self._heads() if self._once else None
         size = DRIVER_BATCH_BYTES_MAX if filling.through_driver else BATCH_BYTES_MAX
-        filling.start(stack, lambda target: self._frame(session, target, until, size))
+        filling.start(
+            stack, lambda target: self._frame(session, target, filling.beginnings.get(target.name), until, size)
+        )
 
     def _heads(self) -> dict[str, int] | None:
         """The ends of both queries, so that they read equally far; None if the zone is unreadable: they report that."""
@@ -104,7 +108,12 @@ class SparkIngest:
             return None
 
     def _frame(
-        self, session: SparkSession, target: Target, until: Mapping[str, int] | None, bytes_max: int
+        self,
+        session: SparkSession,
+        target: Target,
+        begin: Beginning | None,
+        until: Mapping[str, int] | None,
+        bytes_max: int,
     ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -112,7 +121,10 @@ class SparkIngest:
         from sidecar.spark.table.columns import with_partitions
 
         consumer = self._consumer(target)
-        frame = read_stream(session, self._zone, columns=ROW, consumer=consumer, max_bytes=bytes_max, until=until)
+        frame = read_stream(
+            session, self._zone, columns=ROW, consumer=consumer, max_bytes=bytes_max, until=until,
+            start=begin and begin.offsets,
+        )  # fmt: skip
         return with_partitions(frame.observe(READ, F.count(F.lit(1)).alias("rows")))
 
     def _look(self, progress: IngestProgress) -> None:

@@ -24,7 +24,7 @@ from sidecar import files
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.core.windows.idruns import RUN_MAX, Keys, SortedRun
 from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import error_of, names, read, write
+from sidecar.spark.ranges.shared import error_of, names, read, remove, write
 from sidecar.state.ids.file import DamagedError, open_run
 from sidecar.state.ids.file import write as write_run
 
@@ -79,6 +79,31 @@ class Windows:
         window.restore(runs, {}, 0.0, -1)
         return self._begun
 
+    def restart(self, most: int) -> bool:
+        """Make the highest version up to `most` the one before number 0, and remove all others.
+
+        A crash in between is harmless: the same call ends it.
+
+        Returns:
+            Whether there is such a version.
+
+        Raises:
+            StateError: A file cannot be read or written.
+        """
+        numbers = [number for number in map(_version, names(self.folder)) if number is not None and number <= most]
+        if not numbers:
+            return False
+        kept: list[tuple[int, str]] = []
+        if (begun := max(numbers)) >= 0:
+            for place, (generation, name) in enumerate(orjson.loads(read(self._path(begun)))):
+                kept.append((generation, f"-1-{generation}-{place}.ids"))
+                write(self.folder / kept[-1][1], read(self.folder / name))
+            write(self._path(-1), orjson.dumps(kept))
+            for name in names(self.folder):
+                if name not in {"-1.json", *(new for _, new in kept)}:
+                    remove(self.folder / name)
+        return True
+
     def save(self, window: RotatingSet, number: int) -> None:
         """Make a version durable, and remove what no replay needs.
 
@@ -125,13 +150,23 @@ class Windows:
             return
         for name in names(self.folder):
             number = _version(name)
-            is_old = number < self._begun if number is not None else int(name.split("-")[0]) <= self._begun
+            is_old = number < self._begun if number is not None else int(name.rsplit("-", 2)[0]) <= self._begun
             if is_old and name not in needed:
                 with contextlib.suppress(OSError):  # a leftover is removed next time
                     files.remove(self.folder / name)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.json"
+
+
+def restart_all(folder: Path, most: int) -> bool:
+    """Let the windows of all partitions begin anew with what they had in version `most`; return whether there are any.
+
+    Raises:
+        StateError: A file cannot be read or written.
+    """
+    restarted = [Windows(folder / name).restart(most) for name in names(folder)]
+    return any(restarted)
 
 
 def _version(name: str) -> int | None:

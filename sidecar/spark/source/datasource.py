@@ -174,7 +174,8 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def initialOffset(self) -> Offsets:  # noqa: N802
         """The start of a new query, and of a first micro-batch that is replayed."""
-        self._first = self._start().floors()
+        planner = self._start()
+        self._first = planner.floors() if self._options.start is None else self._options.start
         return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

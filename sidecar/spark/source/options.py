@@ -29,6 +29,7 @@ NAMES: Final = (
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
     "until",
+    "start",
 )
 STREAM_ONLY: Final = NAMES[6:]
 _OF_TABLES: Final = ("owner", "location")
@@ -63,6 +64,8 @@ class Options:
     limit: Limit
     until: dict[str, int] | None
     """The last number to read of each writer; None: no end."""
+    start: dict[str, int] | None
+    """The last number of each writer that a new query does not read; None: those that retention removed."""
 
 
 def parse(given: Mapping[str, str], *, stream: bool) -> Options:
@@ -101,7 +104,8 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
         _count("parallelism", texts["parallelism"]) if "parallelism" in texts else None,
         _consumer(texts["consumer"]) if "consumer" in texts else None,
         _limit(texts),
-        _until(texts["until"]) if "until" in texts else None,
+        _numbers("until", texts),
+        _numbers("start", texts),
     )
 
 
@@ -187,13 +191,15 @@ def _limit(texts: Mapping[str, str]) -> Limit:
     return Limit(files=_count(name, text)) if name == "maxFilesPerTrigger" else Limit(rows=_count(name, text))
 
 
-def _until(text: str) -> dict[str, int]:
+def _numbers(option: str, texts: Mapping[str, str]) -> dict[str, int] | None:
+    if option not in texts:
+        return None
     try:
-        parsed = loads(text)
+        parsed = loads(texts[option])
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict) or not all(type(seq) is int for seq in parsed.values()):
-        raise _wrong("until", text, 'the last number of each writer, as in {"WRITER": 7}')
+        raise _wrong(option, texts[option], 'the last number of each writer, as in {"WRITER": 7}')
     return parsed
 
 

@@ -1,4 +1,4 @@
-"""Delta tables by Spark's own Delta: creation, appends known by number, OPTIMIZE, VACUUM. Needs Delta's jars."""
+"""Delta tables by Spark's own Delta: creation, additions known by number, OPTIMIZE, VACUUM. Needs Delta's jars."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from weakref import WeakSet
 from sidecar.config.table.properties import check_retention
 from sidecar.errors import ConfigError
 from sidecar.spark.failures import cause_of
+from sidecar.spark.table.merging import LATER, ON, last_of_each
 from sidecar.spark.table.plan import Existing, Plan, comments_of
 from sidecar.spark.table.readers.session import TIMES
 
@@ -27,6 +28,8 @@ CATALOG_CLASS: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 LISTING_TASKS: Final = 4
 """Tasks for each core with which `VACUUM` lists folders; by default it makes 10,000, which takes a minute."""
+_APP: Final = "spark.databricks.delta.write.txnAppId"
+_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 
 
 class OwnDelta:
@@ -154,3 +157,24 @@ def appending(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], No
         writer.option("txnAppId", query_id.result(WAIT_S)).option("txnVersion", batch).save(path)
 
     return append
+
+
+def replacing(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch`: merge a micro-batch by Spark's Delta, unless the table has it.
+
+    Args:
+        path: The table, which exists.
+        query_id: Set once the query has started.
+    """
+
+    def write(changes: DataFrame, batch: int) -> None:
+        own = changes.sparkSession  # that of the query alone, and so are its settings
+        own.conf.set(_APP, query_id.result(WAIT_S))  # Delta leaves out a transaction that the table has
+        own.conf.set(_NUMBER, str(batch))
+        jvm: Any = own._jvm
+        # In SQL, MERGE would need Delta's extension, which can only be set before the session is created.
+        table = jvm.io.delta.tables.DeltaTable.forPath(own._jsparkSession, path).alias("t")
+        builder = table.merge(last_of_each(changes).alias("s")._jdf, ON).withSchemaEvolution()
+        builder.whenMatched(LATER).updateAll().whenNotMatched().insertAll().execute()
+
+    return write

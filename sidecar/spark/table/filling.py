@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sidecar.config.spark import MESSAGE_TIME, Merge
+from sidecar.config.spark import MESSAGE_TIME, Merge, Resume
 from sidecar.config.table.layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column
@@ -17,7 +17,7 @@ from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryProgress, not_started, quietly
 from sidecar.spark.lasting import LastingQuery
-from sidecar.spark.table.maintenance import FILES, SmallFiles, maintaining
+from sidecar.spark.table.maintenance import FILES, SmallFiles, tending
 from sidecar.spark.table.plan import Existing, Plan, plan_of, plan_of_rejects
 from sidecar.spark.table.targets import REJECTS, TABLE, Target, schema_text, targets
 from sidecar.zone.table import LABELS
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sidecar.spark.table.delta import OwnDelta
+    from sidecar.spark.table.registry import Beginning, Origin, Registry
 
 TURN_S: Final = 0.2
 WRITTEN: Final = "sidecar_written"
@@ -54,6 +55,7 @@ class TableRules:
         partitioned_by: Columns by which a new table is partitioned if its layout does not say.
         layout: How the table is kept.
         merge: How rows replace others by key; None if they are appended.
+        resume: What a new checkpoint does with a table that has the same messages.
     """
 
     path: str
@@ -63,6 +65,7 @@ class TableRules:
     partitioned_by: tuple[str, ...]
     layout: TableLayout = UNSET
     merge: Merge | None = None
+    resume: Resume = "stop"
 
 
 class Filling:
@@ -90,6 +93,10 @@ class Filling:
         """Spark's Delta, if it fills the table."""
         self._plans: dict[str, Plan] = {}
         """By name of the target; made by `check`."""
+        self._registries: dict[str, Registry] = {}
+        """By name of the target; made by `check` for tables of Delta."""
+        self.beginnings: Mapping[str, Beginning] = {}
+        """By name of the target, where a query goes on that has not begun; made by `check`."""
         self.maintained = no_counts(table.layout.maintenance)
         """Maintenance by operation and result."""
         self._small_files = SmallFiles(table.path)
@@ -97,8 +104,12 @@ class Filling:
 
     # Starting
 
-    def check(self, session: SparkSession) -> None:
+    def check(self, session: SparkSession, origin: Origin) -> None:
         """Check that table and checkpoint belong together, and that schema and layout may follow those before.
+
+        Args:
+            session: The session of the queries.
+            origin: What they read.
 
         Raises:
             ConfigError: They do not, or they may not.
@@ -115,6 +126,7 @@ class Filling:
             refuse_layout,
             refuse_other_progress,
         )
+        from sidecar.spark.table.registry import Registry, beginnings
         from sidecar.spark.table.writers import existing_by_deltalake, has_delta, last_by_deltalake
         from sidecar.zone.table import TABLE_DDL
 
@@ -134,8 +146,15 @@ class Filling:
                     self._delta.check_features(target.path)
             last_of = last_by_deltalake if self._delta is None else self._delta.last
             for target in self.targets:
-                last = last_of(target.path, query_of(storage, target)) if is_delta else in_parquet(storage, target)
+                query = query_of(storage, target)
+                last = last_of(target.path, query) if is_delta else in_parquet(storage, target)
                 refuse_other_progress(storage, target, last)
+                if is_delta:
+                    self._registries[target.name] = Registry(storage, target, origin.name)
+                    if last is not None and last >= 0:
+                        self._registries[target.name].check(query, last)
+            if is_delta:
+                self.beginnings = beginnings(storage, self.targets, origin, last_of, self._table.resume)
             find = existing_by_deltalake if self._delta is None else self._delta.existing
             found = {target.name: find(target.path) if is_delta else None for target in self.targets}
             for target in self.targets:
@@ -214,9 +233,8 @@ class Filling:
         return frame.observe(WRITTEN, *counts)
 
     def _query(self, frame: DataFrame, target: Target) -> LastingQuery:
-        from sidecar.spark.table.delta import appending
-        from sidecar.spark.table.upserts import replacing
-        from sidecar.spark.table.writers import by_deltalake, native
+        from sidecar.spark.table.delta import WAIT_S, appending, replacing
+        from sidecar.spark.table.writers import by_deltalake, parquet
 
         query_id: Future[str] = Future()
         path, plan = target.path, self._plans[target.name]
@@ -230,10 +248,13 @@ class Filling:
             write = replacing(path, query_id)
         else:
             write = appending(path, query_id)
-        if merged or self.through_driver or upkeep is not None:
-            writer = frame.writeStream.foreachBatch(maintaining(upkeep, write))
+        if target.name in self._registries:
+            claim = self._registries[target.name].claim
+            writer = frame.writeStream.foreachBatch(
+                tending(lambda batch: claim(query_id.result(WAIT_S), batch), write, upkeep)
+            )
         else:
-            writer = native(frame, self._table.format, path, plan.partitioned_by)
+            writer = parquet(frame, path, plan.partitioned_by)
         writer = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint)
         query = LastingQuery(writer.start)
         query_id.set_result(str(query.id))

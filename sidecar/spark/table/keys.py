@@ -12,6 +12,7 @@ from sidecar.config.table.layout import KEYS, TableLayout, layout_of, lies_in
 from sidecar.spark.table.targets import targets
 
 _ONLY_DELTA: Final = {
+    "resume": "the log of Spark's file sink belongs to one checkpoint",
     "cluster_by": "Parquet has no clusters; use partition_by",
     "properties": "Parquet has no properties",
     "maintenance": "the log of Spark's file sink would not know about compacted or deleted files",
@@ -35,7 +36,7 @@ def refused_keys(settings: Settings, form: Literal["delta", "parquet"], path: st
     """
     assert settings.spark is not None, "checked before"
     table, of_sink = settings.spark.table or Table(), settings.sink.delta
-    given = KEYS & table.model_fields_set
+    given = (KEYS | {"resume"}) & table.model_fields_set
     for key in sorted(given):
         if form == "parquet" and key in _ONLY_DELTA:
             yield ("spark", "table", key), f"needs a Delta table: {_ONLY_DELTA[key]}"

@@ -19,13 +19,16 @@ FILES: Final = "files"
 log = structlog.get_logger()
 
 
-def maintaining(upkeep: Upkeep | None, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` that writes a micro-batch, and then does what is due.
+def tending(
+    claim: Callable[[int], None], write: Callable[[DataFrame, int], None], upkeep: Upkeep | None
+) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that claims and writes a micro-batch, and then does what is due.
 
     Spark begins no micro-batch before it returns. If it is cut short, the micro-batch comes again, and is known.
     """
 
     def write_and_tend(frame: DataFrame, batch: int) -> None:
+        claim(batch)
         write(frame, batch)
         if upkeep is not None:
             upkeep.tend()

@@ -41,8 +41,12 @@ class Storage(Protocol):
         """Write a file, and create its folder; it may be torn after a crash."""
         ...
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file that is not there, and create its folder; return whether it was not."""
+        ...
+
     def remove(self, path: str) -> None:
-        """Remove a file."""
+        """Remove a file if it is there."""
         ...
 
 
@@ -65,23 +69,44 @@ class SparkStorage:
         return [name for name in file_names if not name.startswith(".")]
 
     def read(self, path: str) -> bytes:
-        """A file as a whole."""
+        """A file as a whole; empty if a crash has torn it, and its file system notices."""
+        from py4j.protocol import Py4JJavaError
+
         location, system = self._at(path)
         stream = system.open(location)
         try:
             return bytes(stream.readAllBytes())
+        except Py4JJavaError as error:
+            if "ChecksumException" in str(error):
+                return b""
+            raise
         finally:
             stream.close()
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, and create its folder; it may be torn after a crash."""
+        self._write(path, data, over=True)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file that is not there, and create its folder; return whether it was not."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            self._write(path, data, over=False)
+        except Py4JJavaError as error:
+            if "FileAlreadyExistsException" in str(error):
+                return False
+            raise
+        return True
+
+    def _write(self, path: str, data: bytes, *, over: bool) -> None:
         location, system = self._at(path)
-        stream = system.create(location, True)  # noqa: FBT003
+        stream = system.create(location, over)
         stream.write(bytearray(data))
         stream.close()
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
+        """Remove a file if it is there."""
         location, system = self._at(path)
         system.delete(location, False)  # noqa: FBT003
 
@@ -121,7 +146,7 @@ def query_of(storage: Storage, target: Target) -> str:
 def in_parquet(storage: Storage, target: Target) -> int | None:
     """The last micro-batch that a Parquet table has, of whichever query; -1 for none, None if there is no table."""
     folder = target.path.rstrip("/")
-    return _latest(storage, f"{folder}/{SINK_LOG}") if SINK_LOG in storage.names(folder) else None
+    return latest(storage, f"{folder}/{SINK_LOG}") if SINK_LOG in storage.names(folder) else None
 
 
 def refuse_other_progress(storage: Storage, target: Target, there: int | None) -> None:
@@ -133,14 +158,21 @@ def refuse_other_progress(storage: Storage, target: Target, there: int | None) -
         there: The last micro-batch that it has; -1 for none, None if there is no table.
 
     Raises:
-        ConfigError: The table has micro-batches that the checkpoint never began, or is gone with those that it ended.
+        ConfigError: The table has micro-batches that the checkpoint never began, or lacks some that it ended, or all.
     """
-    begun, ended = (_latest(storage, f"{target.checkpoint}/{log}") for log in ("offsets", "commits"))
+    begun, ended = (latest(storage, f"{target.checkpoint}/{log}") for log in ("offsets", "commits"))
     if there is None and ended >= 0:
         raise ConfigError(
             f"the table {target.path} is not there, and the checkpoint {target.checkpoint} has put micro-batches up to "
             f"number {ended} into it: a new table would lack their rows",
             hint="Mount the file system that has it, or bring it back; or start anew with another spark.checkpoint",
+        )
+    if there is not None and there < ended:
+        raise ConfigError(
+            f"the table {target.path} has {f'micro-batches up to number {there}' if there >= 0 else 'none'} of the "
+            f"checkpoint {target.checkpoint}, which has put those up to number {ended} into it: it is another table, "
+            "or an older copy, and lacks their rows",
+            hint="Bring back the table as it was last; or start anew with another spark.checkpoint",
         )
     if there is not None and there > begun:
         raise ConfigError(
@@ -204,7 +236,7 @@ def refuse_layout(storage: Storage, checkpoint: str, plan: Plan, unset: Plan, *,
     Raises:
         ConfigError: The table has rows that were made otherwise.
     """
-    if all(_latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
+    if all(latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
         return
     folder = f"{checkpoint}/{LAYOUT}"
     earlier = loads(_in_force(storage, folder, storage.names(folder)) or _layout_text(unset))
@@ -249,8 +281,8 @@ def _changed(kept: str, *, began_without: bool) -> ConfigError:
 
 def _place(storage: Storage, checkpoint: str) -> Mapping[str, Any] | None:
     """The offsets up to which a query has read; None while it has a pending micro-batch."""
-    begun = _latest(storage, f"{checkpoint}/offsets")
-    if begun != _latest(storage, f"{checkpoint}/commits"):
+    begun = latest(storage, f"{checkpoint}/offsets")
+    if begun != latest(storage, f"{checkpoint}/commits"):
         return None
     if begun < 0:
         return {}
@@ -258,7 +290,7 @@ def _place(storage: Storage, checkpoint: str) -> Mapping[str, Any] | None:
     return {name: place for name, place in offsets.items() if place != NOTHING_READ}
 
 
-def _latest(storage: Storage, folder: str) -> int:
+def latest(storage: Storage, folder: str) -> int:
     """The last micro-batch in one of Spark's logs, `7` or `9.compact`; -1 for none."""
     numbers = [name.removesuffix(".compact") for name in storage.names(folder)]
     return max((int(number) for number in numbers if number.isdigit()), default=-1)

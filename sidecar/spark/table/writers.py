@@ -76,12 +76,9 @@ def tell_int96(path: str, *, merged: bool) -> None:
             int96.Int96Guard().check(table)
 
 
-def native(frame: DataFrame, form: str, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
-    """A writer for Spark's own sink; Parquet's log, or Delta's transactions by query and micro-batch, make it exact."""
-    writer = frame.writeStream.format(form)
-    if form == "parquet":  # a table of Delta exists
-        writer = writer.partitionBy(*partitioned_by)
-    return writer.option("path", path).option("mergeSchema", "true")
+def parquet(frame: DataFrame, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
+    """A writer for Spark's own sink, whose log makes it exact."""
+    return frame.writeStream.format("parquet").partitionBy(*partitioned_by).option("path", path)
 
 
 def opened(path: str) -> deltalake.DeltaTable | None:

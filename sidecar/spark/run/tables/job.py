@@ -8,12 +8,18 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from sidecar.config.model import Settings
 from sidecar.config.spark import Table
 from sidecar.core.records import TopicPartition
+from sidecar.errors import ConfigError
 from sidecar.ops.metrics import Metrics
-from sidecar.spark.ranges.logs import Bounds, Places
+from sidecar.spark.ranges.logs import Bounds
+from sidecar.spark.ranges.logs import Places as Offsets
+from sidecar.spark.ranges.shared import remove
 from sidecar.spark.ranges.sources import logs_of, patiently
+from sidecar.spark.ranges.windows import restart_all
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.job import TRIGGER_MS, SparkRun
 from sidecar.spark.run.pinned import Checkpoint
@@ -22,6 +28,7 @@ from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.keys import table_layout
 from sidecar.spark.table.readers.session import own_session
+from sidecar.spark.table.registry import Origin
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 from sidecar.zone.table import DATE, TABLE_DDL
 
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 
 DRIVER_OFFSETS_MAX: Final = 100_000
 """Limit of offsets in a micro-batch if all rows go through the driver's memory."""
+
+log = structlog.get_logger()
 
 
 def job_of(settings: Settings) -> type[SparkRun]:
@@ -47,7 +56,9 @@ class TableRun(SparkRun):
         assert target is not None, "see `job_of`"
         every_ms = max(TRIGGER_MS, table.every_ms)
         layout, default = table_layout(settings), () if table.merge else (DATE,)
-        rules = TableRules(target.path, target.format, table.schema_, every_ms, default, layout, table.merge)
+        rules = TableRules(
+            target.path, target.format, table.schema_, every_ms, default, layout, table.merge, table.resume
+        )
         self._filling = Filling(rules, f"file://{self._root}", once=once)
         self._is_delta = rules.format == "delta"
         self._query_path = self._root / TABLE
@@ -67,13 +78,35 @@ class TableRun(SparkRun):
         return own_session(stack, super()._session(stack), is_delta=self._is_delta)
 
     def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
-        self._filling.check(session)
+        self._filling.check(session, Origin(checkpoint.cluster_id, self._first))
         shutil.rmtree(self._folder.path / REJECTS / "books", ignore_errors=True)  # earlier versions kept them there
+        self._resume()
         first, until = self._first(), self._until() if self._once else None
         self._filling.start(stack, lambda target: self._rows(session, target, checkpoint, first, until))
         return self._await_queries
 
-    def _first(self) -> Places:
+    def _resume(self) -> None:
+        """Let queries that go on where a table ends have the message ids of the one that filled it, if they need them.
+
+        Raises:
+            ConfigError: They are not there.
+        """
+        table = self._settings.spark and self._settings.spark.table
+        for name, place in self._filling.beginnings.items():
+            log.info("table.resumed", target=name, micro_batch=place.batch, offsets=place.offsets)
+            folder = self._folder.path / name
+            remove(folder / "books")  # of another query's micro-batches
+            if self._settings.dedup.field is None or (table and table.resume == "from_table_without_ids"):
+                remove(folder / "ids")
+            elif not restart_all(folder / "ids", place.batch):
+                raise ConfigError(
+                    f"spark.table.resume is from_table, and {folder / 'ids'} has no message ids of the checkpoint that "
+                    "filled the table: repeats of messages that the table has would be appended",
+                    hint=f"Copy the folder sidecar of that checkpoint to {self._folder.path}; or, if there are no such "
+                    "repeats, set from_table_without_ids",
+                )
+
+    def _first(self) -> Offsets:
         """The start offsets of a new checkpoint, the same for both queries."""
         from sidecar.spark.run.range_source import RangePlanner
 
@@ -93,7 +126,7 @@ class TableRun(SparkRun):
         session: SparkSession,
         target: Target,
         checkpoint: Checkpoint,
-        first: Places,
+        first: Offsets,
         until: Mapping[TopicPartition, Bounds] | None,
     ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
@@ -105,7 +138,9 @@ class TableRun(SparkRun):
         limit = self._settings.batch.span_max
         if self._filling.through_driver:
             limit = min(limit, DRIVER_OFFSETS_MAX)
-        reading = self._reading(self._folder.path / target.name, limit, first, until)
+        begin = self._filling.beginnings.get(target.name)
+        stood = first if begin is None else begin.offsets
+        reading = self._reading(self._folder.path / target.name, limit, stood, until)
         name = f"{NAME}_{target.name}"
         job = Job(self._settings, self._folder.path, checkpoint, target.name)
         session.dataSource.register(range_source(RowReader(reading, job), name, TABLE_DDL))

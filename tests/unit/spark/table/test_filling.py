@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
 from sidecar import spark
-from sidecar.config.table.layout import UNSET, Maintenance, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.spark import driver
 from sidecar.spark.table import filling as module
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.readers.session import own_session
-from sidecar.spark.table.targets import TABLE
 
 
 class Query:
@@ -185,16 +182,6 @@ def test_a_query_takes_what_is_there_or_goes_on(
     writer: Any = SimpleNamespace(trigger=lambda **given: given)
     found: Any = Scene(monkeypatch, once=once).filling._trigger(writer)
     assert found == trigger
-
-
-@pytest.mark.parametrize("layout", [UNSET, TableLayout(maintenance=Maintenance.model_validate({"optimize": "1m"}))])
-def test_a_table_without_maintenance_is_filled_by_spark_alone(layout: TableLayout) -> None:
-    """With it, Python is called for each micro-batch."""
-    filling = Filling(TableRules("/t", "delta", None, 2_500, (), layout), "/c", once=False)
-    filling._delta, filling._plans = MagicMock(), {TABLE: MagicMock(partitioned_by=())}
-    frame = MagicMock()
-    filling._query(frame, filling.targets[0])
-    assert frame.writeStream.foreachBatch.called == layout.maintenance.is_on
 
 
 def test_a_session_of_spark_connect_is_refused() -> None:

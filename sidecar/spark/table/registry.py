@@ -1,0 +1,187 @@
+"""What the micro-batches of a Delta table have, by query and number, in small files beside it. No Spark call.
+
+    PATH/_sidecar/<query>/<micro-batch>     the source, and the offsets behind it, as the checkpoint has them
+
+The file of a micro-batch is made before its rows are committed, and never replaced; the table itself says which
+micro-batches it has. So two checkpoints of one query, such as a copy, cannot put different rows under one number, and a
+new checkpoint can go on where the table ends. What a commit can carry besides its number is lost when Delta cleans up
+its log. `VACUUM` and readers ignore folders whose names begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from sidecar.config.spark import Resume
+from sidecar.core.json_text import loads
+from sidecar.errors import ConfigError
+from sidecar.spark.table.pinned import Storage, latest, query_of
+from sidecar.spark.table.targets import TABLE, Target
+
+FOLDER: Final = "_sidecar"
+_KEPT: Final = 2
+"""Number of files of a query: that of a micro-batch, and that of the last one in the table."""
+
+
+class Origin(NamedTuple):
+    """What a job reads.
+
+    Args:
+        name: Of the cluster or the zone: within it, a topic or a writer is one forever.
+        first: Returns the offsets at which a new checkpoint begins, in the form of the source.
+    """
+
+    name: str
+    first: Callable[[], Mapping[str, Any]]
+
+
+class Beginning(NamedTuple):
+    """How far a query has read.
+
+    Args:
+        batch: Its last micro-batch that is in the table.
+        offsets: The offsets behind it, in the form of the source.
+    """
+
+    batch: int
+    offsets: dict[str, Any]
+
+
+class Registry:
+    """The micro-batches of one table.
+
+    Args:
+        storage: File system of table and checkpoint.
+        target: The table.
+        source: Name of its origin.
+    """
+
+    def __init__(self, storage: Storage, target: Target, source: str) -> None:
+        self._storage = storage
+        self._target = target
+        self._source = source
+        self._folder = f"{target.path.rstrip('/')}/{FOLDER}"
+
+    def claim(self, query: str, batch: int) -> None:
+        """Register a micro-batch, whose offsets the checkpoint has, before anything of it is written.
+
+        Raises:
+            ConfigError: A micro-batch of this number has other offsets.
+        """
+        path = f"{self._folder}/{query}/{batch}"
+        text = json.dumps({"source": self._source, "offsets": self._planned(batch)}).encode()
+        if not self._storage.create(path, text):
+            found = self._found(query, batch)
+            if found is None:  # torn by a crash, so nothing of it was written
+                self._storage.write(path, text)
+            self._refuse_other(batch, found, f"; if a power loss took it from the checkpoint, remove {path}")
+        self._storage.remove(f"{self._folder}/{query}/{batch - _KEPT}")
+
+    def check(self, query: str, batch: int) -> None:
+        """Compare the last micro-batch of a query in the table with the same in the checkpoint.
+
+        Raises:
+            ConfigError: It has other offsets.
+        """
+        self._refuse_other(batch, self._found(query, batch))
+
+    def _refuse_other(self, batch: int, found: Mapping[str, Any] | None, way: str = "") -> None:
+        if found is not None and found["offsets"] != self._planned(batch):
+            raise ConfigError(
+                f"the table {self._target.path} has other messages in micro-batch {batch} than the checkpoint "
+                f"{self._target.checkpoint}: another copy of this checkpoint fills it too, or did",
+                hint="Go on with the copy that filled the table last; or start anew with another path of the table and "
+                f"another spark.checkpoint{way}",
+            )
+
+    def _planned(self, batch: int) -> Any:
+        return loads(self._storage.read(f"{self._target.checkpoint}/offsets/{batch}").splitlines()[-1])
+
+    def _found(self, query: str, batch: int) -> Mapping[str, Any] | None:
+        """A file; None if there is none, or it was torn by a crash."""
+        folder = f"{self._folder}/{query}"
+        if str(batch) not in self._storage.names(folder):
+            return None
+        try:
+            found: Mapping[str, Any] = loads(self._storage.read(f"{folder}/{batch}"))
+        except ValueError:
+            return None
+        return found
+
+    def earlier(self, query: str, last: Callable[[str], int | None], first: Mapping[str, Any]) -> Beginning | None:
+        """The place of the earlier query that read furthest in the same topics or writers; None if there was none.
+
+        Args:
+            query: The present one; empty if it has no id yet.
+            last: Returns the last micro-batch of a query in the table; -1 or None for none.
+            first: The offsets at which a new checkpoint begins.
+
+        Raises:
+            ConfigError: An earlier query has filled the table, and its place is lost.
+        """
+        places: list[Beginning] = []
+        for name in self._storage.names(self._folder):
+            batch = None if name == query else last(name)
+            if batch is None or batch < 0:
+                continue
+            found = self._found(name, batch)
+            if found is None:
+                raise ConfigError(
+                    f"the table {self._target.path} has {batch + 1} micro-batches of another checkpoint, and the file "
+                    f"{self._folder}/{name}/{batch}, which says what they have, is missing or torn",
+                    hint="Bring it back; or use another path of the table; or set spark.table.resume: beside, if rows "
+                    "may be in the table twice",
+                )
+            if found["source"] == self._source and found["offsets"].keys() & first.keys():
+                places.append(Beginning(batch, found["offsets"]))
+        return max(places, key=lambda place: _sum(place.offsets), default=None)
+
+
+def _sum(offsets: Any) -> int:
+    """A number that grows with each message, and with each new partition or writer."""
+    return sum(map(_sum, offsets.values())) if isinstance(offsets, Mapping) else int(offsets) + 1
+
+
+def beginnings(
+    storage: Storage,
+    targets: Sequence[Target],
+    origin: Origin,
+    last: Callable[[str, str], int | None],
+    resume: Resume,
+) -> dict[str, Beginning]:
+    """Where queries that have not begun go on, by name of the target; those missing begin with the source.
+
+    Args:
+        storage: File system of tables and checkpoints.
+        targets: The table, and that of the rejects if there is one.
+        origin: What the queries read.
+        last: Returns the last micro-batch of a query in the table at a path; -1 or None for none.
+        resume: What to do with a table that has rows of the same messages.
+
+    Raises:
+        ConfigError: A table has such rows, and they would be appended again.
+    """
+    new = [target for target in targets if latest(storage, f"{target.checkpoint}/offsets") < 0]
+    if resume == "beside" or not new:
+        return {}
+    first = origin.first()
+    found = {
+        target.name: Registry(storage, target, origin.name).earlier(
+            query_of(storage, target), partial(last, target.path), first
+        )
+        for target in targets
+    }
+    for target in new:
+        place = found[target.name]
+        if place is not None and resume == "stop":
+            raise ConfigError(
+                f"the table {target.path} has the same messages in {place.batch + 1} micro-batches of another "
+                f"checkpoint, and the checkpoint {target.checkpoint} is new: all of them would be appended again",
+                hint="Bring back the checkpoint that filled it; or set spark.table.resume: from_table to go on where "
+                "the table ends; or use another path of the table",
+            )
+    places = {target.name: found[target.name] or found[TABLE] for target in new}
+    return {name: place for name, place in places.items() if place is not None}
