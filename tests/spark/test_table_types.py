@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -35,7 +36,7 @@ from tests.support.spark.extremes import COLUMNS, OF_DELTA, OF_PARQUET, OUTSIDE,
 from tests.support.spark.odd_rows import ingest, without_jars
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 DOCUMENT: Final = (ROOT / "docs" / "spark-types.md").read_text()
 WANTED: Final = {row: plain(value) for row, value in extremes.rows().items()}
@@ -81,6 +82,12 @@ def filled(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str, **table: An
     return str(folder / "table")
 
 
+def literal(field: str, row: int) -> Column:
+    """A value of a column in Spark's SQL."""
+    kind, values = COLUMNS[field]
+    return F.lit(values[row].text.strip('"')).cast(kind) if field != "text" else F.lit(values[row].value)
+
+
 @pytest.mark.parametrize("form", ["Spark's Delta", "deltalake", "Spark's Delta, merge", "deltalake, merge", "Parquet"])
 def test_every_reader_has_the_values(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
@@ -102,6 +109,9 @@ def test_every_reader_has_the_values(
         assert by_id(spark.read.format(kind).load(copy).select("data").toArrow()) == WANTED, name
         for reader, read in OF_DELTA.items():
             assert by_id(read(copy)) == WANTED, (name, reader)
+        for row, field in ((1, "d38"), (0, "d18"), (2, "f64"), (6, "at"), (1, "text")):  # by statistics
+            found = spark.read.format(kind).load(copy).where(F.col(f"data.{field}") == literal(field, row))
+            assert [one["id"] for one in found.select("data.id").collect()] == [row], (name, field)
     if kind == "parquet":
         assert by_id(spark.read.parquet(path).select("data").toArrow()) == WANTED
         for reader, read in OF_PARQUET.items():
@@ -159,6 +169,8 @@ def test_a_table_with_int96(spark: SparkSession, tmp_path: Path, monkeypatch: py
     example("## INT96", "spark-types.md")({"/var/lib/sidecar/orders": path}, {"spark": spark})
     spark.conf.unset(TIMES[0])
     by_deltalake.steps(path)["optimize"]()
+    merged = DeltaTable(path).to_pyarrow_table()
+    assert merged.filter(~pc.field("deleted")).num_rows == len(times)
     wanted = before | {0: {"id": 0, "at": None}}
     assert by_id(spark.read.format("delta").load(path).select("data").toArrow()) == wanted
     assert by_id(OF_DELTA["deltalake"](path)) == wanted

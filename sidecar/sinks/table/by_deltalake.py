@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from sidecar.config.table.properties import check_retention
 from sidecar.sinks.table.commits import sync_commits
 from sidecar.sinks.table.int96 import Int96Guard
+from sidecar.sinks.table.statistics import keep_exact
 
 CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
 """Configuration of a table created here. Five commits a second for Delta's own 30 days would be 13 million files."""
@@ -38,8 +40,9 @@ def optimize(table: DeltaTable, path: str, guard: Int96Guard) -> None:
         DeltaError: A conflict, or a store that does not answer.
         OSError: It cannot be written.
     """
-    before = table.version()
     guard.check(table, TARGET_BYTES)
+    keep_exact(table, path, pa.schema(table.schema().to_arrow()))
+    before = table.version()
     table.optimize.compact(max_concurrent_tasks=1, target_size=TARGET_BYTES)
     sync_commits(path, before + 1, table.version())
 

@@ -123,6 +123,7 @@ def by_deltalake(
     from sidecar.sinks.table.by_deltalake import CONFIGURATION, optimize
     from sidecar.sinks.table.commits import sync_commit
     from sidecar.sinks.table.int96 import Int96Guard
+    from sidecar.sinks.table.statistics import exact_statistics, keep_exact
     from sidecar.sinks.table.upkeep import failed
     from sidecar.spark.table import upserts_in_driver as upserts
 
@@ -142,9 +143,10 @@ def by_deltalake(
             columns = upserts.columns_of(rows, frame) if merged else deltalake.Schema.from_arrow(rows.schema)
             deltalake.DeltaTable.create(
                 path, columns, mode="ignore", partition_by=list(plan.partitioned_by),
-                configuration={**CONFIGURATION, **plan.layout.properties},
+                configuration={**CONFIGURATION, **exact_statistics(rows.schema), **plan.layout.properties},
             )  # fmt: skip
             table = deltalake.DeltaTable(path)
+        keep_exact(table, path, rows.schema)
         # This fails if another driver commits the same transaction meanwhile.
         commit = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         if merged:
