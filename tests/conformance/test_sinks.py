@@ -134,8 +134,8 @@ def delta(folder: Path, stack: contextlib.ExitStack) -> Bench:
     return Bench(
         sink,
         rows,
-        lambda: monkeypatch.setattr("sidecar.sinks.delta.write_deltalake", full),
-        lambda: monkeypatch.setattr("sidecar.sinks.delta.write_deltalake", real),
+        lambda: monkeypatch.setattr("sidecar.sinks.table.parts.write_deltalake", full),
+        lambda: monkeypatch.setattr("sidecar.sinks.table.parts.write_deltalake", real),
     )
 
 

@@ -25,6 +25,7 @@ from sidecar.config import Settings
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module
+from sidecar.sinks import table as table_package
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.delta import DeltaSink
 from sidecar.zone.table import TABLE_SCHEMA, label_of
@@ -32,7 +33,7 @@ from tests.support.delta import batch_of, numbered, offsets_in, rows_of, sent, s
 from tests.support.landing import Sent, message, part
 from tests.support.messages import ListColumns, tags_of
 
-WRITE = "sidecar.sinks.delta.write_deltalake"
+WRITE = "sidecar.sinks.table.parts.write_deltalake"
 
 
 @pytest.fixture(autouse=True)
@@ -366,7 +367,7 @@ def test_names_of_others_and_odd_metadata(tmp_path: Path) -> None:
 
 def test_names_are_forgotten_at_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the newest names are kept; a part that comes again after that is appended again, not lost."""
-    monkeypatch.setattr(module, "NAMES_MAX", 2)
+    monkeypatch.setattr("sidecar.sinks.table.parts.NAMES_MAX", 2)
     table = sink(tmp_path)
     for number in (0, 1, 2, 2, 1, 0):
         assert table.deliver(batch_of(numbered(number))).verdict is Verdict.ACK
@@ -400,7 +401,9 @@ def test_without_its_packages_it_says_what_to_install(
 ) -> None:
     """Who has neither deltalake nor pyarrow gets the command that installs them."""
     monkeypatch.setitem(sys.modules, package, None)
-    for name in [name for name in sys.modules if name.startswith(("sidecar.sinks.delta", "sidecar.zone"))]:
+    monkeypatch.delattr(table_package, "parts")
+    forgotten = ("sidecar.sinks.delta", "sidecar.sinks.table.parts", "sidecar.zone")
+    for name in [name for name in sys.modules if name.startswith(forgotten)]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigError, match=f"sink.delta needs {package}, which is not installed") as caught:
         build_sink(configured(tmp_path, str(tmp_path / "t")), ListColumns(), tags_of)
