@@ -244,7 +244,7 @@ def spark_checks(n: Sizes) -> dict[str, Check]:
         from tests.scenarios.spark_tables import resumed
 
         return [
-            resumed(broker, _made(folder / kind), n(200_000, 20_000), n(3, 1), kind) for kind in ("delta", "deltalake")
+            resumed(broker, _made(folder / kind), n(60_000, 20_000), n(3, 1), kind) for kind in ("delta", "deltalake")
         ]
 
     def merged(broker: KafkaBroker, folder: Path) -> list[Finding]:

@@ -116,8 +116,8 @@ def resumed(broker: Broker, folder: Path, messages: int, rounds: int, kind: Kind
 
 
 def kill_after_commit(job: SparkJob, checkpoint: Path, chance: random.Random) -> None:
-    """Start a job, and kill it up to `LATE_S` after it has ended a micro-batch."""
-    before = latest_batch(checkpoint, "commits")
+    """Start a job, and kill it up to `LATE_S` after it has ended a micro-batch that it began itself."""
+    before = latest_batch(checkpoint, "offsets")
     with job:
         wait_until(
             lambda: job.supervise() and latest_batch(checkpoint, "commits") > before,

@@ -19,7 +19,7 @@ from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import ConfigError, PositionError, StateError
 from sidecar.spark.ranges.gathering import RUN_ROWS
 from sidecar.spark.ranges.shared import write
-from sidecar.spark.ranges.windows import Windows
+from sidecar.spark.ranges.windows import Windows, restart_all
 from sidecar.spark.run.executor.columns import runs
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles, letters_in
@@ -153,6 +153,30 @@ def test_a_task_that_was_given_up_removes_nothing_that_is_needed(tmp_path: Path)
     for number in (40, 50):
         version, found = window_at(tmp_path, number, 1_000)
         assert (version, len(found)) == (number, number)
+
+
+def test_windows_begin_anew_with_what_they_had(tmp_path: Path) -> None:
+    """For a query whose numbers begin with 0 again, twice in a row: with the ids of the wanted version alone."""
+    folder, capacity = tmp_path / "0", 1_000
+    for life in range(3):
+        for number in range(4):
+            assert all(
+                read_range(folder, number, range(life * 40 + number * 10, life * 40 + number * 10 + 10), capacity)
+            )
+        assert restart_all(tmp_path, 3)
+        assert restart_all(tmp_path, 3), "a start that failed is repeated"
+    assert not any(read_range(folder, 0, range(120), capacity))
+    for number in range(1, 5):
+        read_range(folder, number, range(200 + number, 201 + number), capacity)
+    assert restart_all(tmp_path, 3)
+    assert read_range(folder, 0, (204, 203, 119), capacity) == [True, False, False]
+
+
+def test_windows_that_are_not_there_are_told(tmp_path: Path) -> None:
+    """Nor are those whose versions are all later ones."""
+    assert not restart_all(tmp_path, 3)
+    read_range(tmp_path / "0", 5, (1,))
+    assert not restart_all(tmp_path, 3)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "gone"])

@@ -95,8 +95,8 @@ class Windows:
             return False
         kept: list[tuple[int, str]] = []
         if (begun := max(numbers)) >= 0:
-            for place, (generation, name) in enumerate(orjson.loads(read(self._path(begun)))):
-                kept.append((generation, f"-1-{generation}-{place}.ids"))
+            for generation, name in orjson.loads(read(self._path(begun))):
+                kept.append((generation, f"-1-{generation}-{os.urandom(8).hex()}.ids"))  # another call has other names
                 write(self.folder / kept[-1][1], read(self.folder / name))
             write(self._path(-1), orjson.dumps(kept))
             for name in names(self.folder):
@@ -150,7 +150,7 @@ class Windows:
             return
         for name in names(self.folder):
             number = _version(name)
-            is_old = number < self._begun if number is not None else int(name.rsplit("-", 2)[0]) <= self._begun
+            is_old = number < self._begun if number is not None else _begin_of(name) <= self._begun
             if is_old and name not in needed:
                 with contextlib.suppress(OSError):  # a leftover is removed next time
                     files.remove(self.folder / name)
@@ -171,6 +171,11 @@ def restart_all(folder: Path, most: int) -> bool:
 
 def _version(name: str) -> int | None:
     return int(name.removesuffix(".json")) if name.endswith(".json") else None
+
+
+def _begin_of(name: str) -> int:
+    """The version with which a run was written."""
+    return int(name[: name.index("-", 1)])
 
 
 def _damaged(path: Path) -> StateError:

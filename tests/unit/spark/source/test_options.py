@@ -43,6 +43,7 @@ from sidecar.zone.index import Wanted
         ("until", "7"),
         ("until", '{"a": "7"}'),
         ("until", "{"),
+        ("start", '{"a": null}'),
     ],
 )
 def test_a_wrong_value_is_named(name: str, text: str) -> None:

@@ -39,6 +39,8 @@ OF_SINK = {"path": "/t", "maintenance": {"optimize": "2d"}, "partition_by": ["to
         ({"maintenance": {"optimize": "1d"}}, "delta", {"maintenance": "conflicts with sink.delta.maintenance"}),
         ({"properties": {"delta.a": "b"}}, "delta", {}),
         ({"properties": {"delta.a": "b"}}, "parquet", {"properties": "needs a Delta table"}),
+        ({"resume": "from_table"}, "delta", {}),
+        ({"resume": "from_table"}, "parquet", {"resume": "needs a Delta table"}),
         ({"cluster_by": ["offset"]}, "delta", {"cluster_by": "cannot be used with sink.delta.partition_by"}),
         ({"merge": {"key": "key"}}, "delta", {"merge": "cannot be used with sink.delta.columns"}),
     ],
