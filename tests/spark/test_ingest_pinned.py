@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -24,8 +25,15 @@ from pyspark.sql.types import (
 from sidecar.config.spark import Resume, Table
 from sidecar.config.table.layout import layout_of
 from sidecar.errors import ConfigError
-from sidecar.spark.table.pinned import in_parquet, pin_layout, pin_schema, refuse_layout, refuse_other_progress
-from sidecar.spark.table.plan import Plan, plan_of
+from sidecar.spark.table.pinned import (
+    DeltaTables,
+    in_parquet,
+    pin_layout,
+    pin_schema,
+    refuse_layout,
+    refuse_other_progress,
+)
+from sidecar.spark.table.plan import Existing, Plan, fields_of, plan_of
 from sidecar.spark.table.registry import Beginning, Origin, Registry, beginnings
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
@@ -320,6 +328,59 @@ def test_columns_are_only_added_and_partitions_of_parquet_stay(tmp_path: Path) -
     shutil.copy(earlier, tmp_path / "layout")  # the change was cut short before the earlier one was removed
     assert take(first) == ""
     assert kept.exists() is False
+
+
+def fields(*names: str) -> frozenset[str]:
+    """Fields of a table."""
+    return frozenset(names)
+
+
+def existing(name: str, *names: str) -> Existing:
+    """A table of Delta with these fields."""
+    return Existing((), (), {}, {}, fields(*names), f"/{name}")
+
+
+def test_fields_that_were_dropped_do_not_come_back(tmp_path: Path) -> None:
+    """Those that a table had at the last start; others are added, and what was dropped may be left out."""
+    storage, checkpoint, first = LocalStorage(), str(tmp_path), plan("offset", "key", partition_by="date")
+    wanted = {TABLE: fields("offset", "key", "date", "data", "data.a"), REJECTS: fields("reason")}
+
+    def take(table: Existing, rejects: Existing, wanted: Mapping[str, frozenset[str]], one: Plan = first) -> str:
+        tables = DeltaTables({TABLE: table, REJECTS: rejects}, wanted)
+        try:
+            refuse_layout(storage, checkpoint, one, first, tables, is_parquet=False)
+        except ConfigError as error:
+            return f"{error}. {error.hint}"
+        return ""
+
+    begun(tmp_path / TABLE, 0, {"a": 0})
+    bare, aside = existing("t", "offset"), existing("r")
+    assert take(bare, aside, wanted) == "", "nothing is known of a checkpoint of an earlier version"
+    pin_layout(storage, checkpoint, first, wanted)
+    assert "/t has lost data, date, key: " in take(bare, existing("r", "reason"), wanted)
+    whole = existing("t", *wanted[TABLE], "own")
+    assert "/r has lost reason: new rows would bring back what was dropped. Start anew" in take(whole, aside, wanted)
+    there = existing("r", "reason")
+    assert "/t has lost data.a: " in take(existing("t", "offset", "key", "date", "data"), there, wanted)
+    assert take(whole, there, wanted | {TABLE: wanted[TABLE] | {"data.b", "more"}}) == ""
+    without = existing("t", "offset", "date", "data", "data.a")
+    told = take(without, there, wanted)
+    assert told == (
+        "the table /t has lost key: new rows would bring back what was dropped. List the others in "
+        "spark.table.columns; or add it again, with ALTER TABLE ... ADD COLUMNS"
+    )
+    assert take(without, there, wanted | {TABLE: without.fields}, plan("offset", partition_by="date")) == ""
+    assert "leaves out key" in take(whole, there, wanted | {TABLE: without.fields}, plan("offset", partition_by="date"))
+
+
+def test_fields_are_the_same_in_both_schemas() -> None:
+    """Spark's and deltalake's, at any depth, whatever the case of the letters."""
+    inner = StructType([StructField("X", ArrayType(StructType([StructField("y", LongType())])))])
+    both = StructType([StructField("A", inner), StructField("m", MapType(StringType(), inner))])
+    x, x_y = "x", "x.elementtype.y"
+    expected = {"a", "m", *(f"{place}.{one}" for place in ("a", "m.valuetype") for one in (x, x_y))}
+    assert fields_of(both.json()) == expected
+    assert fields_of(deltalake.Schema.from_json(both.json()).to_json()) == expected
 
 
 A, M = LongType(), MapType(StringType(), IntegerType())

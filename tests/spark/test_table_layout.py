@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 from structlog.testing import capture_logs
 
@@ -14,6 +17,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column
 from sidecar.spark.ingest.supported import load_for_ingest
 from sidecar.spark.table.columns import fitting, kept, parsed, schema_of
+from sidecar.spark.table.delta import OwnDelta, appending
 from sidecar.zone.table import label_of
 from tests.support.process import write_config
 from tests.support.spark.ingesting import config
@@ -70,6 +74,60 @@ def test_partitions_and_columns(
         assert [row["tag_label"] for row in some] == [None if tag is None else label_of(tag) for tag in TAGS]
         assert [(row["id"], row["tag"]) for row in some] == [(first + i, f"data {i}") for i in range(6)]
         assert {row["key"] and bytes(row["key"]) for row in some} == {b"k" if first else None}
+
+
+def test_columns_that_were_dropped_do_not_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    """A column and a field, by ALTER TABLE: refused at the start, and what the refusal says helps."""
+    table: dict[str, Any] = {"format": "delta", "schema": "id bigint, tag string"}
+    land(tmp_path, 0)
+    ingest(tmp_path, **table)
+    path = tmp_path / "table"
+    alter(spark, path, "SET TBLPROPERTIES('delta.columnMapping.mode' = 'name')")
+    before = spark.read.format("delta").load(str(path)).limit(1).toArrow()
+    alter(spark, path, "DROP COLUMN key")
+    running: Future[str] = Future()
+    running.set_result("a query")
+    with pytest.raises(AnalysisException, match="METADATA_MISMATCH"):
+        appending(str(path), running)(spark.createDataFrame(before), 1)
+    land(tmp_path, 10)
+    with pytest.raises(ConfigError, match="table has lost key: new rows would bring back what was dropped") as caught:
+        ingest(tmp_path, **table)
+    assert caught.value.exit_code == 78
+    assert "List the others in spark.table.columns" in caught.value.hint
+    there = [name for name in spark.read.format("delta").load(str(path)).columns if name != "key"]
+    ingest(tmp_path, **table, columns=there)
+    assert spark.read.format("delta").load(str(path)).columns == there
+    alter(spark, path, "DROP COLUMN data.tag")
+    with pytest.raises(ConfigError, match=r"table has lost data\.tag: "):
+        ingest(tmp_path, **table, columns=there)
+    alter(spark, path, "ADD COLUMNS (data.tag string)")
+    land(tmp_path, 20)
+    ingest(tmp_path, **table, columns=[*there, "key"])
+    rows = spark.read.format("delta").load(str(path)).collect()
+    assert {(row["data"]["id"], row["data"]["tag"], row["key"] and bytes(row["key"])) for row in rows} == {
+        (first + i, *((f"data {i}", b"k") if first == 20 else (None, None))) for first in (0, 10, 20) for i in range(6)
+    }
+
+
+def alter(spark: SparkSession, path: Path, change: str) -> None:
+    """Change a table, by a session with Delta's rules."""
+    OwnDelta(spark)._java.sql(f"ALTER TABLE delta.`{path}` {change}")
+
+
+@pytest.mark.parametrize("merge", [{}, {"merge": {"key": "key"}}])
+def test_columns_that_another_writer_leaves_out_do_not_come_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: dict[str, Any]
+) -> None:
+    """The same by deltalake, for tables whose rows are appended or merged."""
+    without_jars(monkeypatch)
+    table = {"format": "delta", **merge}
+    land(tmp_path, 0)
+    ingest(tmp_path, **table)
+    path = tmp_path / "table"
+    rows = pa.table(DeltaTable(path).to_pyarrow_table()).drop_columns(["value"])
+    write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(ConfigError, match="table has lost value: "):
+        ingest(tmp_path, **table)
 
 
 def test_fields_of_any_name_are_columns(spark: SparkSession) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sidecar.config.table.layout import ALL_DATA, COLUMNS, DATA, ROW, TableLayout
@@ -119,6 +119,22 @@ def refuse_lost(before: Sequence[str], after: Sequence[str], key: str) -> None:
             f"{key} leaves out {_listed(lost)}, which the table has: its rows would be null there from now on",
             hint=f"Columns may only be added. Keep these, and leave them out when you read; {_ANEW}",
         )
+
+
+def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
+    """The error of a table that lacks columns which it had.
+
+    Args:
+        path: The table.
+        names: The columns; fields of a column have its name and a dot before theirs.
+        key: The key of the file that chooses columns.
+    """
+    listed = _listed(sorted(names))
+    leave = f"List the others in {key}" if {*names} <= {*COLUMNS} else "Start anew with another path of the table"
+    return ConfigError(
+        f"the table {path} has lost {listed}: new rows would bring back what was dropped",
+        hint=f"{leave}; or add it again, with ALTER TABLE ... ADD COLUMNS",
+    )
 
 
 def makes_small_files(rows: int, partitions: int) -> bool:

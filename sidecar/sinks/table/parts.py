@@ -40,7 +40,7 @@ from sidecar.sinks.table.commits import check_newest, folder_of, sync_commit, sy
 from sidecar.sinks.table.constraints import Constraint, constraints_of
 from sidecar.sinks.table.features import refuse_features
 from sidecar.sinks.table.int96 import tell_int96
-from sidecar.sinks.table.layout import columns_of, makes_small_files, partitions_of, refuse_lost
+from sidecar.sinks.table.layout import columns_of, dropped, makes_small_files, partitions_of, refuse_lost
 from sidecar.sinks.table.names import Refused, metadata_of, parts_in
 from sidecar.sinks.table.violations import INVALID, refuse_unknown, violated
 from sidecar.zone.columns import record_batches
@@ -238,6 +238,8 @@ class PartsTable:
         self._partitioned_by = partitions_of(self._layout, [DATE], table.metadata().partition_columns, self.path)
         self._columns = tuple(column.name for column in columns_of(self._layout, self._partitioned_by, None))
         self._adds_columns = _check_columns(table, self._columns)
+        if self._adds_columns and (gone := _columns_before(table).intersection(self._columns) - _names_of(table)):
+            raise dropped(self.path, gone, "sink.delta.columns")
         self._constraints = constraints_of(table.metadata().configuration, table.schema().fields)
         refuse_unknown(schema_of(self._columns).empty_table(), self._constraints, self.path)
         return table
@@ -282,6 +284,19 @@ def _by_part(
     for row, constraint in wrong.items():
         found.setdefault(digests[owners[row].as_py()], {})[offsets[row].as_py()] = constraint.reason
     return dict(found)
+
+
+def _columns_before(table: DeltaTable) -> set[str]:
+    """The columns that the table had when rows were last appended here; empty if its log does not tell."""
+    version = next((commit["version"] for commit in table.history(COMMITS_MAX) if parts_in(commit)), None)
+    try:
+        return set() if version is None else _names_of(DeltaTable(table.table_uri, version=version))
+    except _TROUBLE:  # of a log that was cleaned up
+        return set()
+
+
+def _names_of(table: DeltaTable) -> set[str]:
+    return {field.name for field in table.schema().fields}
 
 
 def _check_columns(table: DeltaTable, names: Sequence[str]) -> bool:

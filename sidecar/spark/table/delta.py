@@ -10,9 +10,10 @@ from weakref import WeakSet
 
 from sidecar.config.table.properties import check_retention
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.layout import dropped
 from sidecar.spark.failures import cause_of
 from sidecar.spark.table.merging import LATER, ON, last_of_each
-from sidecar.spark.table.plan import Existing, Plan, comments_of
+from sidecar.spark.table.plan import Existing, Plan, comments_of, fields_of
 from sidecar.spark.table.readers.session import TIMES
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class OwnDelta:
         except AnalysisException:
             return None
         found: Any = DataFrame(self._table(path).detail(), self._session).first()
-        return Existing(found.partitionColumns, found.clusteringColumns, found.properties, comments_of(columns.fields))
+        comments, fields = comments_of(columns.fields), fields_of(columns.json())
+        return Existing(found.partitionColumns, found.clusteringColumns, found.properties, comments, fields, path)
 
     def last(self, path: str, query: str) -> int | None:
         """The last micro-batch of a query, by its id, that the table has; -1 for none, None if there is no table."""
@@ -93,6 +95,10 @@ class OwnDelta:
         """Let Delta refuse a table with features that it does not write; it would do so at each commit."""
         found = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(self._java, path)
         found._1().protocolWrite(found._2().protocol())
+
+    def extend(self, path: str, frame: DataFrame) -> None:
+        """Add the columns of a frame without rows to a table."""
+        frame.write.format("delta").mode("append").option("mergeSchema", "true").save(path)
 
     def create(self, frame: DataFrame, path: str, plan: Plan) -> None:
         """Create an empty table with the columns of a frame, unless there is one.
@@ -153,7 +159,7 @@ def appending(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], No
     """
 
     def append(frame: DataFrame, batch: int) -> None:
-        writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
+        writer = frame.write.format("delta").mode("append")
         writer.option("txnAppId", query_id.result(WAIT_S)).option("txnVersion", batch).save(path)
 
     return append
@@ -169,11 +175,15 @@ def replacing(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], No
 
     def write(changes: DataFrame, batch: int) -> None:
         own = changes.sparkSession  # that of the query alone, and so are its settings
+        there = own.read.format("delta").load(path).schema
+        if gone := fields_of(changes.schema.json()) - fields_of(there.json()):
+            raise dropped(path, gone, "spark.table.columns")
         own.conf.set(_APP, query_id.result(WAIT_S))  # Delta leaves out a transaction that the table has
         own.conf.set(_NUMBER, str(batch))
         jvm: Any = own._jvm
         # In SQL, MERGE would need Delta's extension, which can only be set before the session is created.
         table = jvm.io.delta.tables.DeltaTable.forPath(own._jsparkSession, path).alias("t")
+        # With evolution, columns that the user added to the table stay as they are.
         builder = table.merge(last_of_each(changes).alias("s")._jdf, ON).withSchemaEvolution()
         builder.whenMatched(LATER).updateAll().whenNotMatched().insertAll().execute()
 

@@ -18,7 +18,7 @@ from sidecar.spark import driver
 from sidecar.spark.driver import QueryProgress, not_started, quietly
 from sidecar.spark.lasting import LastingQuery
 from sidecar.spark.table.maintenance import FILES, SmallFiles, tending
-from sidecar.spark.table.plan import Existing, Plan, plan_of, plan_of_rejects
+from sidecar.spark.table.plan import Existing, Plan, fields_of, plan_of, plan_of_rejects
 from sidecar.spark.table.targets import REJECTS, TABLE, Target, schema_text, targets
 from sidecar.zone.table import LABELS
 
@@ -118,6 +118,7 @@ class Filling:
         from sidecar.spark.table.delta import OwnDelta
         from sidecar.spark.table.merging import refuse_other_rule
         from sidecar.spark.table.pinned import (
+            DeltaTables,
             SparkStorage,
             in_parquet,
             pin_layout,
@@ -159,16 +160,30 @@ class Filling:
             found = {target.name: find(target.path) if is_delta else None for target in self.targets}
             for target in self.targets:
                 self._plans[target.name] = self._plan(target, self._table.layout, found[target.name])
-            if self._table.merge is not None:  # a wrong rule is told before a query starts
-                self._fitted(session.createDataFrame([], TABLE_DDL), self.targets[0])
-            there = found[TABLE]
+            empty = session.createDataFrame([], TABLE_DDL)  # a wrong rule of merging is told before a query starts
+            frames = {target.name: self._fitted(empty, target) for target in self.targets}
+            fields = {name: fields_of(frame.schema.json()) for name, frame in frames.items()}
+            plan, there = self._plans[TABLE], found[TABLE]
             refuse_other_rule(self._table.path, there and there.comments, self._table.merge)
             unset = self._plan(self.targets[0], UNSET, None)
-            refuse_layout(storage, self._checkpoint, self._plans[TABLE], unset, is_parquet=not is_delta)
+            tables = DeltaTables(found, fields)
+            refuse_layout(storage, self._checkpoint, plan, unset, tables, is_parquet=not is_delta)
             for target in self.targets:
                 self._tell_int96(session, target)
             pin_schema(storage, self._checkpoint, self._schema.json() if self._schema is not None else "")
-            pin_layout(storage, self._checkpoint, self._plans[TABLE])
+            for target in self.targets:
+                if tables.lacks(target.name):
+                    self._extend(target, frames[target.name])
+            pin_layout(storage, self._checkpoint, plan, fields)
+
+    def _extend(self, target: Target, frame: DataFrame) -> None:
+        """Add columns to a table of Delta before they are pinned: what is pinned and not there was dropped."""
+        from sidecar.spark.table.writers import extend_by_deltalake
+
+        if self._delta is not None:
+            self._delta.extend(target.path, frame)
+        else:
+            extend_by_deltalake(target.path, frame, merged=self._table.merge is not None and target.name == TABLE)
 
     def _tell_int96(self, session: SparkSession, target: Target) -> None:
         from sidecar.spark.table import writers

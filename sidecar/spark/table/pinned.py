@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
-from sidecar.sinks.table.layout import refuse_lost
+from sidecar.sinks.table.layout import dropped, refuse_lost
 from sidecar.spark.table.evolution import refuse_rewriting
-from sidecar.spark.table.plan import Plan
+from sidecar.spark.table.plan import Existing, Plan
 from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 if TYPE_CHECKING:
@@ -221,8 +221,52 @@ def _in_force(storage: Storage, folder: str, names: Iterable[str]) -> str:
     return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # else torn
 
 
-def refuse_layout(storage: Storage, checkpoint: str, plan: Plan, unset: Plan, *, is_parquet: bool) -> None:
-    """Refuse other columns unless some are added, and for Parquet other partitions.
+class DeltaTables(NamedTuple):
+    """The tables of Delta and the rows for them, by name of the target.
+
+    Args:
+        there: The tables that exist.
+        wanted: The fields of the rows; see `fields_of`.
+    """
+
+    there: Mapping[str, Existing | None] = {}
+    wanted: Mapping[str, frozenset[str]] = {}
+
+    def lacks(self, name: str) -> bool:
+        """Whether a table lacks fields of its rows."""
+        existing = self.there[name]
+        return existing is not None and not self.wanted[name] <= existing.fields
+
+    def refuse(self, had: Mapping[str, Iterable[str]], key: str) -> set[str]:
+        """Refuse rows that would bring dropped fields back.
+
+        Args:
+            had: The fields that each table had.
+            key: The key of the file that chooses columns.
+
+        Returns:
+            All fields that the table itself had and lacks.
+
+        Raises:
+            ConfigError: The rows have some of them.
+        """
+        gone = set[str]()
+        for name, table in self.there.items():
+            lost = set(had.get(name, ())) - table.fields if table is not None else set[str]()
+            back = lost & self.wanted[name]
+            if table is not None and back:
+                raise dropped(table.path, {field for field in back if field.rpartition(".")[0] not in back}, key)
+            gone |= lost if name == TABLE else set()
+        return gone
+
+
+NO_DELTA: Final = DeltaTables()
+
+
+def refuse_layout(
+    storage: Storage, checkpoint: str, plan: Plan, unset: Plan, tables: DeltaTables = NO_DELTA, *, is_parquet: bool
+) -> None:
+    """Refuse other columns unless some are added, columns that were dropped, and for Parquet other partitions.
 
     A Delta table itself says how it is partitioned.
 
@@ -231,10 +275,11 @@ def refuse_layout(storage: Storage, checkpoint: str, plan: Plan, unset: Plan, *,
         checkpoint: Checkpoint of the job.
         plan: How the table is to be made.
         unset: How a job of an earlier version has made it, which kept no plan.
+        tables: The tables, if they are of Delta.
         is_parquet: Whether it is Parquet.
 
     Raises:
-        ConfigError: The table has rows that were made otherwise.
+        ConfigError: The table has rows that were made otherwise, or lacks columns that it had.
     """
     if all(latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
         return
@@ -247,12 +292,21 @@ def refuse_layout(storage: Storage, checkpoint: str, plan: Plan, unset: Plan, *,
             f"{', '.join(plan.partitioned_by) or 'nothing'}: Parquet of both could not be read together",
             hint="Write it as it was; or start anew with another path of the table and another spark.checkpoint",
         )
-    refuse_lost(earlier["columns"], plan.names, plan.layout.place("columns"))
+    key = plan.layout.place("columns")
+    gone = tables.refuse(earlier.get("fields", {}), key)
+    refuse_lost([name for name in earlier["columns"] if name.casefold() not in gone], plan.names, key)
 
 
-def pin_layout(storage: Storage, checkpoint: str, plan: Plan) -> None:
-    """Keep what `refuse_layout` has accepted, in the way of `pin_schema`."""
-    folder, text = f"{checkpoint}/{LAYOUT}", _layout_text(plan)
+def pin_layout(storage: Storage, checkpoint: str, plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> None:
+    """Keep what `refuse_layout` has accepted, in the way of `pin_schema`.
+
+    Args:
+        storage: File system of the checkpoint.
+        checkpoint: Checkpoint of the job.
+        plan: How the table is to be made.
+        fields: Those that each table has, or will have once it is created, by name of the target.
+    """
+    folder, text = f"{checkpoint}/{LAYOUT}", _layout_text(plan, fields)
     before = storage.names(folder)
     if _name(text) not in before:
         storage.write(f"{folder}/{_name(text)}", text.encode())
@@ -261,8 +315,9 @@ def pin_layout(storage: Storage, checkpoint: str, plan: Plan) -> None:
             storage.remove(f"{folder}/{name}")
 
 
-def _layout_text(plan: Plan) -> str:
-    return json.dumps({"columns": plan.names, "partitioned_by": plan.partitioned_by})
+def _layout_text(plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> str:
+    listed = {name: sorted(paths) for name, paths in fields.items()}
+    return json.dumps({"columns": plan.names, "partitioned_by": plan.partitioned_by, "fields": listed})
 
 
 def _changed(kept: str, *, began_without: bool) -> ConfigError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sidecar.config.table.layout import TableLayout
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column, columns_of, partitions_of
 
@@ -21,17 +22,41 @@ class Existing(NamedTuple):
         clustered_by: Its clustering columns.
         properties: Its properties.
         comments: The comment of each column, empty if it has none.
+        fields: The result of `fields_of`.
+        path: The table.
     """
 
     partitioned_by: Sequence[str]
     clustered_by: Sequence[str]
     properties: Mapping[str, str | None]
     comments: Mapping[str, str]
+    fields: frozenset[str] = frozenset()
+    path: str = ""
 
 
 def comments_of(fields: Iterable[Any]) -> Mapping[str, str]:
     """The comments of fields, be they Spark's or deltalake's."""
     return {field.name: str(field.metadata.get(COMMENT, "")) for field in fields}
+
+
+def fields_of(schema: str) -> frozenset[str]:
+    """The paths of all fields of a table, at any depth, in lower case.
+
+    Args:
+        schema: Its schema as JSON, be it Spark's or deltalake's.
+    """
+    return frozenset(path.casefold() for path in _paths(loads(schema), ""))
+
+
+def _paths(kind: Any, path: str) -> Iterator[str]:
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", ()):
+        name = f"{path}.{field['name']}" if path else field["name"]
+        yield name
+        yield from _paths(field["type"], name)
+    for part in ("elementType", "keyType", "valueType"):
+        yield from _paths(kind.get(part), f"{path}.{part}")
 
 
 class Plan(NamedTuple):

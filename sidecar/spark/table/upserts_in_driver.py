@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import deltalake
 import pyarrow as pa
 
-from sidecar.sinks.table.commits import sync_commit
 from sidecar.spark.table.merging import LATER, ON, last_of_each
 
 if TYPE_CHECKING:
@@ -31,29 +29,13 @@ def columns_of(rows: pa.Table, frame: DataFrame) -> deltalake.Schema:
     )
 
 
-def merge(path: str, table: deltalake.DeltaTable, rows: pa.Table, properties: deltalake.CommitProperties) -> None:
+def merge(table: deltalake.DeltaTable, rows: pa.Table, properties: deltalake.CommitProperties) -> None:
     """Merge the rows of one micro-batch by deltalake.
 
     Args:
-        path: The table.
-        table: The same, opened.
+        table: The table; it has all of their columns.
         rows: One for each key.
         properties: Of the commit.
     """
-    if _fields(rows.schema) - _fields(pa.schema(table.schema().to_arrow())):
-        # With `merge_schema`, deltalake 1.6 gives rows that are not replaced the new nested fields of the change.
-        deltalake.write_deltalake(table, rows.slice(0, 0), mode="append", schema_mode="merge")
-        sync_commit(path, table.version())
     merger = table.merge(rows, ON, "s", "t", commit_properties=properties)
     merger.when_matched_update_all(LATER).when_not_matched_insert_all().execute()
-
-
-def _fields(columns: pa.Schema) -> set[tuple[str, ...]]:
-    """The paths of all fields, at any depth."""
-
-    def inside(kind: pa.DataType, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        for field in (kind.field(number) for number in range(kind.num_fields)):
-            yield (*path, field.name)
-            yield from inside(field.type, (*path, field.name))
-
-    return set(inside(pa.struct(list(columns)), ()))

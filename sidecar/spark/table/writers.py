@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.table.delta import WAIT_S
-from sidecar.spark.table.plan import Existing, Plan, comments_of
+from sidecar.spark.table.plan import Existing, Plan, comments_of, fields_of
 
 if TYPE_CHECKING:
     import deltalake
@@ -42,7 +42,9 @@ def existing_by_deltalake(path: str) -> Existing | None:
 
     refuse_features(table, path, "give Spark the package io.delta:delta-spark_4.2_2.13, which may know it")
     found = table.metadata()
-    return Existing(found.partition_columns, (), found.configuration, comments_of(table.schema().fields))
+    schema = table.schema()
+    comments, fields = comments_of(schema.fields), fields_of(schema.to_json())
+    return Existing(found.partition_columns, (), found.configuration, comments, fields, path)
 
 
 def last_by_deltalake(path: str, query: str) -> int | None:
@@ -104,6 +106,30 @@ def opened(path: str) -> deltalake.DeltaTable | None:
         raise QueryError(f"cannot open the Delta table {path}: {' '.join(str(error).split())[:300]}") from error
 
 
+def extend_by_deltalake(path: str, frame: DataFrame, *, merged: bool) -> None:
+    """Add the columns of a frame without rows to a table.
+
+    Raises:
+        ConfigError: deltalake does not add them.
+    """
+    import deltalake
+    from deltalake.exceptions import DeltaError
+
+    from sidecar.sinks.table.commits import sync_commit
+    from sidecar.spark.table import upserts_in_driver as upserts
+
+    rows, table = upserts.rows_of(frame) if merged else frame.toArrow(), deltalake.DeltaTable(path)
+    try:
+        deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge")
+    except DeltaError as error:
+        raise ConfigError(
+            f"deltalake does not add columns to the table {path}: {' '.join(str(error).split())[:300]}",
+            hint="Add them with ALTER TABLE ... ADD COLUMNS, or give Spark the package "
+            "io.delta:delta-spark_4.2_2.13, whose Delta adds them",
+        ) from error
+    sync_commit(path, table.version())
+
+
 def by_deltalake(
     path: str, query_id: Future[str], plan: Plan, *, merged: bool = False
 ) -> Callable[[DataFrame, int], None]:
@@ -123,6 +149,7 @@ def by_deltalake(
     from sidecar.sinks.table.by_deltalake import CONFIGURATION, optimize
     from sidecar.sinks.table.commits import sync_commit
     from sidecar.sinks.table.int96 import Int96Guard
+    from sidecar.sinks.table.layout import dropped
     from sidecar.sinks.table.statistics import exact_statistics, keep_exact
     from sidecar.sinks.table.upkeep import failed
     from sidecar.spark.table import upserts_in_driver as upserts
@@ -146,12 +173,14 @@ def by_deltalake(
                 configuration={**CONFIGURATION, **exact_statistics(rows.schema), **plan.layout.properties},
             )  # fmt: skip
             table = deltalake.DeltaTable(path)
+        if gone := fields_of(deltalake.Schema.from_arrow(rows.schema).to_json()) - fields_of(table.schema().to_json()):
+            raise dropped(path, gone, plan.layout.place("columns"))
         keep_exact(table, path, rows.schema)
         # This fails if another driver commits the same transaction meanwhile.
         commit = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         if merged:
             guard.check(table)
-            upserts.merge(path, table, rows, commit)
+            upserts.merge(table, rows, commit)
         else:
             deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=commit)
         sync_commit(path, table.version())

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 from structlog.testing import capture_logs
 
 from sidecar import files
@@ -102,6 +104,26 @@ def test_a_table_keeps_its_partitions(tmp_path: Path) -> None:
             made(tmp_path, partition_by=words, columns=["offset", "group"])
         assert (caught.value.exit_code, "another path" in caught.value.hint) == (78, True)
     assert offsets_in(tmp_path / "table") == sent([numbered(i) for i in range(3)])
+
+
+def test_a_column_that_was_dropped_does_not_come_back(tmp_path: Path) -> None:
+    """A daemon that runs stops intake, the next start names it, and both ways that it tells help."""
+    path, names = tmp_path / "table", ["offset", "key", "group", "value"]
+    sink = made(tmp_path, columns=names)
+    assert sink.deliver(batch_of(numbered(0))).verdict is Verdict.ACK
+    rows = pa.table(DeltaTable(path).to_pyarrow_table()).drop_columns(["key"])
+    write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite", partition_by=["date"])
+    answer = sink.deliver(batch_of(numbered(1)))
+    assert (answer.verdict, "has lost key: new rows" in answer.reason) == (Verdict.HALT, True)
+    sink.close()
+    with pytest.raises(ConfigError, match=r"table has lost key: new rows would bring back") as caught:
+        made(tmp_path, columns=names)
+    assert "List the others in sink.delta.columns" in caught.value.hint
+    add(tmp_path, 1, columns=["offset", "group", "value"])
+    assert columns(tmp_path) == ["offset", "group", "value", "date"]
+    DeltaTable(path).alter.add_columns(Field("key", PrimitiveType("binary")))
+    add(tmp_path, 2, columns=names)
+    assert offsets_in(path) == sent([numbered(i) for i in range(3)])
 
 
 def test_columns_are_added_and_not_left_out(tmp_path: Path) -> None:
