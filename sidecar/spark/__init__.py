@@ -71,7 +71,7 @@ def read_stream(
         "start": None if start is None else json.dumps(dict(start)),
     }
     chosen |= {name: str(value) for name, value in more.items() if value is not None}
-    return spark.readStream.format("sidecar").options(**chosen).load(str(zone))
+    return _read_zone(spark, zone, chosen, stream=True)
 
 
 def read(
@@ -96,7 +96,7 @@ def read(
         parallelism: Limit of tasks; None: by size and the driver's cores.
     """
     chosen = _options(groups, tags, columns, dedup=dedup, parallelism=parallelism)
-    return spark.read.format("sidecar").options(**chosen).load(str(zone))
+    return _read_zone(spark, zone, chosen, stream=False)
 
 
 def read_kafka_stream(
@@ -233,6 +233,14 @@ def _read(
         parse_options(broker, options, stream=stream)  # Spark would tell a wrong one behind a traceback
     register(spark)
     return (spark.readStream if stream else spark.read).format(f"sidecar-{broker}").options(**options).load()
+
+
+def _read_zone(spark: SparkSession, zone: Path | str, chosen: Mapping[str, str], *, stream: bool) -> DataFrame:
+    from sidecar.spark.source.options import parse
+
+    if hasattr(spark, "_jvm") or "://" not in str(zone):  # with Connect, only the server needs the store's client
+        parse({"path": str(zone), **chosen}, stream=stream)  # Spark would tell a wrong one behind a traceback
+    return (spark.readStream if stream else spark.read).format("sidecar").options(**chosen).load(str(zone))
 
 
 def _options(

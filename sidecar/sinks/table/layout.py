@@ -129,7 +129,7 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
         names: The columns; fields of a column have its name and a dot before theirs.
         key: The key of the file that chooses columns.
     """
-    listed = _listed(sorted(names))
+    listed = _listed(sorted(name for name in names if name.rpartition(".")[0] not in names))
     leave = f"List the others in {key}" if {*names} <= {*COLUMNS} else "Start anew with another path of the table"
     return ConfigError(
         f"the table {path} has lost {listed}: new rows would bring back what was dropped",

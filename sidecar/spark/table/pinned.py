@@ -255,7 +255,7 @@ class DeltaTables(NamedTuple):
             lost = set(had.get(name, ())) - table.fields if table is not None else set[str]()
             back = lost & self.wanted[name]
             if table is not None and back:
-                raise dropped(table.path, {field for field in back if field.rpartition(".")[0] not in back}, key)
+                raise dropped(table.path, back, key)
             gone |= lost if name == TABLE else set()
         return gone
 

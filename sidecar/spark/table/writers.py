@@ -120,7 +120,7 @@ def extend_by_deltalake(path: str, frame: DataFrame, *, merged: bool) -> None:
 
     rows, table = upserts.rows_of(frame) if merged else frame.toArrow(), deltalake.DeltaTable(path)
     try:
-        deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge")
+        deltalake.write_deltalake(table, rows.slice(0, 0), mode="append", schema_mode="merge")
     except DeltaError as error:
         raise ConfigError(
             f"deltalake does not add columns to the table {path}: {' '.join(str(error).split())[:300]}",

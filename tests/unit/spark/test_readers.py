@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import sidecar.spark as functions
+from sidecar.errors import ConfigError
 
 
 class Session:
@@ -120,9 +121,26 @@ def test_a_zone_is_streamed_with_its_limits(session: Session) -> None:
     assert (session.kind, session.name, session.path) == ("stream", "sidecar", "/zone")
     assert session.chosen == {"dedup": "true"}
     functions.read_stream(
-        session, "/zone", consumer="c", max_files=1, max_rows=2, max_bytes=3, until={"w": 4},  # type: ignore[arg-type]
+        session, "/zone", consumer="c", max_rows=2, until={"w": 4},  # type: ignore[arg-type]
     )  # fmt: skip
-    assert session.chosen == {
-        "dedup": "true", "consumer": "c", "maxFilesPerTrigger": "1", "maxRowsPerTrigger": "2",
-        "maxBytesPerTrigger": "3", "until": '{"w": 4}',
-    }  # fmt: skip
+    assert session.chosen == {"dedup": "true", "consumer": "c", "maxRowsPerTrigger": "2", "until": '{"w": 4}'}
+    for name, option in (("max_files", "maxFilesPerTrigger"), ("max_bytes", "maxBytesPerTrigger")):
+        functions.read_stream(session, "/zone", **{name: 3})  # type: ignore[arg-type]
+        assert session.chosen == {"dedup": "true", option: "3"}
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "told"),
+    [
+        (functions.read, {"columns": ["offset", "what"]}, "option columns is"),
+        (functions.read, {"parallelism": 0}, "option parallelism is '0'"),
+        (functions.read_stream, {"max_files": 1, "max_rows": 2}, "exclude each other"),
+        (functions.read_stream, {"consumer": "a b"}, "option consumer is 'a b'"),
+    ],
+)
+def test_a_wrong_option_of_a_zone_is_told_before_spark_is_asked(
+    function: Function, more: dict[str, Any], told: str
+) -> None:
+    """Its own error would stand behind a traceback, in one of Spark's."""
+    with pytest.raises(ConfigError, match=f"^sidecar source: .*{told}"):
+        function(None, "/zone", **more)

@@ -10,14 +10,16 @@ from typing import Any, Final
 import polars
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 from deltalake.exceptions import CommitFailedError
+from deltalake.schema import PrimitiveType
 from structlog.testing import capture_logs
 
 from sidecar.config.table.layout import UNSET, Maintenance, TableLayout
+from sidecar.errors import ConfigError
 from sidecar.sinks.table.statistics import PROPERTY
 from sidecar.spark.table.plan import Plan
-from sidecar.spark.table.writers import COMPACT_EVERY, by_deltalake
+from sidecar.spark.table.writers import COMPACT_EVERY, by_deltalake, extend_by_deltalake
 
 
 class Frame:
@@ -59,6 +61,26 @@ def write(path: Path, batch: int, layout: TableLayout = UNSET, rows: pa.Table = 
     by_deltalake(str(path), query_id, Plan((), (), layout))(frame, batch)
 
 
+def extend(path: Path, rows: pa.Table) -> None:
+    """Add columns at the start of a job."""
+    frame: Any = Frame(rows)
+    extend_by_deltalake(str(path), frame, merged=False)
+
+
+def test_columns_come_at_the_start_alone(tmp_path: Path) -> None:
+    """Without rows; a column that is dropped later ends the query by name, and one of the user's own is null."""
+    write(tmp_path, 0)
+    rows = pa.table({"offset": [8], "data": [{"id": 1}]})
+    extend(tmp_path, rows)
+    assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [{"offset": 7, "data": None}]
+    DeltaTable(tmp_path).alter.add_columns(Field("own", PrimitiveType("string")))
+    write(tmp_path, 1, rows=rows)
+    with pytest.raises(ConfigError, match=r"has lost data\.more, key: new rows would bring back what was dropped"):
+        write(tmp_path, 2, rows=pa.table({"offset": [9], "key": [b"k"], "data": [{"id": 1, "more": 2}]}))
+    found = DeltaTable(tmp_path).to_pyarrow_table().sort_by("offset").to_pylist()
+    assert found == [{"offset": 7, "data": None, "own": None}, {"offset": 8, "data": {"id": 1}, "own": None}]
+
+
 def test_a_compaction_that_fails_is_logged(tmp_path: Path, tried: list[str]) -> None:
     """The micro-batch is in the table, and its write succeeds."""
     with capture_logs() as events:
@@ -94,6 +116,7 @@ def test_a_reader_that_filters_finds_every_value(tmp_path: Path, first: str) -> 
     layout, batch = UNSET, 0
     if first == "simple":
         write(tmp_path, 0)
+        extend(tmp_path, rows)
         batch = 1
     if first == "other":
         layout = TableLayout(properties={PROPERTY: "offset,short"})
