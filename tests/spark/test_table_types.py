@@ -148,6 +148,23 @@ def test_the_session_of_the_user_is_untouched(spark: SparkSession, tmp_path: Pat
     assert spark.getActiveSession() is spark
 
 
+def test_a_zone_of_an_earlier_version_has_other_years(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timestamps beyond the year 9999 are null in table and rejects, and no order of a merge."""
+    with monkeypatch.context() as patched:
+        patched.setattr("sidecar.zone.columns.MS_MAX", 1 << 53)
+        extremes.land(tmp_path / "zone", [b"{}", b"no JSON", b'{"id": 1}'], timestamp_ms=1_700_000_000_000_000)
+    path = filled(tmp_path, monkeypatch, "Spark's Delta, merge", schema="id bigint")
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 0
+    rejects = spark.read.format("delta").load(f"{path}-rejects").orderBy("offset").collect()
+    assert [(row["timestamp"], row["date"], row["reason"]) for row in rejects] == [
+        (None, None, "the value has no $.id"),
+        (None, None, "the value does not fit the schema"),
+        (None, None, "the message has no timestamp of the years 1 to 9999"),
+    ]
+
+
 def test_a_table_with_int96(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named at the start, deltalake does not rewrite it, and Spark does so as the document shows."""
     schema, times = "id bigint, at timestamp", ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")
@@ -155,7 +172,8 @@ def test_a_table_with_int96(spark: SparkSession, tmp_path: Path, monkeypatch: py
     extremes.land(tmp_path / "zone", values, files=2)
     path = filled(tmp_path, monkeypatch, "Spark's Delta, merge", schema=schema)
     before = by_id(spark.read.format("delta").load(path).select("data").toArrow())
-    frame = spark.read.format("delta").load(path)  # of a session with Spark's default, as earlier versions had it
+    spark.conf.set(TIMES[0], "INT96")  # Spark's default, which earlier versions had
+    frame = spark.read.format("delta").load(path)
     frame.repartition(2, F.col("data.id")).write.format("delta").mode("overwrite").save(path)
     with pytest.raises(ConfigError, match="has timestamps as INT96, and deltalake would write those outside"):
         by_deltalake.steps(path)["optimize"]()

@@ -138,9 +138,11 @@ def texts() -> list[bytes]:
     return found
 
 
-def land(zone: Path, values: Iterable[bytes], *, first: int = 0, files: int = 1) -> None:
+def land(
+    zone: Path, values: Iterable[bytes], *, first: int = 0, files: int = 1, timestamp_ms: int = 1_700_000_000_123
+) -> None:
     """Land messages with these values, in so many files."""
-    sent = [Sent(first + number, b"k", value, None, ()) for number, value in enumerate(values)]
+    sent = [Sent(first + number, b"k", value, None, (), timestamp_ms) for number, value in enumerate(values)]
     into = writer(zone, f"w{first}")
     for number in range(files):
         into.land(Batch(number + 1, "", [part(sent[number::files], "")]))
