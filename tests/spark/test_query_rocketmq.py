@@ -107,6 +107,18 @@ def test_micro_batches_of_queues(rocketmq: Node, orders: str, tmp_path: Path) ->
     query.reader.stop()
 
 
+def test_ids_of_a_first_micro_batch_that_no_task_reads(rocketmq: Node, orders: str, tmp_path: Path) -> None:
+    """The next one reads its ranges for their ids."""
+    send(rocketmq, orders, range(10))
+    query = Query(rocketmq, orders, dedup__by__header="id", state=str(tmp_path))
+    end = query._logged(query.reader.latestOffset(query.at, ReadMaxRows(query.most)))
+    assert len(query.reader.partitions(query.at, end)) == QUEUES
+    query.at = end
+    send(rocketmq, orders, range(5, 15))
+    assert ids_of(query.next()) == bodies([*range(10, 15)])
+    query.reader.stop()
+
+
 def test_a_start_in_between(rocketmq: Node, orders: str) -> None:
     """At a moment, or with what comes from now on."""
     send(rocketmq, orders, range(10))
