@@ -92,8 +92,7 @@ def read_span(
     client = client_of(query)
     sieve, windows = Sieve(query.settings, client.columns), None
     if query.keeps_ids and query_id is not None:
-        windows = _windows(query, span, query_id)
-        _recall(query, client, sieve, windows, span)
+        windows = _recall(query, client, sieve, _windows(query, span, query_id), span)
         sieve.books = Books()
     lane = _lane(query)
     if lane is not None:
@@ -136,18 +135,27 @@ def _lane(query: Query) -> Lane | None:
     return lane if isinstance(lane, Lane) else None
 
 
-def _recall(query: Query, client: Client, sieve: Sieve, windows: Windows, span: Span) -> None:
-    """Fill the window with the ids before the range."""
+def _recall(query: Query, client: Client, sieve: Sieve, windows: Windows, span: Span) -> Windows:
+    """Fill the window with the ids before the range; return its versions.
+
+    What is read again is stored before any row leaves: a query that reads no range to its end reads each twice, not
+    all of them in each micro-batch, and none that expired long ago.
+    """
     assert sieve.window is not None
     reached = windows.load(sieve.window, span.start)
     if reached is None and not span.query and span.is_first:
         windows.save(sieve.window, span.start)  # of a query of an earlier build, whose driver does not
-        return
+        return windows
     if reached is None:
         raise _missing(windows, span)
-    if reached < span.start - span.expired:
-        for messages in _again(query, client, span, reached):
-            sieve.take(span.tp, messages)
+    if reached >= span.start - span.expired:
+        return windows
+    for messages in _again(query, client, span, reached):
+        sieve.take(span.tp, messages)
+    windows.save(sieve.window, span.start)
+    sieve.window, windows = RotatingSet(query.settings.dedup.capacity), Windows(windows.folder)
+    windows.load(sieve.window, span.start)
+    return windows
 
 
 def _again(query: Query, client: Client, span: Span, reached: int) -> Iterator[Sequence[Message]]:
