@@ -47,7 +47,7 @@ SLOW = (
     "test_rocketmq_offsets",
     "test_sources", "test_delay_clocks", "test_rocketmq_source", "test_run_lane", "test_reload", "test_delay_commands",
     "test_dead_letters", "test_dead_letters_produced", "test_rocketmq_dead_letters", "test_broker",
-    "test_delay_cancels", "test_run_gaps",
+    "test_delay_cancels", "test_run_gaps", "test_table_others",
 )  # fmt: skip
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
 OUTSIDE = {"integration", "spark", "conformance"}

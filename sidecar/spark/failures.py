@@ -56,8 +56,9 @@ _KINDS: Final = (
         r"\[DELTA_VIOLATE_CONSTRAINT|\[DELTA_(NEW_)?(NOT_NULL|MISSING_NOT_NULL)|\[DELTA_EXCEED_CHAR_VARCHAR"
         r"|failed validation check|[Ii]nvariant violation",
         EXIT_CONFIG,
-        "rows violate a constraint of the table: drop it (ALTER TABLE ... DROP CONSTRAINT, or DROP NOT NULL), or "
-        "correct the producer; nothing of the micro-batch was added",
+        "rows violate a constraint of the table: drop it (ALTER TABLE ... DROP CONSTRAINT, or DROP NOT NULL) and start "
+        "again. Such rows are rejects if there is a table of them (spark.table.schema) and the constraint was there at "
+        "the start",
     ),
     _kind(
         r"\[DELTA_(UNSUPPORTED_FEATURES|INVALID_PROTOCOL_VERSION)|Unsupported table features|DeltaProtocolError",

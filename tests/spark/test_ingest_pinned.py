@@ -28,6 +28,7 @@ from sidecar.errors import ConfigError
 from sidecar.spark.table.pinned import (
     DeltaTables,
     in_parquet,
+    pin_constraints,
     pin_layout,
     pin_schema,
     refuse_layout,
@@ -409,3 +410,27 @@ def test_a_schema_that_changes_a_field_is_refused(tmp_path: Path, after: StructT
         pin_schema(storage, str(tmp_path), after.json() if after else "")
     assert "another path of the table" in caught.value.hint
     assert pinned(tmp_path) == [before.encode()]
+
+
+def test_constraints_change_where_both_queries_have_read_equally_far(tmp_path: Path) -> None:
+    """None are none, also of a checkpoint of an earlier version; what is accepted is in force from then on."""
+    storage, checkpoint = LocalStorage(), str(tmp_path)
+    pin_constraints(storage, checkpoint, [])
+    assert not (tmp_path / "constraints").exists()
+    begun(tmp_path / "table", 1, {"a": 1})
+    begun(tmp_path / "rejects", 0, {"a": 0})
+    with pytest.raises(ConfigError, match=r"changed from none to a, b, and the queries .* different places") as caught:
+        pin_constraints(storage, checkpoint, ["a", "b"])
+    assert "run the job once" in caught.value.hint
+    begun(tmp_path / "table", 1, {"a": 1})
+    begun(tmp_path / "rejects", 1, {"a": 1})
+    pin_constraints(storage, checkpoint, ["a", "b"])
+    begun(tmp_path / "table", 2, {"a": 2})
+    begun(tmp_path / "rejects", 1, {"a": 1})
+    pin_constraints(storage, checkpoint, ["a", "b"])
+    with pytest.raises(ConfigError, match="changed from a, b to none"):
+        pin_constraints(storage, checkpoint, [])
+    begun(tmp_path / "table", 2, {"a": 2})
+    begun(tmp_path / "rejects", 2, {"a": 2})
+    pin_constraints(storage, checkpoint, [])
+    pin_constraints(storage, checkpoint, [])

@@ -39,6 +39,21 @@ def require(path: Path, writer_version: int, *features: str) -> None:
     log.write_bytes(b"\n".join(orjson.dumps(a | ({"protocol": protocol} if "protocol" in a else {})) for a in actions))
 
 
+def forbid_null(path: Path, column: str) -> None:
+    """Let a column of the table take no nulls from now on."""
+    for checksum in (path / "_delta_log").glob("*.crc"):
+        checksum.unlink()
+    for log in sorted((path / "_delta_log").glob("*.json")):
+        actions = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+        for action in actions:
+            if "metaData" in action:
+                schema = orjson.loads(action["metaData"]["schemaString"])
+                for field in schema["fields"]:
+                    field["nullable"] = field["name"] != column
+                action["metaData"]["schemaString"] = orjson.dumps(schema).decode()
+        log.write_bytes(b"\n".join(map(orjson.dumps, actions)))
+
+
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """The rows of a table, in the order in which their files came."""
     live: dict[str, None] = {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # everybody's name for it
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.constraints import SQL_CHARS_MAX, Constraint, Field
 from sidecar.sinks.table.layout import Column as ColumnOf
 from sidecar.spark.table.readers.types import outside, refuse_unlike
 from sidecar.zone.layout import UNSAFE
@@ -22,6 +24,9 @@ REASON: Final = "reason"
 PARSED: Final = "_sidecar_parsed"
 """Column of `parsed`, for as long as it is not decided where a row goes."""
 _CORRUPT: Final = "_sidecar_corrupt"
+RAW: Final = "_sidecar_raw"
+"""Column of a row as it was read, beside the columns that the table would have of it."""
+_QUOTE: Final = "`"
 
 
 def with_partitions(frame: DataFrame, names: Iterable[str] = (LABEL, DATE)) -> DataFrame:
@@ -99,19 +104,29 @@ def fitting(frame: DataFrame, schema: StructType | None, fault: Column) -> DataF
     """
     if schema is None:
         return frame.where(fault.isNull())
-    fields = [F.col(PARSED).getField(field.name).alias(field.name) for field in schema.fields]
-    data = F.when(F.col("value").isNotNull(), F.struct(*fields))
     whole = _fits() & outside(F.col(PARSED), schema).isNull() & fault.isNull()
-    return frame.where(whole).withColumn(DATA, data).drop(PARSED)
+    return with_data(frame.where(whole), schema)
+
+
+def with_data(frame: DataFrame, schema: StructType | None) -> DataFrame:
+    """Add the column `data` in place of that of `parsed`; without a schema, nothing."""
+    if schema is None:
+        return frame
+    fields = [F.col(PARSED).getField(field.name).alias(field.name) for field in schema.fields]
+    return frame.withColumn(DATA, F.when(F.col("value").isNotNull(), F.struct(*fields))).drop(PARSED)
 
 
 def rejected(frame: DataFrame, schema: StructType | None, fault: Column) -> DataFrame:
     """All other rows as they were landed, with a reason. For the arguments, see `fitting`."""
-    reason = fault
-    if schema is not None:
-        misfit = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
-        reason = F.when(_fits(), F.coalesce(outside(F.col(PARSED), schema), fault)).otherwise(misfit)
-    return frame.withColumn(REASON, reason).where(F.col(REASON).isNotNull()).drop(PARSED)
+    return frame.withColumn(REASON, misfit(schema, fault)).where(F.col(REASON).isNotNull()).drop(PARSED)
+
+
+def misfit(schema: StructType | None, fault: Column) -> Column:
+    """The reason for which a row is a reject; null if it is none. For the arguments, see `fitting`."""
+    if schema is None:
+        return fault
+    unlike = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
+    return F.when(_fits(), F.coalesce(outside(F.col(PARSED), schema), fault)).otherwise(unlike)
 
 
 def _fits() -> Column:
@@ -124,3 +139,67 @@ def _fits() -> Column:
 
 def _is_text() -> Column:
     return F.is_valid_utf8(F.col("value").cast("string"))
+
+
+# Constraints of the table
+
+
+def generated(fields: Iterable[Field]) -> list[Constraint]:
+    """Columns that the table computes: a row that has another value there violates it."""
+    found = ((field.name, str(field.metadata.get("delta.generationExpression", ""))) for field in fields)
+    return [
+        Constraint(f"generated column {name} ({sql[:SQL_CHARS_MAX]})", f"{{}} <=> ({sql})", name)
+        for name, sql in found
+        if sql and "{" not in sql
+    ]
+
+
+def violation(constraints: Sequence[Constraint]) -> Column:
+    """The reason of the first constraint that a row of the table violates; null if it violates none."""
+    reason = F.lit(None).cast("string")
+    for constraint in reversed(constraints):
+        holds = F.coalesce(F.expr(constraint.condition(_QUOTE)), F.lit(False))  # noqa: FBT003
+        reason = F.when(~holds, constraint.reason).otherwise(reason)
+    return reason
+
+
+def refuse_unresolved(frame: DataFrame, constraints: Sequence[Constraint], path: str) -> None:
+    """Refuse a table with a constraint on columns that are not written, or that is no condition.
+
+    Args:
+        frame: Rows of the table.
+        constraints: Its constraints.
+        path: Of the table, for errors.
+
+    Raises:
+        ConfigError: There is such a constraint.
+    """
+    for constraint in constraints:
+        try:
+            _ = frame.where(F.expr(constraint.condition(_QUOTE))).schema
+        except (AnalysisException, ParseException) as error:
+            said = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"the table {path} has the constraint {constraint.name}, which no row that this job writes fulfils: "
+                f"{said}",
+                hint="Drop it (ALTER TABLE ... DROP CONSTRAINT, or ALTER COLUMN ... DROP NOT NULL), or fill another "
+                "table",
+            ) from error
+
+
+def rejected_too(
+    frame: DataFrame, reason: Column, rows: Callable[[DataFrame], DataFrame], constraints: Sequence[Constraint]
+) -> DataFrame:
+    """The rows that are rejects for a reason of their own, or because the table would refuse them.
+
+    Args:
+        frame: The rows as they were read; with a schema, those of `parsed`.
+        reason: Null for rows that fit.
+        rows: Makes rows of the table; it keeps the column `RAW`.
+        constraints: Of the table.
+    """
+    names = [name for name in frame.columns if name != PARSED]
+    held = frame.withColumn(RAW, F.struct(*(F.col(f"`{name}`") for name in names), reason.alias(REASON)))
+    why = F.coalesce(F.col(RAW).getField(REASON), violation(constraints))
+    judged = rows(held).select(RAW, why.alias(REASON)).where(F.col(REASON).isNotNull())
+    return judged.select(*(F.col(RAW).getField(name).alias(name) for name in names), REASON)

@@ -9,7 +9,9 @@ from urllib.parse import unquote
 from weakref import WeakSet
 
 from sidecar.config.table.properties import check_retention
+from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.constraints import constraints_of
 from sidecar.sinks.table.layout import dropped
 from sidecar.spark.failures import cause_of
 from sidecar.spark.table.merging import LATER, ON, last_of_each
@@ -62,6 +64,9 @@ class OwnDelta:
         """The table at a path; None if there is none."""
         from pyspark.errors import AnalysisException
         from pyspark.sql.classic.dataframe import DataFrame
+        from pyspark.sql.types import StructType
+
+        from sidecar.spark.table.columns import generated
 
         try:
             columns = self._session.read.format("delta").load(path).schema
@@ -69,7 +74,13 @@ class OwnDelta:
             return None
         found: Any = DataFrame(self._table(path).detail(), self._session).first()
         comments, fields = comments_of(columns.fields), fields_of(columns.json())
-        return Existing(found.partitionColumns, found.clusteringColumns, found.properties, comments, fields, path)
+        log = self._jvm.org.apache.spark.sql.delta.DeltaLog
+        written = log.forTableWithSnapshot(self._java, path)._2().metadata().schemaString()
+        own = StructType.fromJson(loads(written)).fields  # what is read of a table may be null everywhere
+        constraints = constraints_of(found.properties, own) + generated(own)
+        return Existing(
+            found.partitionColumns, found.clusteringColumns, found.properties, comments, fields, path, constraints
+        )  # fmt: skip
 
     def last(self, path: str, query: str) -> int | None:
         """The last micro-batch of a query, by its id, that the table has; -1 for none, None if there is no table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from sidecar.config.spark import MESSAGE_TIME, Merge, Resume
 from sidecar.config.table.layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.constraints import Constraint
 from sidecar.sinks.table.layout import Column
 from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
@@ -93,6 +94,8 @@ class Filling:
         """Spark's Delta, if it fills the table."""
         self._plans: dict[str, Plan] = {}
         """By name of the target; made by `check`."""
+        self._constraints: Sequence[Constraint] = ()
+        """Of the table; known after `check`."""
         self._registries: dict[str, Registry] = {}
         """By name of the target; made by `check` for tables of Delta."""
         self.beginnings: Mapping[str, Beginning] = {}
@@ -121,6 +124,7 @@ class Filling:
             DeltaTables,
             SparkStorage,
             in_parquet,
+            pin_constraints,
             pin_layout,
             pin_schema,
             query_of,
@@ -160,10 +164,11 @@ class Filling:
             found = {target.name: find(target.path) if is_delta else None for target in self.targets}
             for target in self.targets:
                 self._plans[target.name] = self._plan(target, self._table.layout, found[target.name])
+            plan, there = self._plans[TABLE], found[TABLE]
+            self._constraints = there.constraints if there is not None else ()
             empty = session.createDataFrame([], TABLE_DDL)  # a wrong rule of merging is told before a query starts
             frames = {target.name: self._fitted(empty, target) for target in self.targets}
             fields = {name: fields_of(frame.schema.json()) for name, frame in frames.items()}
-            plan, there = self._plans[TABLE], found[TABLE]
             refuse_other_rule(self._table.path, there and there.comments, self._table.merge)
             unset = self._plan(self.targets[0], UNSET, None)
             tables = DeltaTables(found, fields)
@@ -175,6 +180,8 @@ class Filling:
                 if tables.lacks(target.name):
                     self._extend(target, frames[target.name])
             pin_layout(storage, self._checkpoint, plan, fields)
+            if len(self.targets) > 1:
+                pin_constraints(storage, self._checkpoint, [constraint.name for constraint in self._constraints])
 
     def _extend(self, target: Target, frame: DataFrame) -> None:
         """Add columns to a table of Delta before they are pinned: what is pinned and not there was dropped."""
@@ -226,26 +233,41 @@ class Filling:
     def _fitted(self, frame: DataFrame, target: Target) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
-        from sidecar.spark.table.columns import fitting, kept, parsed, rejected, with_partitions
+        from sidecar.spark.table import columns
         from sidecar.spark.table.merging import KEY, ORDER, keyed, lacking, with_deleted
         from sidecar.spark.table.readers.types import inside_years
 
         plan, schema, merge, fault = self._plans[target.name], self._schema, self._table.merge, F.lit(None)
         frame = frame.withColumn(MESSAGE_TIME, inside_years(F.col(MESSAGE_TIME)))  # of a zone of an earlier version
-        frame = with_partitions(frame, [column.source for column in plan.columns if column.source in DERIVED])
+        frame = columns.with_partitions(frame, self._derived(target.name))
         if schema is not None:
-            frame = parsed(frame, schema)
+            frame = columns.parsed(frame, schema)
         if merge is not None:
             frame, fault = keyed(frame, merge), lacking(merge)
-        if target.name == REJECTS:
-            frame = rejected(frame, schema, fault).drop(KEY, ORDER)
+        if target.name == REJECTS and self._constraints:
+            written = [*self._plans[TABLE].columns, Column(columns.RAW, columns.RAW)]
+
+            def rows(held: DataFrame) -> DataFrame:
+                held = columns.with_data(columns.with_partitions(held, self._derived(TABLE)), schema)
+                return columns.kept(held if merge is None else with_deleted(held, merge), written)
+
+            frame = columns.rejected_too(frame, columns.misfit(schema, fault), rows, self._constraints).drop(KEY, ORDER)
+        elif target.name == REJECTS:
+            frame = columns.rejected(frame, schema, fault).drop(KEY, ORDER)
         else:
-            frame = fitting(frame, schema, fault)
-            frame = kept(frame if merge is None else with_deleted(frame, merge), plan.columns)
+            frame = columns.fitting(frame, schema, fault)
+            frame = columns.kept(frame if merge is None else with_deleted(frame, merge), plan.columns)
+            columns.refuse_unresolved(frame, self._constraints, target.path)
+            if self._constraints and len(self.targets) > 1:
+                frame = frame.where(columns.violation(self._constraints).isNull())
         counts = [F.count(F.lit(1)).alias("rows")]
         if plan.layout.partition_by and LABELS.keys() & {*plan.partitioned_by}:
             counts.append(F.approx_count_distinct(F.struct(*plan.partitioned_by)).alias(FILES))
         return frame.observe(WRITTEN, *counts)
+
+    def _derived(self, name: str) -> list[str]:
+        """The columns of a target that follow from others."""
+        return [column.source for column in self._plans[name].columns if column.source in DERIVED]
 
     def _query(self, frame: DataFrame, target: Target) -> LastingQuery:
         from sidecar.spark.table.delta import WAIT_S, appending, replacing

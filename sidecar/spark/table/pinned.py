@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sidecar.core.json_text import loads
@@ -213,6 +213,37 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
     for earlier in before:
         if earlier != name:
             storage.remove(f"{folder}/{earlier}")
+
+
+def pin_constraints(storage: Storage, checkpoint: str, names: Sequence[str]) -> None:
+    """Accept other constraints of the table only if table and rejects have read equally far: they decide on both.
+
+    Args:
+        storage: File system of the checkpoint.
+        checkpoint: Checkpoint of the job.
+        names: The constraints of the table.
+
+    Raises:
+        ConfigError: They changed, and the two queries have not read equally far, or one of them has a pending
+            micro-batch.
+    """
+    folder, text = f"{checkpoint}/constraints", json.dumps(names) if names else ""
+    before = storage.names(folder)
+    if before == [_name(text)] or not (before or text):
+        return
+    places = [_place(storage, f"{checkpoint}/{query}") for query in (TABLE, REJECTS)]
+    if None in places or places[0] != places[1]:
+        earlier = ", ".join(loads(_in_force(storage, folder, before) or "[]")) or "none"
+        raise ConfigError(
+            f"the constraints of the table changed from {earlier} to {', '.join(names) or 'none'}, and the queries for "
+            "the table and its rejects are at different places: rows between them would be in both tables, or in "
+            "neither",
+            hint="Give the table the constraints that it had, run the job once (--once), then change them",
+        )
+    storage.write(f"{folder}/{_name(text)}", text.encode())
+    for name in before:
+        if name != _name(text):
+            storage.remove(f"{folder}/{name}")
 
 
 def _in_force(storage: Storage, folder: str, names: Iterable[str]) -> str:

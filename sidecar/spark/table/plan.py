@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from sidecar.config.table.layout import TableLayout
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.constraints import Constraint
 from sidecar.sinks.table.layout import Column, columns_of, partitions_of
 
 COMMENT: Final = "comment"
@@ -24,6 +25,7 @@ class Existing(NamedTuple):
         comments: The comment of each column, empty if it has none.
         fields: The result of `fields_of`.
         path: The table.
+        constraints: Conditions that its rows must fulfil.
     """
 
     partitioned_by: Sequence[str]
@@ -32,6 +34,7 @@ class Existing(NamedTuple):
     comments: Mapping[str, str]
     fields: frozenset[str] = frozenset()
     path: str = ""
+    constraints: Sequence[Constraint] = ()
 
 
 def comments_of(fields: Iterable[Any]) -> Mapping[str, str]:

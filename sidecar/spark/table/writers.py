@@ -38,13 +38,19 @@ def existing_by_deltalake(path: str) -> Existing | None:
     table = opened(path)
     if table is None:
         return None
+    import pyarrow as pa
+
+    from sidecar.sinks.table.constraints import constraints_of
     from sidecar.sinks.table.features import refuse_features
+    from sidecar.sinks.table.violations import refuse_unknown
 
     refuse_features(table, path, "give Spark the package io.delta:delta-spark_4.2_2.13, which may know it")
     found = table.metadata()
     schema = table.schema()
     comments, fields = comments_of(schema.fields), fields_of(schema.to_json())
-    return Existing(found.partition_columns, (), found.configuration, comments, fields, path)
+    constraints = constraints_of(found.configuration, schema.fields)
+    refuse_unknown(pa.schema(schema.to_arrow()).empty_table(), constraints, path)
+    return Existing(found.partition_columns, (), found.configuration, comments, fields, path, constraints)
 
 
 def last_by_deltalake(path: str, query: str) -> int | None:
