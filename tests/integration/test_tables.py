@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.scenarios.tables import TARGETS, Kind, killed
-from tests.support import landing
+from tests.support import delta, landing
 from tests.support.delta import rows_of
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 from tests.support.process import Daemon, wait_until
@@ -43,3 +44,28 @@ def test_many_tags_share_files(kafka: Broker, make_topic: MakeTopic, group: str,
     assert Counter((row["group"], row["tag"], bytes(row["value"])) for row in rows) == wanted
     files = [path for path in place.rglob("*") if path.suffix in (".arrow", ".parquet") and path.parent.name[0] != "_"]
     assert len(files) <= 20
+
+
+def test_rows_that_violate_a_constraint_are_dead_letters(
+    kafka: Broker, make_topic: MakeTopic, group: str, tmp_path: Path
+) -> None:
+    """Each row is in the table or a dead letter, also after kill -9: 5 of 100 violate a CHECK."""
+    topic, place = make_topic(1), tmp_path / "rows"
+    produce(kafka.bootstrap, topic, (Outgoing(0, b"%d" % i, headers=[("tag", b"t")]) for i in range(100)))
+    delta.sink(place).close()
+    DeltaTable(place).alter.add_constraint({"few": "offset % 20 != 7"})
+    config = {
+        "source": {"kafka": {"bootstrap_servers": kafka.bootstrap, "group_id": group, "topics": [topic]}},
+        "tags": {"from": {"header": "tag"}},
+        "sink": {"delta": {"path": str(place)}},
+        "batch": {"linger": "20ms"},
+    }
+    refused = [7, 27, 47, 67, 87]
+    with Daemon(tmp_path, config) as daemon:
+        wait_until(lambda: len(rows_of(place)) == 95, 60, "all others are there", detail=daemon.log_tail)
+        daemon.kill9()
+        daemon.start()
+        daemon.wait_ready()
+        wait_until(lambda: daemon.status()["lag"] == 0, 60, "all is settled", detail=daemon.log_tail)
+        assert daemon.status()["dead_letters_stored"] == len(refused)
+    assert sorted(row["offset"] for row in rows_of(place)) == [i for i in range(100) if i not in refused]
