@@ -198,3 +198,11 @@ def test_opentelemetry_has_its_own_names() -> None:
         "messaging.destination.partition.id": "3",
         "sidecar.query": "orders",
     }
+
+
+def test_what_expired_is_counted_with_its_micro_batch() -> None:
+    """A task tells it with its range, another attempt the same; a report that comes again adds nothing."""
+    queries = Queries("app")
+    for batch, expired in enumerate([0, 6, 6]):
+        queries.progressed(report(batch=min(batch, 1)), {TP: BOOKS}, {TP: expired})
+    assert samples(queries)["sidecar_offsets_expired_total", "orders"] == 6

@@ -12,7 +12,9 @@ from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.requests import Subscription
 from sidecar.spark.ranges import rocketmq
+from sidecar.spark.ranges.planning import ExpiredError
 
 SETTINGS = RocketMqSource.model_validate({"name_servers": "localhost:1", "topics": ["orders"], "group": "g"})
 TP = TopicPartition("orders", 0, "broker-a")
@@ -61,3 +63,13 @@ def test_a_job_begins_at_the_start_of_a_log_without_the_groups_offset(
     fields = {"topic": "orders", "partition": 0, "broker": "broker-a", "committed": committed, "log_start": 5}
     told = {"log_end": 10, "log_level": "error", "action": "going on at the log's start"}
     assert events == [fields | told | event]
+
+
+def test_messages_that_expired_since_a_range_was_planned_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the offset and the start of the log; the next start decides."""
+    moved = Frame(Code.PULL_OFFSET_MOVED, 1, 1, "", {"nextBeginOffset": "9"}, b"")
+    reader = rocketmq.QueueReader(SETTINGS, TP)
+    monkeypatch.setattr(reader, "pull", lambda *_: moved)
+    with pytest.raises(ExpiredError, match=r"read to 2, and its log begins at 9 by now: 7 offsets expired") as caught:
+        list(reader.messages(Subscription("orders"), 2, 12))
+    assert (caught.value.low, caught.value.exit_code) == (9, 69)

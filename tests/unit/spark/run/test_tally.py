@@ -10,6 +10,8 @@ from sidecar.core.books import Books
 from sidecar.core.intake.unwanted import FIRST
 from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
+from sidecar.ops.metrics import Metrics
+from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 from sidecar.spark.run.progress import Tally
 
@@ -62,3 +64,19 @@ def test_the_tags_of_many_tasks_are_few() -> None:
     tasks = [outcome(1, 1, 0, *(f"{task} {i}" for i in range(UNWANTED_MAX))) for task in range(3)]
     for books in (books_of(tasks), joined([books_of([task]) for task in tasks])):
         assert books["unwanted"] == list(tasks[0].unwanted)
+
+
+def test_what_expired_counts_once_by_partition(tmp_path: Path) -> None:
+    """In status, metric and the log event of its micro-batch, also with a table; books of before have none."""
+    tally, gap = Tally(tmp_path), outcome(2, 0)
+    gap.expired = 6
+    earlier = {key: value for key, value in books_of([outcome(1, 0)]).items() if key != "expired"}
+    with capture_logs() as events:
+        for batch, books in enumerate([books_of([gap]), joined([books_of([gap]), books_of([outcome(1, 0)])]), earlier]):
+            tally.enter(batch, books, {})
+    (status,) = tally.partitions.values()
+    assert (status.expired, status.to_json()["expired"]) == (12, 12)
+    assert [event.get("expired") for event in events] == [6, 6, None]
+    snapshot = StatusSnapshot("g", "2026-11-29T00:00:00Z", "1", live=True, partitions=(status,))
+    text = Metrics(lambda: snapshot).render().decode()
+    assert 'sidecar_offsets_expired_total{partition="0",topic="orders"} 12.0' in text
