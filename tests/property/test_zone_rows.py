@@ -20,7 +20,7 @@ from sidecar.zone.columns import record_batches
 from sidecar.zone.data import encode
 from sidecar.zone.entry import Cover, Entry, PartRows, line_of, parse
 from sidecar.zone.rows import RowFramer, order_of, pack, unpack
-from sidecar.zone.schema import DDL, SCHEMA, text_of, text_of_name
+from sidecar.zone.schema import DDL, MS_MAX, MS_MIN, SCHEMA, text_of, text_of_name
 from tests.support.messages import ListColumns, Msg, tags_of
 
 TP = TopicPartition("orders", 2**31 - 1)
@@ -87,9 +87,10 @@ def test_rows_survive_every_cut(messages: list[Msg], count: int, size: int) -> N
     for one, row in zip(messages, rows, strict=True):
         assert (row["key"], row["value"]) == (one.key, one.value)
         assert row["tag"] == (text_of(one.tags[0]) if one.tags else None)
-        assert row["headers"] == [{"key": text_of_name(name), "value": raw} for name, raw in one.headers or ()]
-        fits = one.timestamp is not None and abs(one.timestamp * 1000) < 2**63
-        assert row["timestamp"] == (one.timestamp * 1000 if fits and one.timestamp is not None else None)
+        headers = [{"key": text_of_name(name), "value": raw} for name, raw in one.headers or ()]
+        assert row["headers"] == (headers or None)
+        kept = one.timestamp is not None and MS_MIN <= one.timestamp <= MS_MAX
+        assert row["timestamp"] == (one.timestamp * 1000 if kept and one.timestamp is not None else None)
         assert (row["topic"], row["partition"], row["group"]) == ("orders", 2**31 - 1, "percent:g%FF")
         assert (row["writer"], row["sequence"], row["batch_id"]) == ("w", 7, "b")
 

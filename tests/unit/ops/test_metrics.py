@@ -216,7 +216,8 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
     documented = {
         name: (kind, {label for label in labels.replace(" ", "").split(",") if label}) for name, kind, labels in rows
     }
-    text = Metrics(snapshot).render().decode()
+    on_spark = replace(snapshot(), partitions=tuple(replace(one, expired=4) for one in snapshot().partitions))
+    text = Metrics(lambda: on_spark).render().decode()
     actual = {}
     for family in text_string_to_metric_families(text):
         if family.name.startswith("sidecar_"):
