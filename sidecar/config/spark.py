@@ -108,7 +108,6 @@ class Table(Model):
     merge: Annotated[Merge | None, OnSpark("applies with sink.delta; refused with sink.parquet")] = Field(
         default=None, description="Replaces rows by key in a Delta table instead of appending them."
     )
-
     resume: Annotated[Resume, OnSpark("applies with sink.delta; refused with sink.parquet")] = Field(
         default="stop",
         description="What to do if `checkpoint` is new, and a Delta table has the same messages from another one: "

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sidecar.errors import EXIT_CONFIG
 from sidecar.spark.run.pinned import latest_batch
@@ -89,7 +89,8 @@ def resumed(broker: Broker, folder: Path, messages: int, rounds: int, kind: Kind
 
     for number in range(rounds):
         for life in range(2):
-            kill_after_commit(job(2 * number + life, once=False), checkpoint / "table", chance)
+            life_job = job(2 * number + life, once=False)
+            kill_in_micro_batch(life_job, checkpoint / "table", chance, LATE_S, after="commits")
             if not life:
                 shutil.copytree(checkpoint, older)
         checkpoint.rename(last)
@@ -115,27 +116,29 @@ def resumed(broker: Broker, folder: Path, messages: int, rounds: int, kind: Kind
     return Finding(point, 2 * rounds, messages, tally(found + aside, expected), time.monotonic() - begun, notes)
 
 
-def kill_after_commit(job: SparkJob, checkpoint: Path, chance: random.Random) -> None:
-    """Start a job, and kill it up to `LATE_S` after it has ended a micro-batch that it began itself."""
+def kill_in_micro_batch(
+    job: SparkJob,
+    checkpoint: Path,
+    chance: random.Random,
+    late_s: float,
+    *,
+    after: Literal["offsets", "commits"] = "offsets",
+) -> bool:
+    """Start a job, and kill it in the midst of micro-batches; return whether one was under way then.
+
+    Args:
+        job: The job.
+        checkpoint: Of its query.
+        chance: Chooses the instant.
+        late_s: How long at most after a micro-batch of this life.
+        after: Whether that one has begun, or has ended.
+    """
     before = latest_batch(checkpoint, "offsets")
     with job:
         wait_until(
-            lambda: job.supervise() and latest_batch(checkpoint, "commits") > before,
+            lambda: job.supervise() and latest_batch(checkpoint, after) > before,
             PATIENCE_S,
-            "a micro-batch ends",
-            detail=job.log_tail,
-        )
-        time.sleep(chance.uniform(0, LATE_S))  # as below
-
-
-def kill_in_micro_batch(job: SparkJob, checkpoint: Path, chance: random.Random, late_s: float) -> bool:
-    """Start a job, and kill it up to `late_s` after a micro-batch has begun; return whether one was under way then."""
-    before = latest_batch(checkpoint, "offsets")
-    with job:
-        wait_until(
-            lambda: job.supervise() and latest_batch(checkpoint, "offsets") > before,
-            PATIENCE_S,
-            "a micro-batch begins",
+            f"a micro-batch is in the {after}",
             detail=job.log_tail,
         )
         time.sleep(chance.uniform(0, late_s))  # the instant is random: there is nothing to wait for
