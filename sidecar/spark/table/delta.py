@@ -74,8 +74,7 @@ class OwnDelta:
             return None
         found: Any = DataFrame(self._table(path).detail(), self._session).first()
         comments, fields = comments_of(columns.fields), fields_of(columns.json())
-        log = self._jvm.org.apache.spark.sql.delta.DeltaLog
-        written = log.forTableWithSnapshot(self._java, path)._2().metadata().schemaString()
+        written = self._snapshot(path).metadata().schemaString()
         own = StructType.fromJson(loads(written)).fields  # what is read of a table may be null everywhere
         constraints = constraints_of(found.properties, own) + generated(own)
         return Existing(
@@ -84,8 +83,7 @@ class OwnDelta:
 
     def last(self, path: str, query: str) -> int | None:
         """The last micro-batch of a query, by its id, that the table has; -1 for none, None if there is no table."""
-        log = self._jvm.org.apache.spark.sql.delta.DeltaLog
-        snapshot = log.forTableWithSnapshot(self._java, path)._2()
+        snapshot = self._snapshot(path)
         if snapshot.version() < 0:
             return None
         found = snapshot.transactions().get(query)
@@ -96,7 +94,7 @@ class OwnDelta:
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.classic.dataframe import DataFrame
 
-        snapshot = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(self._java, path)._2()
+        snapshot = self._snapshot(path)
         if snapshot.version() < 0 or not snapshot.numOfFiles():
             return []
         files, place = DataFrame(snapshot.allFiles().toDF(), self._session), ("path", "modificationTime")
@@ -104,8 +102,8 @@ class OwnDelta:
 
     def check_features(self, path: str) -> None:
         """Let Delta refuse a table with features that it does not write; it would do so at each commit."""
-        found = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(self._java, path)
-        found._1().protocolWrite(found._2().protocol())
+        snapshot = self._snapshot(path)
+        snapshot.deltaLog().protocolWrite(snapshot.protocol())
 
     def extend(self, path: str, frame: DataFrame) -> None:
         """Add the columns of a frame without rows to a table."""
@@ -147,6 +145,10 @@ class OwnDelta:
         found = self.existing(path)
         check_retention(found.properties if found else {})
         self._table(path).vacuum()
+
+    def _snapshot(self, path: str) -> Any:
+        """The newest version of a table; of version -1 if there is none."""
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(self._java, path)._2()
 
     def _table(self, path: str) -> Any:
         return self._jvm.io.delta.tables.DeltaTable.forPath(self._java, path)
