@@ -58,6 +58,9 @@ class Rules:
         id_place: Where message ids are; "none" if there are none.
         id_header: The header's name.
         wants: The columns besides offset, time and group.
+        mask: Of a tag's bits all are in it, or it is not wanted; by default, every message may be.
+        hashes: Of the wanted tags, in place of the mask, if it is not empty.
+        separator: Of tags in one value; empty if a value is one tag.
     """
 
     group_of: Callable[[Raw], str | None]
@@ -69,6 +72,9 @@ class Rules:
     id_place: Place = "none"
     id_header: str = ""
     wants: frozenset[Want] = frozenset()
+    mask: int = (1 << 64) - 1
+    hashes: frozenset[int] = frozenset()
+    separator: bytes = b""
 
 
 class Message(NamedTuple):
@@ -105,6 +111,8 @@ class Sorted(NamedTuple):
 
     rows: list[Rows]
     filtered: int
+    masked: int
+    """Of the filtered ones, those that the mask refused."""
     duplicate: int
     odd_ids: int
     """Of wanted messages: ids that count as missing because their header is given more than once."""
@@ -143,7 +151,21 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_fail_after": (None, _I64),
     "fl_xxh3": (ct.c_uint64, ct.c_char_p, ct.c_size_t),
     "fl_open": (_P, _P, ct.c_int, _I64),
-    "fl_change": (ct.c_int, _P, ct.c_int, ct.c_char_p, ct.c_int, ct.c_int, ct.c_char_p, ct.c_int),
+    "fl_change": (
+        ct.c_int,
+        _P,
+        ct.c_int,
+        ct.c_char_p,
+        ct.c_int,
+        ct.c_int,
+        ct.c_char_p,
+        ct.c_int,
+        ct.c_uint64,
+        _P,
+        _I64,
+        ct.c_char_p,
+        _I64,
+    ),
     "fl_close": (None, _P),
     "fl_free": (None, _P),
     "fl_forward": (ct.c_int, _P, ct.c_char_p, _I32),
@@ -164,7 +186,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_keep": (ct.c_int, _P, ct.c_char_p, _I64),
     "fl_columns": (ct.POINTER(Columns), _P),
     "fl_groups": (ct.POINTER(_Group), _P),
-    "fl_tally": (None, _P, ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I32), ct.POINTER(_I64), ct.POINTER(_I32)),
+    "fl_tally": (None, _P, *[ct.POINTER(_I32)] * 4, ct.POINTER(_I64), ct.POINTER(_I32)),
 }
 """By name: the type of the result, and those of the arguments."""
 
@@ -337,8 +359,8 @@ class Reader:
         self._heads: dict[tuple[bytes, int], bytes] = {}
         self._topics: dict[bytes, str] = {}
         self._runs = self._c.fl_runs(self._at)
-        self._filtered, self._duplicate, self._odd_ids, self._has_stamp, self._stamp = (
-            _I32(), _I32(), _I32(), _I32(), _I64(),
+        self._filtered, self._masked, self._duplicate, self._odd_ids, self._has_stamp, self._stamp = (
+            _I32(), _I32(), _I32(), _I32(), _I32(), _I64(),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -449,7 +471,11 @@ class Reader:
             headers = [header.encode() for header in (rules.tag_header, rules.id_header)]
             wants = sum(1 << place for place, want in enumerate(WANTS) if want in rules.wants)
             format_ = _FORMATS.index(rules.format)
-            if self._c.fl_change(self._at, places[0], headers[0], format_, places[1], headers[1], wants):
+            hashes, separator = array("Q", rules.hashes), rules.separator
+            if self._c.fl_change(
+                self._at, places[0], headers[0], format_, places[1], headers[1], wants,
+                rules.mask, hashes.buffer_info()[0], len(hashes), separator, len(separator),
+            ):  # fmt: skip
                 raise MemoryError
             self._forget_tags()
             self._heads.clear()
@@ -480,7 +506,9 @@ class Reader:
         ids = None if rules.id_place == "none" else self._ids()[0]
         self._tally()
         found = self._c.fl_columns(self._at).contents
-        return table_of(found, rules.wants, self._names, ids, self._filtered.value, self._odd_ids.value)
+        return table_of(
+            found, rules.wants, self._names, ids, self._filtered.value, self._masked.value, self._odd_ids.value
+        )
 
     def _sort(self, run: Run, rules: Rules) -> int:
         self._noted = None
@@ -513,10 +541,13 @@ class Reader:
         rows = [self._rows(groups[number], with_ids=fresh is not None) for number in range(count)]
         self._tally()
         stamp_ms = self._stamp.value if self._has_stamp.value else None
-        return Sorted(rows, self._filtered.value, self._duplicate.value, self._odd_ids.value, stamp_ms)
+        filtered, masked = self._filtered.value, self._masked.value
+        return Sorted(rows, filtered, masked, self._duplicate.value, self._odd_ids.value, stamp_ms)
 
     def _tally(self) -> None:
-        self._c.fl_tally(self._at, self._filtered, self._duplicate, self._odd_ids, self._stamp, self._has_stamp)
+        self._c.fl_tally(
+            self._at, self._filtered, self._masked, self._duplicate, self._odd_ids, self._stamp, self._has_stamp
+        )
 
     def _rows(self, group: _Group, *, with_ids: bool) -> Rows:
         return Rows(

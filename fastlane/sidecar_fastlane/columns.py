@@ -62,6 +62,8 @@ class Table(NamedTuple):
     rows: int
     filtered: int
     """Messages that are not wanted."""
+    masked: int
+    """Of these, those that the mask refused."""
     offsets: bytes
     """int64."""
     times_ms: bytes
@@ -82,12 +84,19 @@ class Table(NamedTuple):
 
 
 def table_of(
-    c: Columns, wants: frozenset[Want], groups: list[str], ids: array[int] | None, filtered: int, odd_ids: int
+    c: Columns,
+    wants: frozenset[Want],
+    groups: list[str],
+    ids: array[int] | None,
+    filtered: int,
+    masked: int,
+    odd_ids: int,
 ) -> Table:
     """A copy, which lasts."""
     return Table(
         c.rows,
         filtered,
+        masked,
         c.offsets.copy(),
         c.times.copy(),
         c.has_time.copy(),

@@ -60,3 +60,16 @@ typedef struct {
 entry *memo_find(memo *m, int kind, const char *raw, size_t len);
 int memo_tell(memo *m, entry *e, int32_t code, const char *tag, size_t tag_len);
 void memo_clear(memo *m);
+
+/* mask.c: which contents cannot have a wanted tag. */
+typedef struct {
+  uint64_t bits;    /* of all wanted tags */
+  uint64_t *hashes; /* of the wanted tags, in place of `bits`, if `cap` is not 0; 0 where it is empty */
+  size_t cap;
+  char *separator; /* of tags in one value */
+  size_t separator_len;
+} mask;
+
+int mask_set(mask *m, uint64_t bits, const uint64_t *hashes, size_t count, const char *separator, size_t len);
+int mask_may_match(const mask *m, int kind, const char *raw, size_t len);
+void mask_drop(mask *m);

@@ -11,6 +11,7 @@
 enum { PLACE_NONE, PLACE_HEADER, PLACE_KEY, PLACE_TOPIC };
 enum { NDJSON, ENVELOPE, COLUMNS };
 enum { AHEAD = 8 };
+enum { SHOWN = 10 }; /* Python is asked about so many unwanted tags, although the mask refuses them, to show them to people */
 enum { POLLS = 16, SPARE_MAX = 4 << 20, SPARE_TIMES = 16, SEVERAL_MAX = 64 << 10 };
 
 typedef struct {
@@ -53,6 +54,8 @@ typedef struct reader {
   int count, most, nruns;
   int64_t bytes;
 
+  mask mask;
+  int shown; /* how many that it refused were shown to Python */
   memo memo;
   entry *unknown; /* that Python is asked about */
   buffer several; /* the values of a repeated header */
@@ -70,7 +73,7 @@ typedef struct reader {
   int polls;
 
   int doing, at; /* the run that was begun, -1 for none, and its next message */
-  int32_t filtered, duplicate, odd_ids;
+  int32_t filtered, masked, duplicate, odd_ids;
   int64_t stamp, last; /* of the first message; the offset of the last wanted one */
   int has_stamp;
   int64_t no_id;          /* stands for a missing one */
@@ -170,9 +173,10 @@ API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
 }
 
 /* How runs are sorted from now on. Without memory, all is as it was. */
-API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header, int wants) {
+API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header, int wants,
+                  uint64_t bits, const uint64_t *hashes, int64_t count, const char *separator, int64_t separator_len) {
   char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
-  if (!tag || !id) {
+  if (!tag || !id || mask_set(&r->mask, bits, hashes, (size_t)count, separator, (size_t)separator_len)) {
     give(tag);
     give(id);
     return NO_MEMORY;
@@ -204,6 +208,7 @@ API void fl_free(reader *r) {
   pthread_mutex_destroy(&r->lock);
   drop_slots(r);
   forget_tags(r);
+  mask_drop(&r->mask);
   drop(&r->several);
   drop(&r->ids);
   drop(&r->wanted);
@@ -396,15 +401,19 @@ static int id_of(reader *r, const rd_kafka_message_t *m, const char *topic, int6
   return 1;
 }
 
-/* The entry of a message's tag; UNKNOWN_TAG if Python is to be asked about `r->unknown`. */
+/* The entry of a message's tag, NULL if the mask refuses it; UNKNOWN_TAG if Python is to be asked about `r->unknown`. */
 static int tag_of(reader *r, const rd_kafka_message_t *m, const char *topic, entry **found) {
   const char *at;
   size_t len;
   int kind = raw_of(r, m, r->tag_place, r->tag_header, topic, &at, &len);
   if (kind < 0) return kind;
+  int is_refused = !mask_may_match(&r->mask, kind, at, len);
+  *found = NULL;
+  if (is_refused && r->shown >= SHOWN) return 0;
   entry *e = memo_find(&r->memo, kind, at, len);
   if (!e) return NO_MEMORY;
   if (e->code == NOT_ASKED) {
+    r->shown += is_refused;
     r->unknown = e;
     return UNKNOWN_TAG;
   }
@@ -566,7 +575,7 @@ static void begin(reader *r, int which) {
   r->at = r->runs[which].start;
   r->ids.len = r->wanted.len = 0;
   r->last = -1;
-  r->filtered = r->duplicate = r->odd_ids = 0;
+  r->filtered = r->masked = r->duplicate = r->odd_ids = 0;
   r->nslots = 0;
   columns_clear(&r->columns);
   r->sorting++;
@@ -623,8 +632,9 @@ API int fl_sort(reader *r, int which, const char *head, int64_t head_len) {
     int failed = tag_of(r, m, a->topic, &e);
     if (failed == NO_MEMORY) return lost(r);
     if (failed) return failed;
-    if (e->code == UNWANTED) {
+    if (!e || e->code == UNWANTED) {
       r->filtered++;
+      r->masked += !e;
     } else if (add(r, m, a->topic, e, head, (size_t)head_len)) {
       return lost(r);
     }
@@ -688,8 +698,9 @@ API const columns *fl_columns(const reader *r) { return &r->columns; }
 
 API const group *fl_groups(const reader *r) { return r->groups; }
 
-API void fl_tally(const reader *r, int32_t *filtered, int32_t *duplicate, int32_t *odd_ids, int64_t *stamp, int32_t *has_stamp) {
+API void fl_tally(const reader *r, int32_t *filtered, int32_t *masked, int32_t *duplicate, int32_t *odd_ids, int64_t *stamp, int32_t *has_stamp) {
   *filtered = r->filtered;
+  *masked = r->masked;
   *duplicate = r->duplicate;
   *odd_ids = r->odd_ids;
   *stamp = r->stamp;

@@ -192,6 +192,8 @@ class SortedRows(Protocol):
     @property
     def filtered(self) -> int: ...  # noqa: D102
     @property
+    def masked(self) -> int: ...  # noqa: D102
+    @property
     def duplicate(self) -> int: ...  # noqa: D102
     @property
     def odd_ids(self) -> int: ...  # noqa: D102

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from sidecar.core.delivery.delivered import Delivered
 from sidecar.core.histogram import Distribution
+from sidecar.core.intake.unwanted import LOOKS
 from sidecar.core.records import group_label
 from sidecar.ops.health import KINDS, STATES
 from sidecar.ops.snapshot import (
@@ -150,6 +151,8 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
         value=done.twins_waiting,
     )
     yield from maintenance(done.maintenance)
+    text = "Messages filtered by their tags: by the mask, or by the exact look behind it."
+    yield _by("sidecar_tags_refused", text, "by", done.tags_refused, LOOKS)
 
 
 def maintenance(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:

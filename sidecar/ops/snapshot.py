@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 from sidecar.core.books import BOOKS, Books, Counts
 from sidecar.core.delivery.delivered import Delivered
 from sidecar.core.histogram import Distribution, Histogram
+from sidecar.core.intake.unwanted import LOOKS
 from sidecar.core.records import TopicPartition, Verdict, group_label
 from sidecar.ops.health import Health, Problem, judge
 
@@ -198,13 +199,15 @@ class Activity:
     twins_waiting: int
     maintenance: Mapping[tuple[str, str], int]
     """Of a table, by operation and result; empty if there is none."""
+    tags_refused: Mapping[str, int]
+    """Messages that were filtered, by what refused their tags: see `LOOKS`."""
     send_seconds: Distribution
     commit_seconds: Distribution
     delivered: Delivered
 
 
 NO_SECONDS = Histogram(SECONDS_BOUNDS).read()
-NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, {}, NO_SECONDS, NO_SECONDS, Delivered())
+NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, {}, {}, NO_SECONDS, NO_SECONDS, Delivered())
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +272,7 @@ class StatusSnapshot:
                 {**TopicPartition(row.topic, row.partition, row.broker).fields(), "group": group_label(row.group)}
                 for row in self.blocking
             ],
+            "tags_refused": dict.fromkeys(LOOKS, 0) | dict(self.activity.tags_refused),
             "dead_letters_stored": self.dead_letters,
             "delay": asdict(self.delay) if self.delay is not None else None,
             "lane": asdict(self.lane) if self.lane is not None else None,

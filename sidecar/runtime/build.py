@@ -131,7 +131,7 @@ def pipeline_groups(settings: Settings, filter_: TagFilter | None = None) -> Map
     groups = (filter_ or settings.tags.filter()).groups
     if not settings.sink.chosen.joins_groups:
         return groups
-    return Memo(lambda raw: None if groups[raw] is None else UNTAGGED)
+    return Memo(lambda raw: None if groups[raw] is None else UNTAGGED, within=groups)
 
 
 def known_groups(settings: Settings) -> tuple[str, ...]:
@@ -213,6 +213,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         tags=read_tags,
         groups=pipeline_groups(settings, filter_),
         unwanted=filter_.unwanted.keys(),
+        masked=lambda: filter_.masked,
         filtered_at_broker=bool(settings.source.rocketmq) and filters_at_broker(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
         capacity=dedup.capacity,

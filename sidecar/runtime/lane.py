@@ -97,19 +97,25 @@ def rules_of(settings: Settings, filter_: TagFilter | None = None) -> Rules:
         group_of=filter_.groups.__getitem__,
         row_head=row_head,
         tag_json=lambda raw: tag_members(filter_.tags(raw)),
-        **fields_of(settings),
+        **fields_of(settings, filter_),
         format=cast(Literal["envelope", "ndjson"], settings.sink.chosen.row_format),
     )
 
 
-def fields_of(settings: Settings) -> Mapping[str, Any]:
-    """Where the lane finds tags and ids, as arguments of `Rules`; `refusal_of_fields` does not refuse them."""
+def fields_of(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
+    """Where the lane finds tags and ids, and the mask of tags, as arguments of `Rules`.
+
+    `refusal_of_fields` does not refuse the settings.
+    """
     tag, id_ = settings.tags.field, settings.dedup.field
     return {
         "tag_place": _place(tag),
         "tag_header": tag.name if tag else "",
         "id_place": _place(id_),
         "id_header": id_.name if id_ else "",
+        "mask": filter_.wants.bits,
+        "hashes": filter_.wants.hashes,
+        "separator": settings.tags.split.encode() if settings.tags.split else b"",
     }
 
 

@@ -29,6 +29,7 @@ class Sorted(NamedTuple):
     duplicate: int
     stamp_ms: int | None = None
     odd_ids: int = 0
+    masked: int = 0
 
 
 class Sorter:

@@ -102,12 +102,20 @@ def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
         *(line(problem, "red") for problem in snapshot["problems"][1:]),
         line(f"{stopped}running since {snapshot['started_at']}, version {snapshot['version']}"),
         line(f"{memory}, {stored}"),
+        *map(line, _refused(snapshot.get("tags_refused"))),
         *map(line, _lane(snapshot.get("lane"))),
         Listing([Column("partition"), *numbers("watermark", "position", "lag", *BOOKS)], [*rows, _all(snapshot)]),
         *map(line, _reloaded(snapshot.get("reload"))),
         *(line(_waiting(wait)) for wait in snapshot["retrying"]),
         *(line(_holding(block)) for block in snapshot["blocking"]),
     ]
+
+
+def _refused(refused: dict[str, int] | None) -> list[str]:
+    """What filtered messages by their tags."""
+    if not refused or not any(refused.values()):
+        return []
+    return [f"by their tags {refused['mask']:,} filtered by the mask, {refused['look']:,} by the exact look"]
 
 
 def _lane(lane: dict[str, Any] | None) -> list[str]:

@@ -16,7 +16,7 @@ from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.positions import Positions
 from sidecar.core.intake.reading import Reading
-from sidecar.core.intake.unwanted import Unwanted
+from sidecar.core.intake.unwanted import LOOKS, Unwanted
 from sidecar.core.intents import Intent
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
@@ -42,6 +42,10 @@ class Sorted:
     """The filtered ones, and those that a tag group wants."""
     is_all_unwanted: bool = False
     """Whether with this run so many messages were filtered, and none was wanted, that a person should know."""
+    masked: int = 0
+    """Of the filtered ones, those that the mask of tags refused."""
+    cancelling: int = 0
+    """Of the filtered ones, those that cancel others, whose tags nobody looked at."""
     opened: list[tuple[str, Fragment]] = field(default_factory=list)
     """Groups and fragments for the open lanes."""
     collected_bytes: int = 0
@@ -73,9 +77,9 @@ class Intake:
         """Whether nothing of what was read under these rules was wanted."""
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
-        self._appends: Memo[Raw, Callable[[Message], None]] = Memo(
-            lambda raw: self._chosen.setdefault(self._r.groups[raw], []).append
-        )
+        self._appends = self._appends_by(reading)
+        self.refused = dict.fromkeys(LOOKS, 0)
+        """Messages that were filtered by their tags, by what refused them."""
         self.ids: Deduplicator[TopicPartition] = Deduplicator(
             reading.capacity, bitmap=reading.bitmap_ids, keep_ms=reading.keep_ms, search=reading.search
         )
@@ -91,7 +95,12 @@ class Intake:
         self.unwanted = Unwanted()
         self._r = replace(reading, keys=self._r.keys, odd_ids=self._r.odd_ids)
         self._chosen.clear()
-        self._appends.clear()
+        self._appends = self._appends_by(reading)
+
+    def _appends_by(self, reading: Reading) -> Memo[Raw, Callable[[Message], None]]:
+        """By raw tags, what takes a message into its group of `_chosen`."""
+        groups, chosen = reading.groups, self._chosen
+        return Memo(lambda raw: chosen.setdefault(groups[raw], []).append, within=groups)
 
     @property
     def unwanted_tags(self) -> str:
@@ -120,7 +129,11 @@ class Intake:
         Raises:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
         """
+        masked = self._r.masked()
         result = self._sorted(partition, run, now_ms)
+        result.masked += self._r.masked() - masked
+        self.refused["mask"] += result.masked
+        self.refused["look"] += result.filtered - result.cancelling - result.masked
         if not partition.is_delayed:
             result.is_all_unwanted = self.unwanted.add(result.judged - result.filtered, result.filtered)
         if self.tap is not None:
@@ -169,7 +182,7 @@ class Intake:
             numbers, last = sorter.ids(self._r.sorting)
             fresh = self.identities.take_all(partition, last, numbers, now_ms)
         found = sorter.sort(self._r.sorting, fresh)
-        result.filtered, result.duplicate = found.filtered, found.duplicate
+        result.filtered, result.masked, result.duplicate = found.filtered, found.masked, found.duplicate
         if self._r.odd_ids is not None:
             self._r.odd_ids.note(partition.tp, found.odd_ids)
         for rows in found.rows:
@@ -223,6 +236,7 @@ class Intake:
         for place, names in found.items():
             result.cancels |= dict.fromkeys(names, offsets[place])
         result.filtered += len(found)
+        result.cancelling = len(found)
         return [message for place, message in enumerate(messages) if place not in found]
 
     def _new_ids(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> list[bool]:

@@ -40,6 +40,7 @@ class Reading:
         search: Looks ids up in sorted runs.
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         unwanted: The first unwanted tags of messages, for people.
+        masked: How often the mask of tags refused a message so far; the lane counts for itself.
         filtered_at_broker: Whether the broker leaves unwanted messages out, so that they are gaps.
         odd_ids: Counts ids that cannot be compared.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
@@ -62,4 +63,5 @@ class Reading:
     search: Search = search
     odd_ids: OddIds | None = None
     unwanted: Collection[str] = ()
+    masked: Callable[[], int] = int
     filtered_at_broker: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LOOKS = ("mask", "look")
+"""What refuses messages by their tags: the mask, and the exact look behind it."""
 FIRST = 1_000
 """So many messages without a wanted one are told: a mistake in the tags would otherwise look like an idle topic."""
 

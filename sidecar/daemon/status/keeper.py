@@ -195,6 +195,7 @@ class StatusKeeper:
             snapshots=dict(record.snapshots),
             ledger=_NO_TRANSACTIONS | self._ledger.transactions if self._ledger else {},
             twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
+            tags_refused=dict(pipeline.intake.refused),
             maintenance=dict(sink.maintained) if isinstance(sink, Maintains) else {},
             send_seconds=record.send_seconds.read(),
             commit_seconds=record.commits.seconds.read(),

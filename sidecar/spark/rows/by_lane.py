@@ -69,7 +69,7 @@ class LaneRows:
             group_of=self._texts_of,
             row_head=lambda topic, partition: b"",
             tag_json=lambda raw: b"",
-            **fields_of(settings),
+            **fields_of(settings, self._filter),
             format="columns",
             wants=frozenset(want for want in WANTS if want in names),
         )
@@ -112,6 +112,7 @@ class LaneRows:
             messages.keep(bisect_left(messages.offsets(), end))
         count = len(messages)
         table = messages.columns(self._rules)  # frees the messages
+        self._sieve.masked_by_lane += table.masked
         batch = self._rows(tp, table)
         self._sieve.books.read(count, table.rows - batch.num_rows, count - table.rows)
         return batch

@@ -49,7 +49,15 @@ class Sieve:
         """The ids of the messages so far; None if positions are the ids: a range has each once."""
         self.books = Books()
         """What became of the messages so far; those that are kept are in flight."""
+        self.masked_by_lane = 0
+        """How many messages the mask refused in the lane."""
         self._wants_all = self.groups[None] == UNTAGGED and tags.subscribe.strip() == "*" and not tags.exclude
+
+    @property
+    def tags_refused(self) -> dict[str, int]:
+        """How many messages were filtered, by what refused their tags."""
+        masked = self.filter.masked + self.masked_by_lane
+        return {"mask": masked, "look": self.books.filtered - masked}
 
     def take(self, tp: TopicPartition, messages: Sequence[Message]) -> Kept:
         """Those that are wanted and new; their ids are known from now on."""

@@ -41,6 +41,8 @@ class Outcome:
     """Why the fast lane did not read it, empty if it did; None if it was not wanted."""
     odd_ids: int = 0
     """Messages whose id cannot be compared."""
+    tags_refused: Mapping[str, int] = field(default_factory=dict)
+    """Messages that a task filtered, by what refused their tags: see `LOOKS`."""
     unwanted: Collection[str] = ()
     """Unwanted tags, for people."""
     expired: int = 0
@@ -58,6 +60,7 @@ def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "lane": sorted({outcome.lane for outcome in outcomes if outcome.lane is not None}),
         "expired": [[*outcome.tp, outcome.expired] for outcome in outcomes if outcome.expired],
         "odd_ids": sum(outcome.odd_ids for outcome in outcomes),
+        "tags_refused": _sum([outcome.tags_refused for outcome in outcomes]),
         "unwanted": list({tag: None for outcome in outcomes for tag in outcome.unwanted})[:UNWANTED_MAX],
     }
 
@@ -71,6 +74,7 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "expired": [one for part in parts for one in part.get("expired", ())],
         "lane": sorted(lane),
         "odd_ids": sum(part.get("odd_ids", 0) for part in parts),
+        "tags_refused": _sum([part.get("tags_refused", {}) for part in parts]),
         "unwanted": unwanted,
     }
 

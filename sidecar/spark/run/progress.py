@@ -65,6 +65,8 @@ class Tally:
         """Messages whose id cannot be compared."""
         self.unwanted = ""
         """The tags that were seen, if nothing that was read is wanted; otherwise empty."""
+        self.tags_refused: Counter[str] = Counter()
+        """Messages that tasks filtered, by what refused their tags."""
         self._tags: dict[str, None] = {}
         self._told: set[str] = set()
         """What was told of the fast lane."""
@@ -141,6 +143,7 @@ class Tally:
 
     def _judge_tags(self, books: Mapping[str, Any]) -> None:
         self.odd_ids += books.get("odd_ids", 0)
+        self.tags_refused.update(books.get("tags_refused", {}))
         if len(self._tags) < UNWANTED_MAX:
             self._tags |= dict.fromkeys(books.get("unwanted", ()))
         known, self.unwanted = self.unwanted, ""
@@ -187,6 +190,7 @@ class Tally:
             ledger={},
             twins_waiting=twins_waiting,
             maintenance={},
+            tags_refused=dict(self.tags_refused),
             send_seconds=NO_SECONDS,
             commit_seconds=NO_SECONDS,
             delivered=Delivered(),

@@ -43,7 +43,7 @@ STATUS = {
     "ready": True, "started_at": "2027-01-31T12:00:00Z", "version": "1", "intake_stopped": [], "problems": [],
     "partitions": [row(SHORT), row(LONG)], "retrying": [], "lag": HUGE + 99, "held_bytes": HUGE, "budget_bytes": HUGE,
     "blocking": [{"group": "p" * 249, "topic": LONG.topic, "partition": LONG.partition}],
-    "dead_letters_stored": HUGE, "retries_waiting": 0,
+    "dead_letters_stored": HUGE, "retries_waiting": 0, "tags_refused": {"mask": HUGE, "look": HUGE},
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ def snapshot() -> StatusSnapshot:
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
             twins_waiting=4,
             maintenance={("optimize", "ok"): 2, ("optimize", "failed"): 0},
+            tags_refused={"mask": 90, "look": 10},
             groups=("created",),
             batches={("paid", "delivered"): 5},
             sends={("paid", "ack"): 5, ("paid", "retry"): 1},

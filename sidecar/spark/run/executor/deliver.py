@@ -305,6 +305,7 @@ class _Delivery:
             errors=self._claims.errors,
             scope=task.scope,
             odd_ids=self.reading.odd_ids.count if self.reading.odd_ids is not None else 0,
+            tags_refused=pipeline.intake.refused,
             unwanted=list(self.reading.unwanted),
         )
 

@@ -60,7 +60,7 @@ def rows_of_place(job: Job, place: Place) -> Iterator[pa.RecordBatch]:
         unwanted = list(sieve.filter.unwanted)
         outcome = Outcome(
             place.tp, books=sieve.books, lane=place.found.told, odd_ids=odd_ids, unwanted=unwanted,
-            expired=place.expired,
+            tags_refused=sieve.tags_refused, expired=place.expired,
         )  # fmt: skip
         place.folder.books.put_range(place.batch, outcome)
 

@@ -1,0 +1,84 @@
+"""Bit masks of tags: they say in nanoseconds which messages cannot have a wanted tag. The exact look comes after them.
+
+Each tag sets `TAG_BITS` of 64 bits, which its hash chooses; a message's mask is the OR of those of its tags. These are
+Bloom filters (B. H. Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970): none says no to a tag
+that is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import reduce
+from operator import or_
+from typing import Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+MASK_ALL = (1 << 64) - 1
+TAG_BITS = 4
+PASSES_MAX = 1 / 64
+"""Share of unwanted tags. If the mask of all wanted tags lets more through, as from about 8 tags on, the set of their
+hashes stands in its place."""
+_PAIR = (1 << 12) - 1
+hash_of = xxhash.xxh3_64_intdigest
+"""The hash of a tag; the fast lane computes the same."""
+
+
+def tag_mask(tag: bytes) -> int:
+    """The bits of one tag."""
+    number = hash_of(tag)
+    return 1 << (number & 63) | 1 << (number >> 6 & 63) | 1 << (number >> 12 & 63) | 1 << (number >> 18 & 63)
+
+
+def mask_of(tags: Iterable[bytes]) -> int:
+    """The mask of a message with these tags; 0 without tags."""
+    return reduce(or_, map(tag_mask, tags), 0)
+
+
+class TagMask:
+    """Which messages may have one of some tags.
+
+    Args:
+        tags: The tags; None for a subscription that takes every message.
+    """
+
+    def __init__(self, tags: Collection[bytes] | None) -> None:
+        self.takes_all: Final = tags is None
+        self.bits: Final = MASK_ALL if tags is None else mask_of(tags)
+        """The OR over all tags."""
+        self.passes: Final = (self.bits.bit_count() / 64) ** TAG_BITS
+        """The share of other tags that `bits` lets through."""
+        self.hashes: Final = frozenset(map(hash_of, tags or ()) if self.passes > PASSES_MAX else ())
+        """Stand in place of `bits` where these let too much through."""
+        self._each = np.unique(np.fromiter(map(tag_mask, tags or ()), np.uint64))
+        self._pairs = bytes(self._has(number & 63) and self._has(number >> 6) for number in range(_PAIR + 1))
+        """By the bits that 12 bits of a hash choose: whether both are among `bits`."""
+
+    def _has(self, bit: int) -> int:
+        return self.bits >> bit & 1
+
+    def may_have(self, tag: bytes) -> bool:
+        """Whether this may be one of the tags; never False for one of them."""
+        if self.takes_all:
+            return True
+        number = hash_of(tag)
+        if self.hashes:
+            return number in self.hashes
+        return bool(self._pairs[number & _PAIR] and self._pairs[number >> 12 & _PAIR])
+
+    def may_match(self, mask: int) -> bool:
+        """Whether a message with this mask may have one of the tags; never False if it has one."""
+        return bool(self.may_match_each(np.array([mask], np.uint64))[0])
+
+    def may_match_each(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """`may_match` of each of these masks."""
+        if self.takes_all:
+            return np.ones(len(masks), np.bool_)
+        if len(self._each) > len(masks):
+            return np.fromiter((((self._each & mask) == self._each).any() for mask in masks), np.bool_, len(masks))
+        found = np.zeros(len(masks), np.bool_)
+        for bits in self._each:
+            found |= (masks & bits) == bits
+        return found

@@ -1,0 +1,114 @@
+"""Masks of tags: what they refuse, and that they refuse it before anything looks at the tags."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sidecar.core.messages.masks import MASK_ALL, TagMask, hash_of, mask_of, tag_mask
+from sidecar.core.messages.tags import UNWANTED_MAX, Memo, TagFilter
+
+NAMED = [b"first-%d" % number for number in range(UNWANTED_MAX)]
+"""Unwanted tags that are looked at, to show them to people."""
+
+
+def filter_of(subscribe: str, split: str = "") -> TagFilter:
+    """A filter that has its unwanted tags for people."""
+    found = TagFilter(subscribe, split=split)
+    for tag in NAMED:
+        assert found.group(tag) is None
+    return found
+
+
+def test_a_tag_sets_the_bits_that_its_hash_chooses() -> None:
+    """Four times six bits of the hash each name a bit: a format that files of state have."""
+    number = hash_of(b"paid")
+    assert tag_mask(b"paid") == sum({1 << (number >> shift & 63) for shift in (0, 6, 12, 18)}) == 0x640400
+
+
+def test_a_message_has_the_bits_of_all_its_tags() -> None:
+    """A message without a tag has none."""
+    assert mask_of([b"a", b"b"]) == tag_mask(b"a") | tag_mask(b"b")
+    assert TagFilter(split=",").mask(b"a, b,,") == mask_of([b"a", b"b"])
+    assert TagFilter().mask((b"a", b"b")) == mask_of([b"a", b"b"])
+    assert TagFilter().mask(None) == 0
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 300])
+def test_wanted_tags_pass_and_most_others_do_not(count: int) -> None:
+    """With few tags their bits decide, with many the set of their hashes: 2 of 100 others pass at most."""
+    wanted, others = [b"wanted-%d" % n for n in range(count)], [b"other-%d" % n for n in range(5_000)]
+    mask = TagMask(wanted)
+    assert all(map(mask.may_have, wanted))
+    assert sum(map(mask.may_have, others)) <= 100
+    assert bool(mask.hashes) == (count >= 8)
+
+
+def test_what_takes_all_refuses_nothing() -> None:
+    """A subscription to all has every bit."""
+    mask = TagMask(None)
+    assert mask.bits == MASK_ALL
+    assert mask.may_have(b"any")
+    assert mask.may_match(0)
+    assert mask.may_match_each(np.array([0, 5], np.uint64)).all()
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_masks_of_several_tags_match_if_one_is_wanted(count: int) -> None:
+    """The bits of one wanted tag must all be there; those of two that have them together do not count as one."""
+    wanted = [b"wanted-%d" % n for n in range(count)]
+    mask, others = TagMask(wanted), [mask_of([b"x-%d" % n, b"y-%d" % n]) for n in range(10)]
+    found = mask.may_match_each(np.array([*others, mask_of([b"other", wanted[-1]]), 0], np.uint64))
+    assert found[10]
+    assert not found[11]
+    assert found[:10].sum() <= 1
+    assert mask.may_match(mask_of([wanted[0]]))
+
+
+def test_refused_tags_are_not_looked_at_and_not_remembered() -> None:
+    """A million tags of their own leave the memo as it was, with the few that people are shown."""
+    tags = filter_of("paid || created")
+    for number in range(2_000):
+        assert tags.group(b"user-%d" % number) is None
+    assert tags.masked > 1_950
+    assert len(tags.groups) == UNWANTED_MAX + 2_000 - tags.masked
+    assert tags.group(b"paid") == "paid"
+
+
+@pytest.mark.parametrize("raw", [b"user-77,other", (b"user-77", b"other"), None, b"", b" , ,"])
+def test_several_tags_and_none_are_refused_too(raw: bytes | tuple[bytes, ...] | None) -> None:
+    """Each tag of a message is tested; one without a tag is not wanted either."""
+    tags = filter_of("paid", split=",")
+    assert tags.groups[raw] is None
+    assert tags.masked == 1
+    assert tags.groups[b"user-77, paid"] == "paid"
+
+
+def test_the_first_unwanted_tags_are_shown_to_people() -> None:
+    """The mask would refuse them unseen, and then nobody knew which tags the messages have."""
+    assert list(filter_of("paid").unwanted) == [repr(tag.decode()) for tag in NAMED]
+
+
+def test_the_mask_of_a_group_is_that_of_its_tags() -> None:
+    """Those that it names, its own name, or the rest of what is subscribed; all where any tag can be in it."""
+    tags = TagFilter("a || b || c || d || e", exclude="e", groups={"both": "a || b", "rest": "*"})
+    assert tags.mask_of_group("both").bits == mask_of([b"a", b"b"])
+    assert tags.mask_of_group("rest").bits == mask_of([b"c", b"d"])
+    assert TagFilter().mask_of_group("paid").bits == tag_mask(b"paid")
+    assert TagFilter().mask_of_group("").takes_all
+    assert TagFilter(groups={"rest": "*"}).mask_of_group("rest").takes_all
+
+
+def test_excluded_tags_are_refused_by_the_mask() -> None:
+    """A tag that is subscribed and excluded is never wanted, so its bits are not among those of the wanted ones."""
+    assert TagFilter("a || b", exclude="b").wants.bits == tag_mask(b"a")
+    assert not TagFilter("a || b", exclude="b").may_match(tag_mask(b"b"))
+
+
+def test_a_memo_within_another_remembers_what_that_one_does() -> None:
+    """What the mask refuses fills no table behind it either."""
+    tags = filter_of("paid")
+    behind = Memo(lambda raw: tags.groups[raw], within=tags.groups)
+    assert behind[b"user-77"] is None
+    assert behind[b"paid"] == "paid"
+    assert list(behind) == [b"paid"]
