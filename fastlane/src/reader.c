@@ -11,7 +11,7 @@
 enum { PLACE_NONE, PLACE_HEADER, PLACE_KEY, PLACE_TOPIC };
 enum { NDJSON, ENVELOPE, COLUMNS };
 enum { AHEAD = 8 };
-enum { SHOWN = 10 }; /* Python is asked about so many unwanted tags, although the mask refuses them, to show them to people */
+enum { SHOWN = 10 }; /* Python is asked about so many tags that the mask refuses, to show them to people */
 enum { POLLS = 16, SPARE_MAX = 4 << 20, SPARE_TIMES = 16, SEVERAL_MAX = 64 << 10 };
 
 typedef struct {
@@ -55,7 +55,7 @@ typedef struct reader {
   int64_t bytes;
 
   mask mask;
-  int shown; /* how many that it refused were shown to Python */
+  int shown; /* how many that it refused Python was asked about */
   memo memo;
   entry *unknown; /* that Python is asked about */
   buffer several; /* the values of a repeated header */
@@ -189,6 +189,7 @@ API int fl_change(reader *r, int tag_place, const char *tag_header, int format, 
   r->format = format;
   r->id_place = id_place;
   r->wants = wants;
+  r->shown = 0;
   r->doing = -1;
   r->ids.len = r->wanted.len = 0;
   forget_tags(r);
@@ -413,11 +414,11 @@ static int tag_of(reader *r, const rd_kafka_message_t *m, const char *topic, ent
   entry *e = memo_find(&r->memo, kind, at, len);
   if (!e) return NO_MEMORY;
   if (e->code == NOT_ASKED) {
-    r->shown += is_refused;
     r->unknown = e;
+    r->shown += is_refused;
     return UNKNOWN_TAG;
   }
-  *found = e;
+  if (!is_refused) *found = e;
   return 0;
 }
 

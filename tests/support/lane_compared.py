@@ -42,7 +42,9 @@ QUEUE_BYTES = (200, 5_000, 100_000, 1 << 20, 16 << 20)
 """Limits of the client's queue, from which the lane has the size of its batches: from one message on."""
 CHANGES, TAPPED = 0.2, 0.1
 """Shares of runs: rules change before them; Python looks at the lane's messages."""
-WHAT = ("settings", "messages", "runs", "changes", "rows", "bytes", "ids", "filtered", "duplicate", "unframeable")
+WHAT = (
+    "settings", "messages", "runs", "changes", "rows", "bytes", "ids", "filtered", "masked", "duplicate", "unframeable",
+)  # fmt: skip
 
 
 class Side:
@@ -70,7 +72,8 @@ class Side:
         partition.reach.position = run.last + 1
         assert self.reading.digest is not None
         odd = self.intake.odd_ids.count if self.intake.odd_ids is not None else 0
-        return [found.filtered, found.duplicate, odd, self.reading.digest(run.messages[-1]), *_groups(found)]
+        counts = found.filtered, found.masked, found.duplicate, odd
+        return [*counts, self.reading.digest(run.messages[-1]), *_groups(found)]
 
 
 def _groups(found: Sorted) -> list[Any]:
@@ -117,8 +120,8 @@ class Twins:
         theirs = self._twin.take(Run(run.tp, some, some[0].offset() or 0, some[-1].offset() or 0))
         if ours != theirs:
             self.mismatches.append(f"{run.tp}@{run.first}-{run.last}: {ours!r:.2000} in C, {theirs!r:.2000} in Python")
-        self.tally.update(messages=seen, runs=1, filtered=theirs[0], duplicate=theirs[1])
-        for _, framed, data, ids, odd, *_ in theirs[4:]:
+        self.tally.update(messages=seen, runs=1, filtered=theirs[0], masked=theirs[1], duplicate=theirs[2])
+        for _, framed, data, ids, odd, *_ in theirs[5:]:
             self.tally.update(rows=len(framed), bytes=len(data), ids=len(ids), unframeable=len(odd))
 
 

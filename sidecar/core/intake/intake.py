@@ -77,6 +77,8 @@ class Intake:
         """Whether nothing of what was read under these rules was wanted."""
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
+        self._masked: list[Message] = []
+        """Those whose contents the mask refused, and which are remembered; empty between runs."""
         self._appends = self._appends_by(reading)
         self.refused = dict.fromkeys(LOOKS, 0)
         """Messages that were filtered by their tags, by what refused them."""
@@ -99,8 +101,13 @@ class Intake:
 
     def _appends_by(self, reading: Reading) -> Memo[Raw, Callable[[Message], None]]:
         """By raw tags, what takes a message into its group of `_chosen`."""
-        groups, chosen = reading.groups, self._chosen
-        return Memo(lambda raw: chosen.setdefault(groups[raw], []).append, within=groups)
+        groups, refused = reading.groups, reading.refused
+
+        def append(raw: Raw) -> Callable[[Message], None]:
+            group = groups[raw]
+            return self._masked.append if raw in refused else self._chosen.setdefault(group, []).append
+
+        return Memo(append, within=groups)
 
     @property
     def unwanted_tags(self) -> str:
@@ -129,9 +136,7 @@ class Intake:
         Raises:
             HoleError: A message was skipped before; the partition must be read again from its watermark.
         """
-        masked = self._r.masked()
         result = self._sorted(partition, run, now_ms)
-        result.masked += self._r.masked() - masked
         self.refused["mask"] += result.masked
         self.refused["look"] += result.filtered - result.cancelling - result.masked
         if not partition.is_delayed:
@@ -152,13 +157,19 @@ class Intake:
             result.judged = len(run.messages)
             self._sort_by(run.sorter, partition, result, now_ms)
             return result
+        others = self._r.refused.others
+        self._sort_messages(partition, run, result, now_ms)
+        result.masked += self._r.refused.others - others
+        return result
+
+    def _sort_messages(self, partition: Partition, run: Run, result: Sorted, now_ms: float) -> None:
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
         if self._r.cancels is not None and not partition.is_delayed:
             messages = self._without_cancellers(messages, result)
         result.judged = result.filtered + len(messages)
         if not messages:
-            return result
+            return
         # Of the first message only: one look at each message would cost more than its place in a batch.
         stamp_ms = None if partition.is_delayed else next(iter(self._r.columns.timestamps(messages[:1])))
         due: Sequence[int | str | None] = ()
@@ -173,7 +184,6 @@ class Intake:
                 result.opened.append((group, fragment))
         for _, fragment in result.opened:
             fragment.stamp_ms = stamp_ms
-        return result
 
     def _sort_by(self, sorter: RunSorter, partition: Partition, result: Sorted, now_ms: float) -> None:
         """Let a run sort itself, of which every message is new."""
@@ -208,12 +218,16 @@ class Intake:
                 (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
             ]
             result.filtered += len(messages) - len(wanted)
+            result.masked += self._count_masked(raws)
             new = self._new_ids(partition, [message for _, message in wanted], result, now_ms)
             raws, messages = (
                 [raw for raw, _ in compress(wanted, new)],
                 [message for _, message in compress(wanted, new)],
             )
         deque(map(call, map(self._appends.__getitem__, raws), messages), 0)  # a loop in C: 94 ns against 112
+        result.filtered += len(self._masked)
+        result.masked += len(self._masked)
+        self._masked.clear()
         characters = 0
         for group, chosen in self._chosen.items():
             characters += len(group or "")
@@ -225,6 +239,10 @@ class Intake:
         if len(self._chosen) > CHOSEN_MAX or characters > CHOSEN_CHARACTERS_MAX:
             self._chosen.clear()
             self._appends.clear()
+
+    def _count_masked(self, raws: Sequence[Raw]) -> int:
+        """How many contents are those that the mask refused, and which are remembered."""
+        return sum(map(self._r.refused.__contains__, raws)) if self._r.refused else 0
 
     def _without_cancellers(self, messages: Sequence[Message], result: Sorted) -> Sequence[Message]:
         """Leave out the messages that cancel others, whatever else they have; they are filtered."""
@@ -263,7 +281,9 @@ class Intake:
         """
         tp, is_delayed = partition.tp, self._note_due(messages, due, result)
         table: defaultdict[tuple[str | None, bool], list[Message]] = defaultdict(list)
-        for message, raw, later in zip(messages, self._r.tags(tp, messages), is_delayed, strict=False):
+        raws = self._r.tags(tp, messages)
+        result.masked += self._count_masked(raws)
+        for message, raw, later in zip(messages, raws, is_delayed, strict=False):
             table[self._r.groups[raw], later].append(message)
         placed: list[_Placed] = []
         for (group, later), chosen in table.items():

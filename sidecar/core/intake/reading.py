@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.core.messages.cancels import ReadCancels
 from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
+from sidecar.core.messages.tags import Refused
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
 from sidecar.core.windows.idruns import Search, search
 
@@ -40,7 +41,7 @@ class Reading:
         search: Looks ids up in sorted runs.
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         unwanted: The first unwanted tags of messages, for people.
-        masked: How often the mask of tags refused a message so far; the lane counts for itself.
+        refused: Contents that the mask of tags refused; the lane counts for itself.
         filtered_at_broker: Whether the broker leaves unwanted messages out, so that they are gaps.
         odd_ids: Counts ids that cannot be compared.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
@@ -63,5 +64,5 @@ class Reading:
     search: Search = search
     odd_ids: OddIds | None = None
     unwanted: Collection[str] = ()
-    masked: Callable[[], int] = int
+    refused: Refused = field(default_factory=Refused)
     filtered_at_broker: bool = False

@@ -16,6 +16,7 @@ MEMO_KEY_BYTES_MAX = 64
 _ENTRY_BYTES, _ITEM_BYTES, _RATIO = 200, 48, 8
 """What an entry takes beside its bytes, and each of several values in it; and its bytes with those of the result, which
 are at most those of JSON that escapes each."""
+REFUSED_MAX = 1_024
 UNWANTED_MAX, UNWANTED_CHARACTERS_MAX = 10, 64
 NO_TAG = "no tag"
 
@@ -91,6 +92,12 @@ def string_hash_code(tag: str) -> int:
     return code - (1 << 32) if code >> 31 else code
 
 
+def _bytes_of(raw: object) -> int:
+    if isinstance(raw, tuple):
+        return len(raw) + sum(map(len, raw))
+    return len(raw) if isinstance(raw, bytes | str) else 0
+
+
 class Memo(dict[K, V], Generic[K, V]):
     """Remembers results of a function, in 16 MiB; `memo[x]` is one look-up in a dictionary.
 
@@ -117,13 +124,8 @@ class Memo(dict[K, V], Generic[K, V]):
             value = self._compute(key)
             if key not in self._within:
                 return value
-        raw: Raw | str = key
-        if isinstance(raw, tuple):
-            nbytes = len(raw) + sum(map(len, raw))
-            taken = _ENTRY_BYTES + _ITEM_BYTES * len(raw) + _RATIO * nbytes
-        else:
-            nbytes = len(raw) if isinstance(raw, bytes | str) else 0
-            taken = _ENTRY_BYTES + _RATIO * nbytes
+        nbytes = _bytes_of(key)
+        taken = _ENTRY_BYTES + _ITEM_BYTES * (len(key) if isinstance(key, tuple) else 0) + _RATIO * nbytes
         if nbytes > MEMO_KEY_BYTES_MAX:
             return self._compute(key)
         self._nbytes += taken
@@ -137,6 +139,24 @@ class Memo(dict[K, V], Generic[K, V]):
         """Forget everything."""
         super().clear()
         self._nbytes = 0
+
+
+class Refused(dict[Raw, None]):
+    """The first contents that a mask refused; further ones are counted.
+
+    A topic may have few tags, and then a look-up is quicker than a hash. If it has many, a memo is for the wanted ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = 0
+        """Messages with contents that are not remembered."""
+
+    def take(self, raw: Raw) -> bool:
+        """Remember this one, if there is room; return whether it is remembered."""
+        if len(self) < REFUSED_MAX and _bytes_of(raw) <= MEMO_KEY_BYTES_MAX:
+            self[raw] = None
+        return raw in self
 
 
 class TagFilter:
@@ -169,8 +189,8 @@ class TagFilter:
         self._excluded = excluded
         self.wants = TagMask(None if self._wanted is None else self._wanted - excluded)
         """Says of most unwanted tags that they are unwanted, before the exact look."""
-        self.masked = 0
-        """How often it said so of a message."""
+        self.refused = Refused()
+        """Of which contents it said so."""
         self._separator = split.encode()
         self.unwanted: dict[str, None] = {}
         """The first unwanted tags that messages had, for people; `NO_TAG` stands for messages without one."""
@@ -259,11 +279,16 @@ class TagFilter:
     def look(self, raw: Raw) -> str | None:
         """Look at the tags themselves: the group, None if the message is not wanted."""
         group = self._group_of(raw)
-        if group is None and len(self.unwanted) < UNWANTED_MAX:
+        if group is None:
+            self.show(raw)
+        return group
+
+    def show(self, raw: Raw) -> None:
+        """Keep the tag of an unwanted message for people, if it is one of the first."""
+        if len(self.unwanted) < UNWANTED_MAX:
             tags = self.tags(raw)
             shown = repr(tags[0].decode("utf-8", "backslashreplace")[:UNWANTED_CHARACTERS_MAX]) if tags else NO_TAG
             self.unwanted[shown] = None
-        return group
 
     def _group_of(self, raw: Raw) -> str | None:
         tags = self.tags(raw)
@@ -278,7 +303,7 @@ class TagFilter:
 
 
 class _Groups(Memo[Raw, str | None]):
-    """Remembers what a filter found when it looked at tags, and nothing of those that its mask refuses."""
+    """Remembers what a filter found when it looked at tags, and the first contents that its mask refused."""
 
     __slots__ = ("_filter",)
 
@@ -287,9 +312,12 @@ class _Groups(Memo[Raw, str | None]):
         self._filter = filter_
 
     def __missing__(self, key: Raw) -> str | None:
-        filter_ = self._filter
-        # The first unwanted tags are looked at, for people.
-        if len(filter_.unwanted) >= UNWANTED_MAX and not filter_.may_want(key):
-            filter_.masked += 1
-            return None
-        return super().__missing__(key)
+        if self._filter.may_want(key):
+            return super().__missing__(key)
+        self._filter.show(key)
+        refused = self._filter.refused
+        if refused.take(key):
+            self[key] = None
+        else:
+            refused.others += 1
+        return None

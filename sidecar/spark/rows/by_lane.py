@@ -112,7 +112,7 @@ class LaneRows:
             messages.keep(bisect_left(messages.offsets(), end))
         count = len(messages)
         table = messages.columns(self._rules)  # frees the messages
-        self._sieve.masked_by_lane += table.masked
+        self._sieve.masked += table.masked
         batch = self._rows(tp, table)
         self._sieve.books.read(count, table.rows - batch.num_rows, count - table.rows)
         return batch

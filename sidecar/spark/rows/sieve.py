@@ -49,24 +49,25 @@ class Sieve:
         """The ids of the messages so far; None if positions are the ids: a range has each once."""
         self.books = Books()
         """What became of the messages so far; those that are kept are in flight."""
-        self.masked_by_lane = 0
-        """How many messages the mask refused in the lane."""
+        self.masked = 0
+        """How many messages the mask refused."""
         self._wants_all = self.groups[None] == UNTAGGED and tags.subscribe.strip() == "*" and not tags.exclude
 
     @property
     def tags_refused(self) -> dict[str, int]:
         """How many messages were filtered, by what refused their tags."""
-        masked = self.filter.masked + self.masked_by_lane
-        return {"mask": masked, "look": self.books.filtered - masked}
+        return {"mask": self.masked, "look": self.books.filtered - self.masked}
 
     def take(self, tp: TopicPartition, messages: Sequence[Message]) -> Kept:
         """Those that are wanted and new; their ids are known from now on."""
         count = len(messages)
         raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * count
         if self._tags and not self._wants_all:
-            groups = self.groups
+            groups, refused = self.groups, self.filter.refused
+            others = refused.others
             wanted = [groups[raw] is not None for raw in raws]
             if not all(wanted):
+                self.masked += sum(map(refused.__contains__, raws)) + refused.others - others
                 messages, raws = list(compress(messages, wanted)), list(compress(raws, wanted))
         filtered = count - len(messages)
         if self._ids is not None and self.window is not None and messages:

@@ -5,19 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.masks import MASK_ALL, TagMask, hash_of, mask_of, tag_mask
-from sidecar.core.messages.tags import UNWANTED_MAX, Memo, TagFilter
-
-NAMED = [b"first-%d" % number for number in range(UNWANTED_MAX)]
-"""Unwanted tags that are looked at, to show them to people."""
-
-
-def filter_of(subscribe: str, split: str = "") -> TagFilter:
-    """A filter that has its unwanted tags for people."""
-    found = TagFilter(subscribe, split=split)
-    for tag in NAMED:
-        assert found.group(tag) is None
-    return found
+from sidecar.core.messages.tags import REFUSED_MAX, UNWANTED_MAX, Memo, TagFilter
 
 
 def test_a_tag_sets_the_bits_that_its_hash_chooses() -> None:
@@ -66,27 +56,45 @@ def test_masks_of_several_tags_match_if_one_is_wanted(count: int) -> None:
 
 
 def test_refused_tags_are_not_looked_at_and_not_remembered() -> None:
-    """A million tags of their own leave the memo as it was, with the few that people are shown."""
-    tags = filter_of("paid || created")
-    for number in range(2_000):
-        assert tags.group(b"user-%d" % number) is None
-    assert tags.masked > 1_950
-    assert len(tags.groups) == UNWANTED_MAX + 2_000 - tags.masked
-    assert tags.group(b"paid") == "paid"
+    """Of very many tags the memo has the first thousand, and the few that need a look."""
+    tags, looks = TagFilter("paid || created"), list[Raw]()
+    tags._group_of = looks.append  # type: ignore[method-assign,assignment]
+    for _ in range(2):
+        for number in range(10_000):
+            assert tags.groups[b"user-%d" % number] is None
+    assert len(looks) < 20
+    assert tags.refused.others == 2 * (10_000 - REFUSED_MAX - len(looks))
+    assert len(tags.groups) == len(looks) + REFUSED_MAX
+
+
+def test_a_full_memo_begins_again_with_the_contents_that_were_refused() -> None:
+    """They are few, so they may have their places again."""
+    tags = TagFilter("paid")
+    assert tags.groups[b"user-1"] is tags.groups.clear() is tags.groups[b"user-1"]
+    assert list(tags.groups) == [b"user-1"] == list(tags.refused)
+
+
+def test_long_contents_are_refused_and_not_remembered() -> None:
+    """A tag may be a whole key."""
+    tags = TagFilter("paid")
+    assert tags.groups[b"k" * 65] is tags.groups[(b"k",) * 40] is None
+    assert (dict(tags.refused), dict(tags.groups), tags.refused.others) == ({}, {}, 2)
 
 
 @pytest.mark.parametrize("raw", [b"user-77,other", (b"user-77", b"other"), None, b"", b" , ,"])
 def test_several_tags_and_none_are_refused_too(raw: bytes | tuple[bytes, ...] | None) -> None:
     """Each tag of a message is tested; one without a tag is not wanted either."""
-    tags = filter_of("paid", split=",")
+    tags = TagFilter("paid", split=",")
     assert tags.groups[raw] is None
-    assert tags.masked == 1
+    assert list(tags.refused) == [raw]
     assert tags.groups[b"user-77, paid"] == "paid"
 
 
 def test_the_first_unwanted_tags_are_shown_to_people() -> None:
     """The mask would refuse them unseen, and then nobody knew which tags the messages have."""
-    assert list(filter_of("paid").unwanted) == [repr(tag.decode()) for tag in NAMED]
+    tags = TagFilter("paid")
+    assert {tags.group(b"other-%d" % number) for number in range(20)} == {None}
+    assert list(tags.unwanted) == [f"'other-{number}'" for number in range(UNWANTED_MAX)]
 
 
 def test_the_mask_of_a_group_is_that_of_its_tags() -> None:
@@ -107,8 +115,8 @@ def test_excluded_tags_are_refused_by_the_mask() -> None:
 
 def test_a_memo_within_another_remembers_what_that_one_does() -> None:
     """What the mask refuses fills no table behind it either."""
-    tags = filter_of("paid")
+    tags = TagFilter("paid")
     behind = Memo(lambda raw: tags.groups[raw], within=tags.groups)
-    assert behind[b"user-77"] is None
+    assert behind[b"k" * 65] is None
     assert behind[b"paid"] == "paid"
     assert list(behind) == [b"paid"]
