@@ -60,6 +60,35 @@ class Sorted:
     """By name, the offset below which held messages are cancelled."""
 
 
+class _Appends(Memo[Raw, Callable[[Message], None]]):
+    """By raw tags, what takes a message into its group. Of refused ones it remembers those that `Refused` does.
+
+    Args:
+        reading: Has the groups.
+        chosen: Messages by group.
+        masked: Takes messages whose tags the mask refuses.
+    """
+
+    __slots__ = ("_chosen", "_groups", "_may_want", "_refused", "_unwanted")
+
+    def __init__(self, reading: Reading, chosen: dict[str | None, list[Message]], masked: list[Message]) -> None:
+        super().__init__(self._append)
+        self._groups, self._refused, self._may_want = reading.groups, reading.refused, reading.may_want
+        self._chosen, self._unwanted = chosen, masked.append
+
+    def __missing__(self, key: Raw) -> Callable[[Message], None]:
+        if self._may_want(key):
+            return super().__missing__(key)
+        if self._refused.room:
+            self._groups[key]  # shows people the first ones, and may remember it
+            if key in self._refused:
+                self[key] = self._unwanted
+        return self._unwanted
+
+    def _append(self, raw: Raw) -> Callable[[Message], None]:
+        return self._chosen.setdefault(self._groups[raw], []).append
+
+
 class Intake:
     """Sorts runs: each message of a run has one outcome, or is in one fragment.
 
@@ -78,8 +107,8 @@ class Intake:
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
         self._masked: list[Message] = []
-        """Those whose contents the mask refused, and which are remembered; empty between runs."""
-        self._appends = self._appends_by(reading)
+        """Those whose tags the mask refused; empty between runs."""
+        self._appends = _Appends(reading, self._chosen, self._masked)
         self.refused = dict.fromkeys(LOOKS, 0)
         """Messages that were filtered by their tags, by what refused them."""
         self.ids: Deduplicator[TopicPartition] = Deduplicator(
@@ -97,17 +126,7 @@ class Intake:
         self.unwanted = Unwanted()
         self._r = replace(reading, keys=self._r.keys, odd_ids=self._r.odd_ids)
         self._chosen.clear()
-        self._appends = self._appends_by(reading)
-
-    def _appends_by(self, reading: Reading) -> Memo[Raw, Callable[[Message], None]]:
-        """By raw tags, what takes a message into its group of `_chosen`."""
-        groups, refused = reading.groups, reading.refused
-
-        def append(raw: Raw) -> Callable[[Message], None]:
-            group = groups[raw]
-            return self._masked.append if raw in refused else self._chosen.setdefault(group, []).append
-
-        return Memo(append, within=groups)
+        self._appends = _Appends(reading, self._chosen, self._masked)
 
     @property
     def unwanted_tags(self) -> str:
@@ -157,19 +176,13 @@ class Intake:
             result.judged = len(run.messages)
             self._sort_by(run.sorter, partition, result, now_ms)
             return result
-        others = self._r.refused.others
-        self._sort_messages(partition, run, result, now_ms)
-        result.masked += self._r.refused.others - others
-        return result
-
-    def _sort_messages(self, partition: Partition, run: Run, result: Sorted, now_ms: float) -> None:
         messages, settled = self.positions.unseen(partition, run)
         result.duplicate = len(run.messages) - len(messages)
         if self._r.cancels is not None and not partition.is_delayed:
             messages = self._without_cancellers(messages, result)
         result.judged = result.filtered + len(messages)
         if not messages:
-            return
+            return result
         # Of the first message only: one look at each message would cost more than its place in a batch.
         stamp_ms = None if partition.is_delayed else next(iter(self._r.columns.timestamps(messages[:1])))
         due: Sequence[int | str | None] = ()
@@ -184,6 +197,7 @@ class Intake:
                 result.opened.append((group, fragment))
         for _, fragment in result.opened:
             fragment.stamp_ms = stamp_ms
+        return result
 
     def _sort_by(self, sorter: RunSorter, partition: Partition, result: Sorted, now_ms: float) -> None:
         """Let a run sort itself, of which every message is new."""
@@ -214,11 +228,12 @@ class Intake:
     ) -> Iterator[tuple[str, list[Message]]]:
         raws = self._r.tags(partition.tp, messages)
         if self._r.ids is not None and not partition.is_delayed:
+            others = self._r.refused.others
             wanted = [
                 (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
             ]
             result.filtered += len(messages) - len(wanted)
-            result.masked += self._count_masked(raws)
+            result.masked += self._count_masked(raws, others)
             new = self._new_ids(partition, [message for _, message in wanted], result, now_ms)
             raws, messages = (
                 [raw for raw, _ in compress(wanted, new)],
@@ -240,9 +255,10 @@ class Intake:
             self._chosen.clear()
             self._appends.clear()
 
-    def _count_masked(self, raws: Sequence[Raw]) -> int:
-        """How many contents are those that the mask refused, and which are remembered."""
-        return sum(map(self._r.refused.__contains__, raws)) if self._r.refused else 0
+    def _count_masked(self, raws: Sequence[Raw], others: int) -> int:
+        """How many of these the mask refused, given the number of those that were not remembered before."""
+        refused = self._r.refused
+        return (sum(map(refused.__contains__, raws)) if refused else 0) + refused.others - others
 
     def _without_cancellers(self, messages: Sequence[Message], result: Sorted) -> Sequence[Message]:
         """Leave out the messages that cancel others, whatever else they have; they are filtered."""
@@ -281,10 +297,10 @@ class Intake:
         """
         tp, is_delayed = partition.tp, self._note_due(messages, due, result)
         table: defaultdict[tuple[str | None, bool], list[Message]] = defaultdict(list)
-        raws = self._r.tags(tp, messages)
-        result.masked += self._count_masked(raws)
+        raws, others = self._r.tags(tp, messages), self._r.refused.others
         for message, raw, later in zip(messages, raws, is_delayed, strict=False):
             table[self._r.groups[raw], later].append(message)
+        result.masked += self._count_masked(raws, others)
         placed: list[_Placed] = []
         for (group, later), chosen in table.items():
             if group is None:

@@ -41,7 +41,8 @@ class Reading:
         search: Looks ids up in sorted runs.
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         unwanted: The first unwanted tags of messages, for people.
-        refused: Contents that the mask of tags refused; the lane counts for itself.
+        may_want: What the mask of tags says of raw tags.
+        refused: Contents that it refused; the lane counts for itself.
         filtered_at_broker: Whether the broker leaves unwanted messages out, so that they are gaps.
         odd_ids: Counts ids that cannot be compared.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
@@ -64,5 +65,6 @@ class Reading:
     search: Search = search
     odd_ids: OddIds | None = None
     unwanted: Collection[str] = ()
+    may_want: Callable[[Raw], bool] = lambda raw: True
     refused: Refused = field(default_factory=Refused)
     filtered_at_broker: bool = False

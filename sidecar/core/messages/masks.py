@@ -7,7 +7,7 @@ that is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import reduce
 from operator import or_
 from typing import Final
@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from sidecar.core.messages.fields import Raw
 
 MASK_ALL = (1 << 64) - 1
 TAG_BITS = 4
@@ -61,12 +63,30 @@ class TagMask:
 
     def may_have(self, tag: bytes) -> bool:
         """Whether this may be one of the tags; never False for one of them."""
+        return self.tester(lambda raw: (tag,), is_plain=False)(tag)
+
+    def tester(self, tags_in: Callable[[Raw], Iterable[bytes]], *, is_plain: bool) -> Callable[[Raw], bool]:
+        """What says whether a raw field value may have one of the tags.
+
+        Args:
+            tags_in: Returns the tags of a raw value.
+            is_plain: Whether a single value is one tag.
+        """
         if self.takes_all:
-            return True
-        number = hash_of(tag)
-        if self.hashes:
-            return number in self.hashes
-        return bool(self._pairs[number & _PAIR] and self._pairs[number >> 12 & _PAIR])
+            return lambda raw: True
+        pairs, hashes, hashed, last = self._pairs, self.hashes, hash_of, _PAIR
+
+        def may_have(tag: bytes) -> bool:
+            number = hashed(tag)
+            return bool(pairs[number & last] and pairs[number >> 12 & last]) and (not hashes or number in hashes)
+
+        def may_want(raw: Raw) -> bool:
+            if not is_plain or not isinstance(raw, bytes) or not raw:
+                return any(map(may_have, tags_in(raw)))
+            number = hashed(raw)  # the same once more, since a call would take a third of the time
+            return bool(pairs[number & last] and pairs[number >> 12 & last]) and (not hashes or number in hashes)
+
+        return may_want
 
     def may_match(self, mask: int) -> bool:
         """Whether a message with this mask may have one of the tags; never False if it has one."""

@@ -149,14 +149,18 @@ class Refused(dict[Raw, None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.room = REFUSED_MAX
+        """How many may still be remembered."""
         self.others = 0
         """Messages with contents that are not remembered."""
 
     def take(self, raw: Raw) -> bool:
-        """Remember this one, if there is room; return whether it is remembered."""
-        if len(self) < REFUSED_MAX and _bytes_of(raw) <= MEMO_KEY_BYTES_MAX:
-            self[raw] = None
-        return raw in self
+        """Use some room, and return whether this one is remembered: long ones are not."""
+        self.room -= 1
+        if _bytes_of(raw) > MEMO_KEY_BYTES_MAX:
+            return False
+        self[raw] = None
+        return True
 
 
 class TagFilter:
@@ -199,6 +203,8 @@ class TagFilter:
         for name, expression in (groups or {}).items():
             self._add_group(name, expression)
         self._check_names(groups or {})
+        self.may_want = self.wants.tester(self.tags, is_plain=not split)
+        """What the mask says of a raw field value; never False for one that is wanted."""
         self.groups: Memo[Raw, str | None] = _Groups(self)
         """Group by raw field value, None if it is not wanted: the table of the hot path."""
 
@@ -270,12 +276,6 @@ class TagFilter:
         named = [tag for tag, name in self._named.items() if name == group]
         return TagMask(named or [group.encode("utf-8", "surrogateescape")])
 
-    def may_want(self, raw: Raw) -> bool:
-        """What the mask says of a raw field value; never False for one that is wanted."""
-        if isinstance(raw, bytes) and raw and not self._separator:
-            return self.wants.may_have(raw)
-        return self.wants.takes_all or any(map(self.wants.may_have, self.tags(raw)))
-
     def look(self, raw: Raw) -> str | None:
         """Look at the tags themselves: the group, None if the message is not wanted."""
         group = self._group_of(raw)
@@ -305,19 +305,22 @@ class TagFilter:
 class _Groups(Memo[Raw, str | None]):
     """Remembers what a filter found when it looked at tags, and the first contents that its mask refused."""
 
-    __slots__ = ("_filter",)
+    __slots__ = ("_filter", "_may_want", "_refused")
 
     def __init__(self, filter_: TagFilter) -> None:
         super().__init__(filter_.look)
         self._filter = filter_
+        self._may_want = filter_.may_want
+        self._refused = filter_.refused
 
     def __missing__(self, key: Raw) -> str | None:
-        if self._filter.may_want(key):
+        if self._may_want(key):
             return super().__missing__(key)
-        self._filter.show(key)
-        refused = self._filter.refused
-        if refused.take(key):
-            self[key] = None
-        else:
-            refused.others += 1
+        refused = self._refused
+        if refused.room:
+            self._filter.show(key)
+            if refused.take(key):
+                self[key] = None
+                return None
+        refused.others += 1
         return None
