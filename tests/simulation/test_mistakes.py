@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,19 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
     done = simulate(tmp_path, SCHEDULES, int(named[1]), *options)
     assert done.returncode == 1, f"not found in {SCHEDULES} schedules: {done.stdout}{done.stderr}"
     assert re.search(r"^seed \d+: (?!raised)", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patch", sorted((MISTAKES / "masks").glob("*.patch")), ids=lambda patch: patch.stem)
+def test_mistake_in_the_mask_of_tags_is_found(patch: Path, tmp_path: Path) -> None:
+    """With this mistake a wanted message is refused, or each unwanted tag is looked at."""
+    broken_copy(patch, tmp_path)
+    for name in ("unit/core/messages/test_masks.py", "property/test_tag_masks.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"^FAILED test_\w*masks.py::", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.parametrize("patch", sorted(MISTAKES.rglob("*.patch")), ids=lambda patch: patch.stem)
