@@ -16,6 +16,7 @@ from random import Random
 
 from benchmarks.delay import in_child
 from sidecar.core.messages.cancels import NAME_HEADER
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.headers import pack_headers
 from sidecar.delay.interface import Row
@@ -38,7 +39,16 @@ def _rows(first: int, hours: int, random: Random, *, is_named: bool) -> list[Row
     dues = [START_MS + random.randrange(hours * HOUR_MS) for _ in range(AT_ONCE)]
     header = NAME_HEADER if is_named else "another-header--"
     return [
-        (due, origin, 0, START_MS, b"key", pack_headers([("tag", b"paid"), (header, b"order-%d" % origin)]), VALUE)
+        (
+            due,
+            origin,
+            0,
+            START_MS,
+            NO_TAGS,
+            b"key",
+            pack_headers([("tag", b"paid"), (header, b"order-%d" % origin)]),
+            VALUE,
+        )
         for origin, due in enumerate(dues, first)
     ]
 

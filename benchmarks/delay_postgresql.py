@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from psycopg import Connection
 
 from benchmarks.delay import BATCH, SPAN_MS, batches, line
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
@@ -124,7 +125,9 @@ class Process:
         some, timer, origin = list(batches(messages, SPAN_MS)), Timer(), 0
         for dues, values in some:
             rows = zip(dues, range(origin, origin + len(dues)), values, strict=True)
-            self.store.put(self.number, [(due, at, 0, NO_TIMESTAMP, None, b"", value) for due, at, value in rows])
+            self.store.put(
+                self.number, [(due, at, 0, NO_TIMESTAMP, NO_TAGS, None, b"", value) for due, at, value in rows]
+            )
             origin += len(dues)
             while self.store.changes - self.store.synced > ON_THE_WAY:
                 self.changelog.serve(0.1)
@@ -177,7 +180,7 @@ def rows(messages: int) -> list[Row]:
         for due_ms, value in zip(dues, values, strict=True):
             at = len(found)
             key = message_key(due_ms << 20 | at % (1 << 20), 1, at)
-            found.append((key, message_value(LINEAGE, NO_TIMESTAMP, None, b"", value), at))
+            found.append((key, message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", value), at))
     return found
 
 

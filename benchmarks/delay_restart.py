@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.delay import SPAN_MS, batches, in_child, line
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
@@ -160,7 +161,7 @@ def put(folder: Path, messages: int) -> Left:
     for dues, values in batches(messages, SPAN_MS):
         origin += len(dues)
         columns = zip(dues, values, strict=True)
-        store.put(number, [(due, origin, 0, NO_TIMESTAMP, None, b"", value) for due, value in columns])
+        store.put(number, [(due, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", value) for due, value in columns])
         tend(store)
     log.flush()
     return Left(log.index, log.end, epoch)

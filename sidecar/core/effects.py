@@ -76,6 +76,8 @@ class Hold:
     """Rises with each `Hold`."""
     messages: Sequence[Message]
     due_ms: Sequence[int]
+    tags: Sequence[bytes]
+    """See `core.messages.tag_index`."""
 
 
 @dataclass(frozen=True, slots=True)

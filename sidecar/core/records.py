@@ -167,6 +167,8 @@ class Run:
     last: int
     sorter: RunSorter | None = None
     """Sorts the messages in place of the core; None if nothing does. Then of the messages only the last one is left."""
+    unwanted: Sequence[int] = ()
+    """Positions of further messages in between, which a store left unread: their tags cannot be wanted."""
 
 
 class GroupRows(Protocol):

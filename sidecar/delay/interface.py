@@ -7,15 +7,16 @@ from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.blocks import Held, Leave
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.listing import HourView, Listed
 
 LISTED_MAX = 1_000
 """Messages that are listed at once."""
-Row = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+Row = tuple[int, int, int, int, bytes, bytes | None, bytes, bytes | None]
+"""Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, entry of the tags (see
+`core.messages.tag_index`), key, packed headers, value."""
 
 
 class Place(NamedTuple):
@@ -174,8 +175,8 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """
         ...
 
-    def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
-        """The next messages below a position, in order; none that is not durable.
+    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
+        """The next messages below a position, in order; none that is not durable; `Unread` where `leave` says so.
 
         Raises:
             StateError: A file cannot be read.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from sidecar.delay.disk.blocks import ROW_TYPE, Held, Table
+from sidecar.delay.disk.blocks import ROW_TYPE, Held, Leave, Table
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.gathered import Gathered
@@ -183,7 +183,7 @@ class Lanes(Hours):
             lane.queued.discard(heapq.heappop(lane.hours))
         return None
 
-    def take(self, number: int, until: int, limit: int, nbytes: int) -> list[Held]:
+    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
         """The partition's next messages below a position in their order.
 
         Args:
@@ -191,6 +191,7 @@ class Lanes(Hours):
             until: The position.
             limit: The most that are taken.
             nbytes: The most that their payloads have together, but for the first.
+            leave: Says which messages are left unread.
 
         Raises:
             OSError: The first file cannot be read; what was to be taken of it comes with a later call.
@@ -202,7 +203,7 @@ class Lanes(Hours):
                 break
             file = self._hours[self.lanes[number].hours[0]]
             try:
-                nbytes = self._take(number, file, until, limit, nbytes, taken)
+                nbytes = self._take(number, file, until, limit, nbytes, leave, taken)
             except ShorterError:
                 self._loaded.unload(file)  # and is loaded again, which counts what is lost
             except OSError:
@@ -212,7 +213,16 @@ class Lanes(Hours):
                 raise
         return taken
 
-    def _take(self, number: int, file: HourFile, until: int, limit: int, nbytes: int, taken: list[Held]) -> int:
+    def _take(
+        self,
+        number: int,
+        file: HourFile,
+        until: int,
+        limit: int,
+        nbytes: int,
+        leave: Leave | None,
+        taken: list[Held],
+    ) -> int:
         """Take some of an hour; return the bytes that are left, 0 at the end."""
         lane, wheel = self.lanes[number], self._loaded.wheel(number, file)
         entries = [
@@ -220,7 +230,7 @@ class Lanes(Hours):
             for position, place in wheel.take(until, min(_CHUNK, limit - len(taken)))
         ]
         alive = [entry for entry in entries if entry[2] not in file.settled]
-        for index, held in enumerate(file.read([number for _, _, number in alive])):
+        for index, held in enumerate(file.read([number for _, _, number in alive], leave)):
             size = len(held.key or b"") + len(held.headers) + len(held.value or b"")
             if size > nbytes and taken:
                 wheel.give_back((position, place) for position, place, _ in alive[index:])

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from sidecar import files
 from sidecar.delay.adoption import Adoption
-from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held
+from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held, Leave
 from sidecar.delay.disk.changes import Kind, placed
 from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
 from sidecar.delay.disk.hour import Damage
@@ -177,15 +177,15 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         _check(rows)
         self._make_room()
         new = (
-            (due_ms, origin, epoch, number, stamp, key, headers, value)
-            for due_ms, origin, epoch, stamp, key, headers, value in rows
+            (due_ms, origin, epoch, number, stamp, tags, key, headers, value)
+            for due_ms, origin, epoch, stamp, tags, key, headers, value in rows
         )
         positions = self._lanes.put(number, new, self._journal.record.puts)
         self._lanes.lanes[number].learn(row[1] for row in rows)
         self._journal.progress.note(min(positions))
         return positions
 
-    def take(self, number: int, until: int, limit: int, nbytes: int) -> list[Held]:
+    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
         """The partition's next messages in the order of positions. Each is returned once, unless `rewind` is called.
 
         Args:
@@ -193,13 +193,15 @@ class PartitionStore(Writes, Adoption, NamedMessages):
             until: The position below which messages are taken; below `unsynced` in any case.
             limit: The most that are taken.
             nbytes: The most that their payloads have together; one is taken nevertheless.
+            leave: Says which messages are left unread.
 
         Raises:
             StateError: A file cannot be read.
         """
         unsynced = self.unsynced
         with self._folder.errors("read"):
-            return self._lanes.take(number, until if unsynced is None else min(until, unsynced), limit, nbytes)
+            until = until if unsynced is None else min(until, unsynced)
+            return self._lanes.take(number, until, limit, nbytes, leave)
 
     def next(self, number: int) -> int | None:
         """A position below which the partition has nothing to take; None if there is nothing at all.

@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from sidecar import files
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, SEQUENCE_BITS, Held
@@ -154,7 +155,7 @@ class DelayStore:
             _check("timestamps_ms", [stamp], NO_TIMESTAMP)
             _check("origins", [origin], ORIGIN_MAX)
         self._make_room()
-        return self._calendar.put_many([(due_ms, origin, 0, 0, stamp, key, packed, value)], self._changes)[0]
+        return self._calendar.put_many([(due_ms, origin, 0, 0, stamp, NO_TAGS, key, packed, value)], self._changes)[0]
 
     def put_many(
         self,
@@ -182,7 +183,8 @@ class DelayStore:
         if (nbytes := sum(map(len, filter(None, [*values, *keys, *packed])))) > PUT_BYTES_MAX:
             raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")
         self._make_room()
-        rows = zip(due_ms, origins, repeat(0, count), repeat(0, count), stamps, keys, packed, values, strict=True)
+        zeros, tags = repeat(0, count), repeat(NO_TAGS, count)
+        rows = zip(due_ms, origins, zeros, repeat(0, count), stamps, tags, keys, packed, values, strict=True)
         return self._calendar.put_many(rows, self._changes)
 
     def _make_room(self) -> None:
@@ -337,7 +339,7 @@ def _check(name: str, numbers: Sequence[int], most: int) -> None:
 
 
 def _message(held: Held) -> DelayedMessage:
-    position, origin, _, _, timestamp_ms, key, headers, value = held
+    position, origin, _, _, timestamp_ms, _, key, headers, value = held
     unpacked = unpack_headers(headers) if headers else ()
     # Not by the class itself, which takes twice as long.
     fields = position, position >> SEQUENCE_BITS, key, unpacked, value, timestamp_ms, origin

@@ -118,6 +118,8 @@ class DelayStatus:
     disk_bytes: int
     due: Mapping[str, int]
     """Number of messages by the keys of `DUE_WITHIN`."""
+    read: int = 0
+    """Messages whose content was read since they were due, since the start: of others, the mask of tags told enough."""
 
 
 @dataclass(slots=True)

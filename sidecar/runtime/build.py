@@ -20,6 +20,7 @@ from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.due import ReadDue, due_reader
 from sidecar.core.messages.fields import Field, Raw
 from sidecar.core.messages.ids import OddIds, id_reader, key_reader
+from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
@@ -144,6 +145,12 @@ def held_groups_of(settings: Settings) -> Callable[[TopicPartition, Sequence[Mes
     return groups_of(settings, HeldColumns(origins=True))
 
 
+def tag_index_of(settings: Settings) -> TagIndex:
+    """What a store of delayed messages keeps of tags, and the tags that are wanted."""
+    tags = settings.tags
+    return TagIndex(tags.filter(), json.dumps([_place(tags.field), tags.split or ""]))
+
+
 def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:
     field = settings.tags.field
     return field.reader(columns) if field else lambda tp, messages: [None] * len(messages)
@@ -186,7 +193,8 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     cancels = cancel_reader(columns) if settings.delay else None
     due = due_reader_of(settings, columns)
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels)
+    index = tag_index_of(settings) if settings.delay else None
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, tag_index=index)
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
 
 

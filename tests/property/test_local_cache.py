@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import adoption, journal, lanes, readers, saving
 from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
@@ -119,18 +120,20 @@ class World:
         """Put some."""
         number, model = self.pick(random)
         dues = [START_MS + random.randrange((50, 3_000, 4 * HOUR_MS)[i % 3]) for i in range(random.randrange(1, 6))]
-        rows = [(due, next(self.origins), 0, NO_TIMESTAMP, None, b"", b"%d" % due * (due % 9)) for due in dues]
+        rows = [(due, next(self.origins), 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % due * (due % 9)) for due in dues]
         positions = self.cache.put(number, rows)
-        model.held |= {position: (row[1], row[6]) for position, row in zip(positions, rows, strict=True)}
+        model.held |= {position: (row[1], row[7]) for position, row in zip(positions, rows, strict=True)}
         model.known |= {row[1] for row in rows}
 
     def adopt(self, random: Random) -> None:
         """Hold some that have positions."""
         number, model = self.pick(random)
         low, new = 1 << 18, {START_MS + random.randrange(4 * HOUR_MS) << 20 for _ in range(random.randrange(1, 6))}
-        rows = [(p | low + next(self.numbers), next(self.origins), 7, NO_TIMESTAMP, None, b"", b"x") for p in new]
+        rows = [
+            (p | low + next(self.numbers), next(self.origins), 7, NO_TIMESTAMP, NO_TAGS, None, b"", b"x") for p in new
+        ]
         self.cache.adopt(number, rows)
-        model.held |= {row[0]: (row[1], row[6]) for row in rows if row[0] >= model.watermark}
+        model.held |= {row[0]: (row[1], row[7]) for row in rows if row[0] >= model.watermark}
 
     def take(self, random: Random) -> None:
         """Take some, in order."""
@@ -166,7 +169,7 @@ class World:
         position = START_MS + random.randrange(4 * HOUR_MS) << 20 | 1 << 18 | 1 + next(self.numbers)
         if position >= model.cursor:
             for epoch in (3, 5):
-                self.cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, None, b"", b"%d" % epoch)])
+                self.cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % epoch)])
             assert self.cache.remove(number, position, 3)
             model.held[position] = 1, b"5"
 

@@ -52,6 +52,11 @@ def name_of(origin: int) -> bytes | None:
     return b"n%d" % (origin % 5) if origin % 3 else None
 
 
+def tags_of(origin: int) -> bytes:
+    """The entry of a message's tags."""
+    return origin.to_bytes(12, "little")
+
+
 def headers_of(origin: int) -> bytes:
     """The headers of a message."""
     name = name_of(origin)
@@ -210,7 +215,7 @@ class World:
         origins = list(range(self.origin, self.origin + len(dues)))
         self.origin += len(dues)
         rows = [
-            (due, origin, 0, NO_TIMESTAMP, None, headers_of(origin), value)
+            (due, origin, 0, NO_TIMESTAMP, tags_of(origin), None, headers_of(origin), value)
             for due, origin, value in zip(dues, origins, values, strict=True)
         ]
         positions = self.store.put(of_name, rows)
@@ -244,7 +249,10 @@ class World:
         columns = zip(placed, zip(origins, values, strict=True), strict=True)
         held = {position: row for position, row in columns if position >= model.watermark}
         rows = zip(placed, origins, values, strict=True)
-        self.store.adopt(of_name, [(p, origin, 7, NO_TIMESTAMP, None, headers_of(origin), v) for p, origin, v in rows])
+        self.store.adopt(
+            of_name,
+            [(p, origin, 7, NO_TIMESTAMP, tags_of(origin), None, headers_of(origin), v) for p, origin, v in rows],
+        )
         model.held |= held
         model.ever |= held.keys()
         if held:
@@ -275,6 +283,7 @@ class World:
         messages = self.store.take(of_name, self.now_ms << 20, limit, nbytes)
         waiting = sorted(position for position in model.held if model.cursor <= position < until)
         assert [message.position for message in messages] == waiting[: len(messages)]
+        assert [message.tags for message in messages] == [tags_of(message.origin) for message in messages]
         rows = [(message.position, (message.origin, message.value)) for message in messages]
         assert rows == [(position, model.held[position]) for position, _ in rows]
         sizes = [size_of(message.origin, message.value) for message in messages]
@@ -358,7 +367,7 @@ class World:
         for position, row in list(model.held.items())[:3]:
             message = self.store.find(of_name, position)
             assert message is not None
-            assert (message.origin, message.value) == row
+            assert (message.origin, message.value, message.tags) == (*row, tags_of(message.origin))
             other = self.store.find(of_name + 1, position)
             assert other is None or other.partition == of_name + 1
 
@@ -469,6 +478,7 @@ def test_each_partition_has_what_was_put_and_not_ended(
             number = world.store.number(partition)
             taken = world.store.take(number, END, 1 << 30, 1 << 40)
             assert len(taken) == len(model.held)
+            assert all(message.tags == tags_of(message.origin) for message in taken)
             assert {message.position: (message.origin, message.value) for message in taken} == model.held
         world.end_all()
         world.store.close()

@@ -23,6 +23,7 @@ from pyroaring import BitMap, BitMap64
 
 from sidecar.core.library.watermark import Progress as LibraryProgress
 from sidecar.core.lineage import Fingerprint, Stamp
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Details, Parked, Place, TopicPartition
 from sidecar.core.snapshots import seal, unseal
@@ -105,7 +106,13 @@ def sealed(specimen: bytes, read: Callable[[bytes], object]) -> Decoder:
 def log_record() -> bytes:
     """A record of a log with a section of each kind that has a body of its own."""
     record = Record()
-    entry = Entry.of(1, [(1 << 50, 9, 4, NO_TIMESTAMP, b"key", HEADERS, b"value"), (1 << 51, 9, 4, 7, None, b"", None)])
+    entry = Entry.of(
+        1,
+        [
+            (1 << 50, 9, 4, NO_TIMESTAMP, NO_TAGS, b"key", HEADERS, b"value"),
+            (1 << 51, 9, 4, 7, NO_TAGS, None, b"", None),
+        ],
+    )
     for kind, body in ((Kind.ADOPT, entry.encoded()), (Kind.NAME, b"name"), (Kind.LEARN, b"\1\0" + BITMAP.serialize())):
         record.add(kind, body)
     return record.encoded()
@@ -126,15 +133,15 @@ def change_of(raw: bytes) -> records.Change:
 
 def read_message(raw: bytes) -> None:
     """A message of a changelog, and what its reader does with the content."""
-    _, stamp, key, headers, value = records.read_message_value(raw)
-    Entry.of(1, [(1 << 50, 9, 4, stamp, key, headers, value)])
+    _, stamp, tags, key, headers, value = records.read_message_value(raw)
+    Entry.of(1, [(1 << 50, 9, 4, stamp, tags, key, headers, value)])
 
 
 def parked_part() -> Held:
     """A parked part as a store has it."""
     record = Parked(1, "scope", "home", "group", 1, 3, BITMAP, 100, 2, 3, 0, b"8 bytes.")
     key, headers = parked.packed(TP, record, array("q", [1, 2]))
-    return Held(1, 1, 1, 1, None, key, headers, None)
+    return Held(1, 1, 1, 1, None, NO_TAGS, key, headers, None)
 
 
 def read_parked(key: bytes | None, headers: bytes) -> None:
@@ -240,8 +247,10 @@ BYTES = {
     "record of a log": Decoder(log_record(), read_log_record, ValueError),
     "headers": Decoder(HEADERS, unpack_headers, StateError),
     "attached": Decoder(ATTACHED, lambda raw: (unpack_headers(raw), unpack_attached(raw)), StateError),
-    "message": Decoder(records.message_value(LINEAGE, 1, b"key", HEADERS, b"v"), read_message, ValueError),
-    "message of RocketMQ": Decoder(records.message_value(LINEAGE, 1, b"key", ATTACHED, b"v"), read_message, ValueError),
+    "message": Decoder(records.message_value(LINEAGE, 1, NO_TAGS, b"key", HEADERS, b"v"), read_message, ValueError),
+    "message of RocketMQ": Decoder(
+        records.message_value(LINEAGE, 1, NO_TAGS, b"key", ATTACHED, b"v"), read_message, ValueError
+    ),
     "change": Decoder(b"\1", change_of, ValueError),
     "state": Decoder(records.kept_bytes(KEPT), records.read_state, ValueError),
     "bookmark": Decoder(

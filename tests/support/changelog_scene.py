@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.records import MESSAGE, STATE, Lineage, read_message_key, read_state
@@ -72,7 +73,7 @@ class Scene:
 
     def put(self, *dues: int, first: int = 0, value: bytes = b"") -> Sequence[int]:
         """Put messages that are due then, with origins in rising order; their positions."""
-        rows: list[Row] = [(due, first + i, 0, NO_TIMESTAMP, None, b"", value) for i, due in enumerate(dues)]
+        rows: list[Row] = [(due, first + i, 0, NO_TIMESTAMP, NO_TAGS, None, b"", value) for i, due in enumerate(dues)]
         return self.store.put(self.number, rows)
 
     def take(self) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pyroaring import BitMap64
 
 from sidecar.core.messages.cancels import name_in
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held, Leave, Unread
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import HOUR_MS, Damage
 from sidecar.delay.disk.hours import PARKED_FROM
@@ -149,11 +149,11 @@ class ModelStore:
         shelf, live, positions = self._shelf(number), self._live, []
         if self.refuses:
             raise StateError("the disk is full")
-        for due_ms, origin, epoch, stamp, key, headers, value in rows:
+        for due_ms, origin, epoch, stamp, tags, key, headers, value in rows:
             live.sequence += 1
             position = max(due_ms << SEQUENCE_BITS, (live.mark >> SEQUENCE_BITS) + 1 << SEQUENCE_BITS) + live.sequence
             stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-            shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
+            shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, tags, key, headers, value)
             insort(shelf.order, position)
             shelf.known.add(origin)
             positions.append(position)
@@ -164,7 +164,7 @@ class ModelStore:
         before = self._durable.shelves[number].messages.keys() if number < len(self._durable.shelves) else set()
         return min(self._shelf(number).messages.keys() - before, default=None)
 
-    def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
+    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
         shelf, unsynced = self._shelf(number), self._unsynced(number)
         until = until if unsynced is None else min(until, unsynced)
         cursor = max(self._cursors.get(number, 0), shelf.watermark)
@@ -173,7 +173,10 @@ class ModelStore:
             self._cursors[number] = positions[-1] + 1
             self._live.mark = max(self._live.mark, positions[-1])
         self.taken.update(shelf.messages[position].origin for position in positions)
-        return [shelf.messages[position] for position in positions]
+        found = [shelf.messages[position] for position in positions]
+        if leave is None:
+            return found
+        return [Unread(*each[:4], None, each.tags, None, b"", None) if leave(each.tags) else each for each in found]
 
     def live(self) -> set[int]:
         """Origins of all messages that it has now."""
@@ -276,10 +279,10 @@ class ModelStore:
         shelf = self._shelf(number)
         if self.refuses:
             raise StateError("the disk is full")
-        for position, origin, epoch, stamp, key, headers, value in rows:
+        for position, origin, epoch, stamp, tags, key, headers, value in rows:
             if position >= shelf.watermark:
                 stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-                shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, key, headers, value)
+                shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, tags, key, headers, value)
                 insort(shelf.order, position)
         self._live.changes += 1
 

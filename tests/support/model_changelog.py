@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Entry, Point, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
@@ -99,8 +100,8 @@ def held_of(entry: Entry | Record) -> Held | None:
     if entry.key[:1] != MESSAGE or entry.value is None:
         return None
     position, epoch, origin = read_message_key(entry.key)
-    _, _, key, headers, value = read_message_value(entry.value)
-    return Held(position, origin, epoch, 0, None, key, headers, value)
+    _, _, tags, key, headers, value = read_message_value(entry.value)
+    return Held(position, origin, epoch, 0, None, tags, key, headers, value)
 
 
 class ModelChangelog:
@@ -155,7 +156,7 @@ class ModelChangelog:
         self.die()
 
 
-NOTHING = Held(0, 0, 0, 0, None, None, b"", None)
+NOTHING = Held(0, 0, 0, 0, None, NO_TAGS, None, b"", None)
 
 
 @dataclass(frozen=True)
@@ -253,10 +254,10 @@ class ModelCache(ModelStore):
         shelf, rows = self._shelf(number), list(rows)
         first = {row[0]: row for row in reversed(rows)}
         super().adopt(number, [row for position, row in first.items() if position not in shelf.messages])
-        for position, origin, epoch, stamp, key, headers, value in rows:
+        for position, origin, epoch, stamp, tags, key, headers, value in rows:
             if shelf.messages.get(position, NOTHING).epoch != epoch:  # one is removed before anything is read
                 stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-                self.twins.append(Held(position, origin, epoch, number, stamp_ms, key, headers, value))
+                self.twins.append(Held(position, origin, epoch, number, stamp_ms, tags, key, headers, value))
             self._live.sequence = max(self._live.sequence, position & ((1 << SEQUENCE_BITS) - 1))
 
     def drop(self, number: int) -> None:

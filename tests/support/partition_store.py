@@ -12,12 +12,14 @@ from sidecar.delay.partitions import PartitionStore
 
 START_MS = 500_000 * HOUR_MS
 START_HOUR = START_MS // HOUR_MS
+TAGS = bytes(range(1, 13))
+"""The entry of some tags."""
 END = START_MS + 100 * HOUR_MS << SEQUENCE_BITS
 
 
 def rows(*dues: int, first: int = 0, value: bytes = b"") -> list[Row]:
     """Rows that are due so long after the start, with origins in rising order."""
-    return [(START_MS + due, first + i, 0, NO_TIMESTAMP, None, b"", value) for i, due in enumerate(dues)]
+    return [(START_MS + due, first + i, 0, NO_TIMESTAMP, TAGS, None, b"", value) for i, due in enumerate(dues)]
 
 
 def origins(store: PartitionStore, number: int, until: int = END, limit: int = 1_000) -> list[int]:

@@ -20,6 +20,7 @@ from sidecar.core.intake.unwanted import LOOKS, Unwanted
 from sidecar.core.intents import Intent
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
+from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
 from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane
@@ -121,6 +122,17 @@ class Intake:
         """The offset of each message."""
         return self._r.columns.offsets(messages)
 
+    @property
+    def tag_index(self) -> TagIndex | None:
+        """See `Reading`."""
+        return self._r.tag_index
+
+    def entries(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[bytes]:
+        """What a store keeps of the tags of each message."""
+        if self._r.tag_index is None:
+            return [NO_TAGS] * len(messages)
+        return list(map(self._r.tag_index.entries.__getitem__, self._r.tags(tp, messages)))
+
     def change(self, reading: Reading) -> None:
         """Go on with another filter and format; how ids, due times and names are read stays."""
         self.unwanted = Unwanted()
@@ -177,7 +189,8 @@ class Intake:
             self._sort_by(run.sorter, partition, result, now_ms)
             return result
         messages, settled = self.positions.unseen(partition, run)
-        result.duplicate = len(run.messages) - len(messages)
+        result.filtered = result.masked = self.positions.not_parked(run.tp, run.unwanted)
+        result.duplicate = len(run.messages) - len(messages) + len(run.unwanted) - result.masked
         if self._r.cancels is not None and not partition.is_delayed:
             messages = self._without_cancellers(messages, result)
         result.judged = result.filtered + len(messages)

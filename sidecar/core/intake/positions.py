@@ -79,6 +79,11 @@ class Positions:
         offsets = self._columns.offsets(run.messages)
         return [message for message, offset in zip(run.messages, offsets, strict=True) if offset not in parked]
 
+    def not_parked(self, tp: TopicPartition, positions: Sequence[int]) -> int:
+        """How many of these delayed messages are in no parked part."""
+        parked = self._settled.get(tp) if positions else None
+        return len(positions) - (0 if parked is None else len(parked & BitMap64(positions)))
+
     def leave_out(self, tp: TopicPartition, parked: Iterable[BitMap64]) -> None:
         """Delayed messages at these positions are in parked parts: other rules must not cut them anew."""
         self._settled[tp] = BitMap64().union(*parked)

@@ -9,6 +9,7 @@ from sidecar.core.messages.cancels import ReadCancels
 from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
+from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import Refused
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
 from sidecar.core.windows.idruns import Search, search
@@ -45,6 +46,7 @@ class Reading:
         refused: Contents that it refused; the lane counts for itself.
         filtered_at_broker: Whether the broker leaves unwanted messages out, so that they are gaps.
         odd_ids: Counts ids that cannot be compared.
+        tag_index: Makes and reads what a store keeps of the tags of held messages; None if all may be wanted.
         cancels: Reads which held messages are cancelled; a message that cancels is neither held nor delivered.
     """
 
@@ -61,6 +63,7 @@ class Reading:
     copies: Callable[[TopicPartition], bool] | None = None
     due: ReadDue | None = None
     cancels: ReadCancels | None = None
+    tag_index: TagIndex | None = None
     sorting: object | None = None
     search: Search = search
     odd_ids: OddIds | None = None

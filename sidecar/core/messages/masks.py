@@ -90,7 +90,7 @@ class TagMask:
 
     def may_match(self, mask: int) -> bool:
         """Whether a message with this mask may have one of the tags; never False if it has one."""
-        return bool(self.may_match_each(np.array([mask], np.uint64))[0])
+        return self.takes_all or bool(((self._each & np.uint64(mask)) == self._each).any())
 
     def may_match_each(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """`may_match` of each of these masks."""

@@ -130,8 +130,9 @@ class Pipeline:
         sorted_run, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
         books = self.books[run.tp]
         count = books.read_out if partition.is_delayed else books.read
-        count(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
-        partition.reach.took(run.last, len(run.messages))
+        messages = len(run.messages) + len(run.unwanted)
+        count(messages, sorted_run.duplicate, sorted_run.filtered)
+        partition.reach.took(run.last, messages)
         self.memory.hold(sorted_run.collected_bytes)
         if sorted_run.delayed:
             self._output.ask(self.puts.hold(partition, sorted_run))

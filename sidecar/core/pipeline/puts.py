@@ -73,7 +73,8 @@ class Puts:
         messages, identities = found.delayed, self._intake.identities
         offsets = list(self._intake.offsets(messages))
         token = self._begin(partition, Put(offsets[-1], len(messages), _ids(identities, partition.tp, found)))
-        return Hold(partition.tp, token, messages, [found.due_ms[offset] for offset in offsets])
+        due_ms, tags = [found.due_ms[offset] for offset in offsets], self._intake.entries(partition.tp, messages)
+        return Hold(partition.tp, token, messages, due_ms, tags)
 
     def cancel(self, partition: Partition, names: Mapping[bytes, int]) -> CancelHeld:
         """The request to cancel held messages; those of the same run are handed over before."""

@@ -12,6 +12,7 @@ from math import inf
 import structlog
 
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, Hold, Park, Unpark
+from sidecar.core.partition.reach import Reach
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.answers import counted, earliest_ms
@@ -25,7 +26,7 @@ from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.delay.columns import original_of, packed_headers
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Leave, Unread
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
 from sidecar.ops.snapshot import DelayStatus
@@ -94,6 +95,7 @@ class Delays:
         self._clock = SteadyClock()
         self._now_ms, self._wall_ms = 0.0, 0
         self._any_due = False
+        self._contents = 0
         self._told_damages = 0
 
     @property
@@ -164,7 +166,7 @@ class Delays:
         headers = packed_headers(columns, hold.tp, messages)
         offsets, epochs = columns.offsets(messages), [0] * len(messages)
         keys, values = columns.keys(messages), columns.values(messages)
-        rows = zip(hold.due_ms, offsets, epochs, stamps, keys, headers, values, strict=True)
+        rows = zip(hold.due_ms, offsets, epochs, stamps, hold.tags, keys, headers, values, strict=True)
         lowest = min(self._store.put(self.owned.numbers[hold.tp], rows))
         self._tell_held(hold.tp, hold.token, lowest)
 
@@ -242,7 +244,7 @@ class Delays:
     def status(self) -> DelayStatus:
         """What is held, and when it is due."""
         now_ms = self._wall_ms or time.time_ns() // 1_000_000
-        return counted(self._store, self.owned.numbers.values(), now_ms)
+        return replace(counted(self._store, self.owned.numbers.values(), now_ms), read=self._contents)
 
     def _is_loading(self, tp: TopicPartition) -> bool:
         return self.takeovers is not None and tp in self.takeovers.loading
@@ -270,18 +272,30 @@ class Delays:
         if unproven is not None:
             until = min(until, unproven)
         try:
-            messages = self._store.take(number, until, MESSAGES_AT_ONCE, RUN_BYTES)
+            held = self._store.take(number, until, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(reach))
         except StateError as error:
             self._writing.problem = str(error)
             return
-        if messages:
-            run = Run(tp.store, list(messages), messages[0].position, messages[-1].position)
+        if held:
+            messages = [each for each in held if type(each) is not Unread]
+            unwanted = [each.position for each in held if type(each) is Unread] if len(messages) < len(held) else ()
+            run = Run(tp.store, messages, held[0].position, held[-1].position, unwanted=unwanted)
             self._pipeline.read(run, now_ms)
+            self._contents += len(messages)
             self._any_due = True
         elif reach.replaying and until >= reach.seen:
             following = self._store.next(number)
             if following is None or following >= reach.seen:
                 self._pipeline.read_past(tp.store, reach.seen, now_ms)
+
+    def _leave(self, reach: Reach) -> Leave | None:
+        """Says which messages need not be read, as the tags that are subscribed now are in none of them.
+
+        What an earlier owner had read out is read again as it was: its parts need all of their messages.
+        """
+        intake = self._pipeline.intake
+        index = None if reach.replaying or intake.tap is not None else intake.tag_index
+        return None if index is None else index.leave
 
     # Committing
 

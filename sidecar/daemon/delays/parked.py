@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sidecar.core.effects import Fetch, Park, Unpark
 from sidecar.core.json_text import loads
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.core.snapshots import bitmap_of
@@ -86,7 +87,7 @@ class ParkedParts:
         position = PARKED_FROM + (self._wall_ms() << SEQUENCE_BITS) + sequence
         # An operator's reset drops what is read again. Of delayed messages that is decided one by one.
         origin = 0 if tp.delayed else record.lowest
-        row = position, origin, 0, NO_TIMESTAMP, *packed(tp, record, self._origins(tp, record)), rows
+        row = position, origin, 0, NO_TIMESTAMP, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows
         epoch = self._store.park(self._numbers[tp.source], row)
         self._spots.setdefault(tp, {})[record.number] = Spot(position, epoch, origin)
 

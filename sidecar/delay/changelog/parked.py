@@ -30,10 +30,11 @@ class ParkedParts:
         """
         self._check_room()
         owned = self._owned[number]
-        position, origin, _, stamp, key, headers, value = row
-        self._cache.adopt(number, [(position, origin, owned.epoch, stamp, key, headers, value)])
+        position, origin, _, stamp, tags, key, headers, value = row
+        self._cache.adopt(number, [(position, origin, owned.epoch, stamp, tags, key, headers, value)])
         entry = Entry(
-            message_key(position, owned.epoch, origin), message_value(owned.lineage, stamp, key, headers, value)
+            message_key(position, owned.epoch, origin),
+            message_value(owned.lineage, stamp, tags, key, headers, value),
         )
         self._appends.append(owned, [entry])
         return owned.epoch

@@ -10,6 +10,7 @@ import hashlib
 import struct
 from typing import NamedTuple, TypeAlias
 
+from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP
 
@@ -34,9 +35,10 @@ _KEY_BYTES = {
     BOOKMARK: BOOKMARK_KEY.size,
     PROOF: PROOF_KEY.size,
 }
-_MESSAGE = struct.Struct(">BQIQII?")
-"""Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, bytes of the key or `NO_KEY`, bytes of the
-headers, whether there is a value; key, headers and value follow."""
+_MESSAGE_VERSION = 2
+_MESSAGE = struct.Struct(f">BQIQ{ENTRY_BYTES}sII?")
+"""Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, entry of the tags, bytes of the key or
+`NO_KEY`, bytes of the headers, whether there is a value; key, headers and value follow."""
 _STATE = struct.Struct(">B?QQ")
 """Version, whether a commit has named the epoch, watermark, seen; the state follows."""
 _CHANGE = bytes([_VERSION])
@@ -60,8 +62,8 @@ class MessageKey(NamedTuple):
     origin: int
 
 
-Content: TypeAlias = tuple[tuple[int, int], int, bytes | None, bytes, bytes | None]
-"""What a message brought: lineage, timestamp, key, headers and value; tuples without names, for speed."""
+Content: TypeAlias = tuple[tuple[int, int], int, bytes, bytes | None, bytes, bytes | None]
+"""Lineage, timestamp, entry of the tags, key, headers, value; a tuple without names, for speed."""
 
 
 class Kept(NamedTuple):
@@ -129,10 +131,12 @@ def read_message_key(key: bytes) -> MessageKey:
     return MessageKey(position, epoch, origin)
 
 
-def message_value(lineage: Lineage, stamp: int, key: bytes | None, headers: bytes, value: bytes | None) -> bytes:
+def message_value(
+    lineage: Lineage, stamp: int, tags: bytes, key: bytes | None, headers: bytes, value: bytes | None
+) -> bytes:
     """The value of a message."""
     key_bytes = NO_KEY if key is None else len(key)
-    head = _MESSAGE.pack(_VERSION, *lineage, stamp, key_bytes, len(headers), value is not None)
+    head = _MESSAGE.pack(_MESSAGE_VERSION, *lineage, stamp, tags, key_bytes, len(headers), value is not None)
     return b"".join((head, key or b"", headers, value or b""))
 
 
@@ -143,10 +147,10 @@ def read_message_value(raw: bytes) -> Content:
         ValueError: It is something else.
     """
     try:
-        version, incarnation, topic, stamp, key_bytes, header_bytes, has_value = _MESSAGE.unpack_from(raw)
+        version, incarnation, topic, stamp, tags, key_bytes, header_bytes, has_value = _MESSAGE.unpack_from(raw)
     except struct.error as error:
         raise ValueError(str(error)) from error
-    if version != _VERSION:
+    if version != _MESSAGE_VERSION:
         raise ValueError(f"version {version}")
     at = _MESSAGE.size
     key = None
@@ -155,7 +159,7 @@ def read_message_value(raw: bytes) -> Content:
     value_at = at + header_bytes
     if value_at > len(raw) or stamp > NO_TIMESTAMP:
         raise ValueError("a message that is cut off, or from no time")
-    return (incarnation, topic), stamp, key, raw[at:value_at], raw[value_at:] if has_value else None
+    return (incarnation, topic), stamp, tags, key, raw[at:value_at], raw[value_at:] if has_value else None
 
 
 def change_entry(message: bytes, epoch: int, position: int) -> Entry:

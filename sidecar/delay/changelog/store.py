@@ -26,7 +26,7 @@ from sidecar.delay.changelog.records import (
 )
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.disk.blocks import Held, Leave
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import Damage
 from sidecar.delay.disk.listing import HourView, Listed
@@ -190,13 +190,13 @@ class ChangelogStore(Proofs, ParkedParts):
         owned = self._owned[number]
         epoch, lineage = owned.epoch, owned.lineage
         rows = [
-            (due_ms, origin, epoch, stamp, key, headers, value)
-            for due_ms, origin, _, stamp, key, headers, value in rows
+            (due_ms, origin, epoch, stamp, tags, key, headers, value)
+            for due_ms, origin, _, stamp, tags, key, headers, value in rows
         ]
         positions = self._cache.put(number, rows)
         entries = [
-            Entry(message_key(position, epoch, origin), message_value(lineage, stamp, key, headers, value))
-            for position, (_, origin, _, stamp, key, headers, value) in zip(positions, rows, strict=True)
+            Entry(message_key(position, epoch, origin), message_value(lineage, stamp, tags, key, headers, value))
+            for position, (_, origin, _, stamp, tags, key, headers, value) in zip(positions, rows, strict=True)
         ]
         entries += owned.put(row[1] for row in rows)
         self._appends.append(owned, entries, lowest=min(positions))
@@ -206,14 +206,14 @@ class ChangelogStore(Proofs, ParkedParts):
         if (waiting := self._appends.waiting_bytes) > UNACKNOWLEDGED_BYTES_MAX:
             raise StateError(f"the broker has not acknowledged {waiting} bytes of delayed messages yet")
 
-    def take(self, number: int, until: int, limit: int, nbytes: int) -> Sequence[Held]:
-        """The next messages below a position, in order; none that is not acknowledged.
+    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
+        """The next messages below a position, in order; none that is not acknowledged. See `HeldStore`.
 
         Raises:
             StateError: A local file cannot be read, or is damaged.
         """
         owned = self._owned[number]
-        held = self._cache.take(number, min(until, self._appends.lowest), limit, nbytes)
+        held = self._cache.take(number, min(until, self._appends.lowest), limit, nbytes, leave)
         self._check_cache()
         owned.take(held)
         return held

@@ -331,7 +331,7 @@ class Reading:
             if epoch < self.named:
                 self.void[record.key] = None
             return None
-        lineage, stamp, key, headers, content = read_message_value(value)
+        lineage, stamp, tags, key, headers, content = read_message_value(value)
         start = self._start
         if lineage == start.lineage:
             if position >= PARKED_FROM:
@@ -349,7 +349,7 @@ class Reading:
                 self._late[record.key] = None
             else:
                 self._all_late = False
-        return position, origin, epoch, stamp, key, headers, content
+        return position, origin, epoch, stamp, tags, key, headers, content
 
     def _removed(self, key: bytes) -> None:
         if key in self.void:

@@ -15,17 +15,20 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sidecar.core.messages.cancels import NAME_HEADER, name_in
+from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.delay.disk.names import Keys, decoded, encoded, key_of
 from sidecar.delay.headers import unpack_headers
 
 Read = Callable[[int, int], bytes]
 """Reads at most so many bytes of a file at an offset; fewer only at its end."""
+Leave = Callable[[bytes], bool]
+"""Whether a message with this entry of its tags is left unread."""
 SEQUENCE_BITS = 20
 MAGIC = 0xDE1A7B0C
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -33,23 +36,24 @@ _HEAD = struct.Struct("<IIIIIIII")
 """Magic, checksum of the six fields behind, checksums of table and payloads, messages, bytes of the payloads, number of
 the first message in the hour, the hour's sequence number after the last."""
 HEAD_BYTES = _HEAD.size
-ROW = struct.Struct("<QQQIHHIII")
-"""Position, origin, epoch, timestamp (low and high), partition, sizes of key and headers, end of the payload."""
+ROW = struct.Struct(f"<QQQ{ENTRY_BYTES}sIHHIII")
+"""Position, origin, epoch, entry of the tags, timestamp (low and high), partition, sizes of key and headers, end of the
+payload."""
 ROW_BYTES = ROW.size
 _END = struct.Struct("<I")
 _NAME = NAME_HEADER.encode()
-_END_AND_ROW = struct.Struct("<IQQQIHHIII")
+_END_AND_ROW = struct.Struct(f"<I{ROW.format[1:]}")
 """The end of the row before, and a row."""
 ROW_TYPE = np.dtype(
     {
-        "names": ["position", "origin", "epoch", "partition", "end"],
-        "formats": ["<u8", "<u8", "<u8", "<u2", "<u4"],
-        "offsets": [0, 8, 16, 30, 40],
+        "names": ["position", "origin", "epoch", "mask", "rules", "partition", "end"],
+        "formats": ["<u8", "<u8", "<u8", "<u8", "<u4", "<u2", "<u4"],
+        "offsets": [0, 8, 16, 24, 32, 42, 52],
         "itemsize": ROW_BYTES,
     }
 )
 _SIZES_TYPE = np.dtype(
-    {"names": ["key", "headers", "end"], "formats": ["<u4"] * 3, "offsets": [32, 36, 40], "itemsize": ROW_BYTES}
+    {"names": ["key", "headers", "end"], "formats": ["<u4"] * 3, "offsets": [44, 48, 52], "itemsize": ROW_BYTES}
 )
 Table = NDArray[np.void]
 """Rows of `ROW_TYPE`."""
@@ -78,10 +82,18 @@ class Held(NamedTuple):
     """The ownership in which the message was put; 0 in a store that only one host has."""
     partition: int
     timestamp_ms: int | None
+    tags: bytes
+    """See `core.messages.tag_index`."""
     key: bytes | None
     headers: bytes
     """In the form that the owner chose."""
     value: bytes | None
+
+
+class Unread(Held):
+    """A message without timestamp, key, headers and value: they were not read, since its tags cannot be wanted."""
+
+    __slots__ = ()
 
 
 def are_whole(table: bytes | memoryview, payload_bytes: int) -> bool:
@@ -92,7 +104,7 @@ def are_whole(table: bytes | memoryview, payload_bytes: int) -> bool:
     return bool((least <= np.diff(ends, prepend=0)).all()) and (not len(ends) or int(ends[-1]) <= payload_bytes)
 
 
-def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held | None:
+def read_held(read: Read, table_at: int, payloads_at: int, index: int, leave: Leave | None = None) -> Held | None:
     """A message of a block; None if the block is shorter than it was.
 
     Args:
@@ -100,11 +112,14 @@ def read_held(read: Read, table_at: int, payloads_at: int, index: int) -> Held |
         table_at: Offset of the block's table.
         payloads_at: Offset of its payloads.
         index: Number of the message in the block.
+        leave: Says of which messages only the row is read.
     """
     row = read(_END_AND_ROW.size, table_at + index * ROW_BYTES - _END.size)
     if len(row) < _END_AND_ROW.size:
         return None
     fields = _END_AND_ROW.unpack(row)
+    if leave is not None and leave(fields[4]):
+        return _unread(fields)
     begin = fields[0] if index else 0
     size = fields[-1] - begin
     payload = read(size, payloads_at + begin)
@@ -121,8 +136,13 @@ def read_front(read: Read, table_at: int, payloads_at: int, index: int) -> Held 
     return _held(fields, payload) if len(payload) == size else None
 
 
-def _held(fields: tuple[int, ...], payload: bytes) -> Held:
-    _, position, origin, epoch, low, high, partition, key_bytes, header_bytes, _ = fields
+def _unread(fields: tuple[Any, ...]) -> Unread:
+    _, position, origin, epoch, tags, _, _, partition, *_ = fields
+    return Unread(position, origin, epoch, partition, None, tags, None, b"", None)
+
+
+def _held(fields: tuple[Any, ...], payload: bytes) -> Held:
+    _, position, origin, epoch, tags, low, high, partition, key_bytes, header_bytes, _ = fields
     headers_at = 0 if key_bytes == NO_KEY else key_bytes
     value_at = headers_at + (header_bytes & ~NO_VALUE)
     stamp = high << 32 | low
@@ -130,6 +150,7 @@ def _held(fields: tuple[int, ...], payload: bytes) -> Held:
     return tuple.__new__(Held, (
         position, origin, epoch, partition,
         None if stamp == NO_TIMESTAMP else stamp,
+        tags,
         None if key_bytes == NO_KEY else payload[:headers_at],
         payload[headers_at:value_at],
         None if header_bytes & NO_VALUE else payload[value_at:],
@@ -182,11 +203,13 @@ class Block:
         if _NAME in headers and (name := name_in(unpack_headers(headers))) is not None:
             self._keys.append(key_of(partition, name, row))
 
-    def read(self, index: int) -> Held:
-        """The message with this number in the block."""
+    def read(self, index: int, leave: Leave | None = None) -> Held:
+        """The message with this number in the block; see `read_held`."""
         row_at = index * ROW_BYTES
         before = self.table[row_at - _END.size : row_at] if index else bytes(_END.size)
         fields = _END_AND_ROW.unpack(before + self.table[row_at : row_at + ROW_BYTES])
+        if leave is not None and leave(fields[4]):
+            return _unread(fields)
         return _held(fields, bytes(self.payloads[fields[0] : fields[-1]]))
 
     def encoded(self, first: int, sequence: int, salt: int) -> bytes:

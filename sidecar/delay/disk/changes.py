@@ -13,8 +13,8 @@ import numpy as np
 from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, Held, are_whole
 from sidecar.delay.disk.wheel import Positions
 
-PlacedRow = tuple[int, int, int, int, bytes | None, bytes, bytes | None]
-"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, key, packed headers, value."""
+PlacedRow = tuple[int, int, int, int, bytes, bytes | None, bytes, bytes | None]
+"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, entry of the tags, key, packed headers, value."""
 _SIZES = struct.Struct("<II")
 """Number of messages that were put, and bytes of their payloads."""
 
@@ -22,7 +22,7 @@ _SIZES = struct.Struct("<II")
 def placed(held: Held, position: int) -> PlacedRow:
     """A message at another position."""
     stamp = NO_TIMESTAMP if held.timestamp_ms is None else held.timestamp_ms
-    return position, held.origin, held.epoch, stamp, held.key, held.headers, held.value
+    return position, held.origin, held.epoch, stamp, held.tags, held.key, held.headers, held.value
 
 
 class Changes:
@@ -97,11 +97,11 @@ class Entry(NamedTuple):
     @classmethod
     def _of(cls, partition: int, rows: Iterable[PlacedRow]) -> Self:
         table, payloads, end = list[bytes](), list[bytes](), 0
-        for position, origin, epoch, stamp, key, headers, value in rows:
+        for position, origin, epoch, stamp, tags, key, headers, value in rows:
             payload = (headers if key is None else key + headers) + (value or b"")
             end += len(payload)
             row = ROW.pack(
-                position, origin, epoch, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                position, origin, epoch, tags, stamp & 0xFFFFFFFF, stamp >> 32, partition,
                 NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
                 end,
             )  # fmt: skip

@@ -8,13 +8,15 @@ from pathlib import Path
 from sidecar.errors import StateError
 
 SUFFIX, LOG_SUFFIX = ".delay", ".wal"
-_FILE = re.compile(r"(\d+)-([0-9a-f]{8})\.delay")
-_LOG = re.compile(r"(\d+)-([0-9a-f]{8})\.wal")
+FORM = "-2"
+"""Of the rows in files and logs; the first one had no mark."""
+_FILE = re.compile(rf"(\d+)-([0-9a-f]{{8}}){FORM}\.delay")
+_LOG = re.compile(rf"(\d+)-([0-9a-f]{{8}}){FORM}\.wal")
 
 
 def path_of(folder: Path, hour: int, salt: int) -> Path:
     """The path of an hour's file."""
-    return folder / f"{hour}-{salt:08x}{SUFFIX}"
+    return folder / f"{hour}-{salt:08x}{FORM}{SUFFIX}"
 
 
 def named_by(path: Path) -> tuple[int, int] | None:
@@ -42,7 +44,7 @@ def is_unused(path: Path) -> bool:
 
 
 def refuse_former(path: Path) -> None:
-    """Refuse files whose names have no salt: their checksums mean something else.
+    """Refuse files whose names have no salt or another form: their bytes mean something else.
 
     Raises:
         StateError: There is one.
@@ -51,6 +53,6 @@ def refuse_former(path: Path) -> None:
     found += [each for each in path.glob(f"*{LOG_SUFFIX}") if logged_by(each) is None]
     for each in sorted(found):
         raise StateError(
-            f"delayed messages: {each} was written by a version of Sidecar before 0.1.0, which this one cannot read",
+            f"delayed messages: {each} was written by another version of Sidecar, and this one cannot read it",
             hint="deliver its messages with that version, and then move the folder away",
         )

@@ -1,6 +1,6 @@
 """The file of one hour: blocks in the order in which they were appended. Knows no other hour and no clock.
 
-Its name has the hour and the salt of its checksums, which is drawn for each file: `HOUR-SALT.delay`.
+Its name has the hour and the salt of its checksums, which is drawn for each file: `HOUR-SALT-2.delay`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sidecar.delay.disk.blocks import (
     Block,
     Found,
     Held,
+    Leave,
     Read,
     Table,
     find,
@@ -365,8 +366,8 @@ class HourFile:
         for index in np.flatnonzero(table["partition"] == partition).tolist():
             yield self._written + index, self.pending.read(index)
 
-    def read(self, numbers: Sequence[int]) -> Iterator[Held]:
-        """These messages of a loaded hour, one after the other.
+    def read(self, numbers: Sequence[int], leave: Leave | None = None) -> Iterator[Held]:
+        """These messages of a loaded hour, one after the other; `Unread` where `leave` says so.
 
         Raises:
             ShorterError: The file was truncated or removed since then.
@@ -377,10 +378,10 @@ class HourFile:
         with opened(self.path) as read:
             for number in numbers:
                 if number >= self._written:
-                    yield self.pending.read(number - self._written)
+                    yield self.pending.read(number - self._written, leave)
                     continue
                 block = blocks[bisect_right(blocks, (number + 1,)) - 1]
-                held = read_held(read, block.table_at, block.payloads_at, number - block.first)
+                held = read_held(read, block.table_at, block.payloads_at, number - block.first, leave)
                 if held is None:
                     raise ShorterError
                 yield held

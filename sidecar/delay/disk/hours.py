@@ -51,8 +51,9 @@ def by_hour(positions: Positions) -> Iterable[tuple[int, int]]:
 
 Has = Callable[[HourFile, int, int], bool]
 """Whether a file has a message of a partition at a position."""
-NewRow = tuple[int, int, int, int, int, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, epoch, partition, timestamp or `NO_TIMESTAMP`, key, headers, value."""
+NewRow = tuple[int, int, int, int, int, bytes, bytes | None, bytes, bytes | None]
+"""Due time in milliseconds, origin, epoch, partition, timestamp or `NO_TIMESTAMP`, entry of the tags, key, headers,
+value."""
 
 
 class Hours:
@@ -109,7 +110,7 @@ class Hours:
         """
         hours, floor, positions, total = self._hours, (self.mark >> SEQUENCE_BITS) + 1, [], 0
         # This loop is most of the cost of a message: it calls nothing that is ours.
-        for due_ms, origin, epoch, partition, stamp, key, headers, value in rows:
+        for due_ms, origin, epoch, partition, stamp, tags, key, headers, value in rows:
             due_ms = floor if due_ms < floor else due_ms
             file = hours.get(due_ms // HOUR_MS)
             if file is None or file.sequence >= SECOND_SEQUENCES:
@@ -121,7 +122,7 @@ class Hours:
             table, payloads = file.pending.table, file.pending.payloads
             payloads += payload
             row = ROW.pack(
-                position, origin, epoch, stamp & 0xFFFFFFFF, stamp >> 32, partition,
+                position, origin, epoch, tags, stamp & 0xFFFFFFFF, stamp >> 32, partition,
                 NO_KEY if key is None else len(key), len(headers) if value is not None else len(headers) | NO_VALUE,
                 len(payloads),
             )  # fmt: skip

@@ -1,6 +1,6 @@
 """A write-ahead log: what happened since a store's files were last made durable. Knows no meaning of the records.
 
-Its name has its number and the salt of its checksums, which no producer knows: `NUMBER-SALT.wal`. So no bytes of a
+Its name has its number and the salt of its checksums, which no producer knows: `NUMBER-SALT-2.wal`. So no bytes of a
 message pass for a record after a torn write.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sidecar import files
-from sidecar.delay.disk.filename import LOG_SUFFIX, logged_by, logs_of
+from sidecar.delay.disk.filename import FORM, LOG_SUFFIX, logged_by, logs_of
 
 _HEAD = struct.Struct("<III")
 """Magic, checksum of the rest, bytes of the body."""
@@ -41,7 +41,7 @@ class Wal:
         if (other := logs_of(folder).get(number)) is not None:
             files.remove(other)
         self.number, self._salt = number, secrets.randbits(32)
-        self.path = path = folder / f"{number}-{self._salt:08x}{LOG_SUFFIX}"
+        self.path = path = folder / f"{number}-{self._salt:08x}{FORM}{LOG_SUFFIX}"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self.end = 0
         """Bytes that are written."""

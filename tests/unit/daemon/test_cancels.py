@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from sidecar.core.effects import CancelHeld
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.delays import cancels as module
@@ -33,7 +34,7 @@ class Store(ModelStore):
         for step in range(3):
             if step == self.fails_at:
                 raise StateError("broken")
-            yield [Held(2 * step + each, 0, 0, number, None, None, b"", None) for each in range(2)]
+            yield [Held(2 * step + each, 0, 0, number, None, NO_TAGS, None, b"", None) for each in range(2)]
 
     def forget(self, number: int, position: int) -> None:
         self.forgotten.append(position)

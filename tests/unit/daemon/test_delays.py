@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Any, cast
 
 import pytest
 
 from sidecar.core.effects import Hold
+from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
+from sidecar.core.messages.tags import TagFilter
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.delays import GOES_ON_AT, Delays
@@ -63,7 +66,19 @@ class Scene:
 
     def put(self, *dues: int) -> None:
         """Put messages that are due then, and make them durable."""
-        self.store.put(self.number, [(due, i, 0, NO_TIMESTAMP, None, b"", b"x") for i, due in enumerate(dues)])
+        self.store.put(self.number, [(due, i, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x") for i, due in enumerate(dues)])
+        self.store.sync()
+
+    def subscribe(self, tags: str) -> tuple[bytes, bytes]:
+        """Want these tags alone; the entries of `paid` and of another one."""
+        index = TagIndex(TagFilter(tags), "")
+        self.core.intake.change(replace(self.core.intake._r, tag_index=index))
+        return index.entries[b"paid"], index.entries[b"viewed"]
+
+    def put_tagged(self, *tags: bytes) -> None:
+        """Put messages with these entries of tags that are due now, and make them durable."""
+        rows = [(NOW_MS, i, 0, NO_TIMESTAMP, each, None, b"", b"x") for i, each in enumerate(tags)]
+        self.store.put(self.number, rows)
         self.store.sync()
 
     def poll(self, wall_ms: int = NOW_MS) -> list[int]:
@@ -87,6 +102,35 @@ def test_messages_are_read_when_they_are_due(scene: Scene) -> None:
     assert [run.tp for run in scene.runs] == [TP.store]
     assert scene.poll(NOW_MS + 1) == [NOW_MS + 1]
     assert scene.poll(NOW_MS + 1) == []
+
+
+def test_messages_that_cannot_be_wanted_are_left_unread(scene: Scene) -> None:
+    """The core is told their positions, and the status tells how many were read."""
+    wanted, other = scene.subscribe("paid")
+    scene.put_tagged(wanted, other, wanted, other)
+    assert len(scene.poll()) == 2
+    (run,) = scene.runs
+    assert [held.origin for held in run.messages] == [0, 2]
+    first, second = [held.position for held in run.messages]
+    assert list(run.unwanted) == [first + 1, second + 1]
+    assert (run.last, scene.delays.status().read) == (run.unwanted[-1], 2)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda scene: scene.subscribe("*"),
+        lambda scene: setattr(scene.core.intake, "tap", lambda *_: None),
+        lambda scene: setattr(scene.core.partitions[TP.store].reach, "seen", 1 << 62),
+    ],
+)
+def test_messages_that_somebody_may_need_are_read(scene: Scene, look: Callable[[Scene], None]) -> None:
+    """All may be wanted; a person looks; a part that an earlier owner sent needs all of its messages."""
+    _, other = scene.subscribe("paid")
+    scene.put_tagged(other, other)
+    look(scene)
+    assert len(scene.poll()) == 2
+    assert not scene.runs[0].unwanted
 
 
 def test_the_wait_ends_with_the_next_due_time(scene: Scene) -> None:
@@ -132,7 +176,7 @@ def test_nothing_is_committed_while_a_message_is_nowhere(scene: Scene, monkeypat
     """The store cannot take it yet; the commit would settle it."""
     unused: Any = None
     monkeypatch.setattr(Delays, "_do", lambda *_: failing("No space left on device"))
-    scene.delays.perform(Hold(TP, 1, unused, unused))
+    scene.delays.perform(Hold(TP, 1, unused, unused, unused))
     assert not scene.delays.keep_now([])
     assert scene.delays.problem == "No space left on device"
     monkeypatch.setattr(Delays, "_do", lambda *_: None)

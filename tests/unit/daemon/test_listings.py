@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays import answers
 from sidecar.daemon.delays.answers import listing, position_of
@@ -37,7 +38,7 @@ def store(tmp_path: Path) -> PartitionStore:
     for half in range(2):
         values = [b"xyz"[i % 3 : i % 3 + 1] for i in range(10 * half, 10 * half + 10)]
         dues = [START_MS + (i * 7 % 4) * HOUR_MS + i // 4 for i in range(10 * half, 10 * half + 10)]
-        rows = [(due, 10 * half + i, 0, 0, None, b"", values[i]) for i, due in enumerate(dues)]
+        rows = [(due, 10 * half + i, 0, 0, NO_TAGS, None, b"", values[i]) for i, due in enumerate(dues)]
         positions = store.put(0, rows)
         store.adopt(1, [(positions[i], *row[1:]) for i, row in enumerate(rows)])
         if not half:
@@ -125,7 +126,7 @@ def test_an_hour_is_read_as_it_was(store: PartitionStore) -> None:
     before = view.rows()
     (cancelled, *_) = store.listed(0)
     store.cancel(0, cancelled.position)
-    store.put(0, [(START_MS + 1, 99, 0, 0, None, b"", b"new")])
+    store.put(0, [(START_MS + 1, 99, 0, 0, NO_TAGS, None, b"", b"new")])
     store._lanes.flush()
     for path in Path(store._folder.path).glob("*.delay"):
         path.unlink()

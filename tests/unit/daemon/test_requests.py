@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, time_of
@@ -31,7 +32,7 @@ class Scene:
         self.core.assign(TP, "5c0pe001", PartitionState(0, 0))
         self.core.assign(TP.store, "5c0pe002", PartitionState(0, 0))
         self.number = self.store.number(b"p")
-        rows: list[Any] = [(DUE_MS + i, 10 + i, 0, NO_TIMESTAMP, b"k", b"", b"v") for i in range(2)]
+        rows: list[Any] = [(DUE_MS + i, 10 + i, 0, NO_TIMESTAMP, NO_TAGS, b"k", b"", b"v") for i in range(2)]
         self.positions = self.store.put(self.number, rows)
         self.store.sync()
         self.core.books[TP.store].restore(2)

@@ -13,6 +13,7 @@ from unittest.mock import Mock, call
 import pytest
 import structlog.testing
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.takeovers import RETRY_S, Adopt, TakeoverEnded, Takeovers
@@ -90,7 +91,7 @@ class Scene:
         """An earlier owner put these messages; its epoch."""
         epoch = self.log.add(claim()) + 1
         for origin in origins:
-            value = message_value(LINEAGE, 0, None, b"", b"")
+            value = message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")
             self.log.add(Entry(message_key((2_000 << 20) + origin, epoch, origin), value))
         return epoch
 
@@ -172,7 +173,7 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     first = scene.owner(1)
     second = scene.owner()
-    value = message_value(LINEAGE, 0, None, b"", b"")
+    value = message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")
     scene.log.add(Entry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
     scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"")))
@@ -516,7 +517,7 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     table = ModelTable(lambda: 0.99)
     tables, lineage = ModelTables(table), Lineage(9, topic_hash("id"))
     epoch = table.claim()
-    message = Entry(message_key((2_000 << 20) + 3, epoch, 3), message_value(lineage, 0, None, b"", b""))
+    message = Entry(message_key((2_000 << 20) + 3, epoch, 3), message_value(lineage, 0, NO_TAGS, None, b"", b""))
     table.write(epoch, [message, Reach(lineage, 2, 4).entry()])
     takeovers = Takeovers(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)
     scene.takeovers = takeovers

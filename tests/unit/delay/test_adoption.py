@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import journal, lanes
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS
 from sidecar.delay.disk.changes import PlacedRow
@@ -17,6 +18,7 @@ from tests.support.partition_store import (
     END,
     START_HOUR,
     START_MS,
+    TAGS,
     file_of,
     killed,
     logs,
@@ -31,7 +33,7 @@ START = START_MS << SEQUENCE_BITS
 
 def placed(*positions: int, first: int = 0, value: bytes = b"") -> list[PlacedRow]:
     """Rows at these positions, with origins in rising order."""
-    return [(position, first + i, 7, NO_TIMESTAMP, None, b"", value) for i, position in enumerate(positions)]
+    return [(position, first + i, 7, NO_TIMESTAMP, NO_TAGS, None, b"", value) for i, position in enumerate(positions)]
 
 
 def at(due_ms: int, sequence: int = 0) -> int:
@@ -71,9 +73,9 @@ def test_an_adopted_message_is_as_it_was_given(store: PartitionStore) -> None:
     """Each column, in memory, after a kill from the log, and after another start from the file."""
     number = store.number(b"a")
     given: list[PlacedRow] = [
-        (at(5, 3), 2, 9, NO_TIMESTAMP, b"", b"h", None),
-        (at(0), 1, 8, START_MS, None, b"", b"value"),
-        (at(2 * HOUR_MS), 3, 7, 0, b"key", b"headers", b""),
+        (at(5, 3), 2, 9, NO_TIMESTAMP, TAGS, b"", b"h", None),
+        (at(0), 1, 8, START_MS, TAGS, None, b"", b"value"),
+        (at(2 * HOUR_MS), 3, 7, 0, NO_TAGS, b"key", b"headers", b""),
     ]
     store.adopt(number, given)
     store.sync()
@@ -298,10 +300,10 @@ def test_another_limit_takes_the_place_of_what_is_durable(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "row",
     [
-        (POSITION_MAX + 1, 0, 0, 0, None, b"", b""),
-        (0, -1, 0, 0, None, b"", b""),
-        (0, 0, 1 << 64, 0, None, b"", b""),
-        (0, 0, 0, NO_TIMESTAMP + 1, None, b"", b""),
+        (POSITION_MAX + 1, 0, 0, 0, NO_TAGS, None, b"", b""),
+        (0, -1, 0, 0, NO_TAGS, None, b"", b""),
+        (0, 0, 1 << 64, 0, NO_TAGS, None, b"", b""),
+        (0, 0, 0, NO_TIMESTAMP + 1, NO_TAGS, None, b"", b""),
     ],
 )
 def test_a_number_that_no_column_has_is_refused(store: PartitionStore, row: PlacedRow) -> None:

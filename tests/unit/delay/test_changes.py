@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.partitions import PartitionStore
-from tests.support.partition_store import END, START_MS, reopened
+from tests.support.partition_store import END, START_MS, TAGS, reopened
 
 DAY_MS = 24 * HOUR_MS
 
@@ -24,7 +25,8 @@ def put(store: PartitionStore, *after_ms: int, name: bytes = b"a") -> list[int]:
     """Put messages that are due so long after the start; their positions, which are durable."""
     number = store.number(name)
     positions = store.put(
-        number, [(START_MS + each, 10 + i, 4, START_MS, b"key", b"h", b"%d" % i) for i, each in enumerate(after_ms)]
+        number,
+        [(START_MS + each, 10 + i, 4, START_MS, TAGS, b"key", b"h", b"%d" % i) for i, each in enumerate(after_ms)],
     )
     store.sync()
     return positions
@@ -67,7 +69,7 @@ def test_a_message_that_is_due_earlier_stays(store: PartitionStore) -> None:
 
 def test_a_message_without_timestamp_key_and_value_is_brought_forward_as_it_is(store: PartitionStore) -> None:
     """Nothing becomes empty that was missing."""
-    (position,) = store.put(store.number(b"a"), [(START_MS + DAY_MS, 1, 0, NO_TIMESTAMP, None, b"", None)])
+    (position,) = store.put(store.number(b"a"), [(START_MS + DAY_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", None)])
     store.sync()
     assert store.release(0, position, START_MS) is not None
     store.sync()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sidecar.core.messages.cancels import NAME_HEADER
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.disk import names as keys_module
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Block, Held
 from sidecar.delay.disk.hour import HOUR_MS, HourFile
@@ -26,7 +27,7 @@ ALL = 1 << 62
 def row(origin: int, name: bytes | None, after_ms: int = 0, *, key: bytes | None = b"k", value: bytes = b"v") -> Row:
     """A message with a name or none."""
     headers = [("tag", b"a")] if name is None else [("tag", b"a"), (NAME_HEADER, name)]
-    return START_MS + after_ms, origin, 0, NO_TIMESTAMP, key, pack_headers(headers), value
+    return START_MS + after_ms, origin, 0, NO_TIMESTAMP, NO_TAGS, key, pack_headers(headers), value
 
 
 def cancelled(store: PartitionStore, number: int, below: dict[bytes, int], lowest: int = 0) -> list[int]:
@@ -78,8 +79,8 @@ def test_what_was_taken_or_lies_below_is_not_ended(store: PartitionStore) -> Non
 def test_a_parked_part_has_no_name(store: PartitionStore) -> None:
     """Whatever its headers are."""
     number = store.number(b"p")
-    _, origin, epoch, stamp, key, headers, value = row(1, b"x")
-    store.park(number, (PARKED_FROM + 1, origin, epoch, stamp, key, headers, value))
+    _, origin, epoch, stamp, tags, key, headers, value = row(1, b"x")
+    store.park(number, (PARKED_FROM + 1, origin, epoch, stamp, tags, key, headers, value))
     assert cancelled(store, number, {b"x": ALL}) == []
     assert len(store.parked(number)) == 1
 
@@ -172,23 +173,23 @@ def test_a_block_without_names_is_as_it_was_before_there_were_any(tmp_path: Path
     """So is the table of one with names: an earlier version reads its messages, and passes over the keys."""
     plain, with_names = HourFile(tmp_path, 1), HourFile(tmp_path, 2)
     for file, name in ((plain, None), (with_names, b"x")):
-        _, origin, _, _, _, headers, value = row(7, name)
+        _, origin, _, _, _, _, headers, value = row(7, name)
         payload = headers + (value or b"")
         file.pending = Block()
         file.pending.add(_table_row(5, origin, len(headers)), payload)
         file.flush()
-        assert file.size == 32 + 44 + len(payload) + (0 if name is None else 8 + 4)
+        assert file.size == 32 + 56 + len(payload) + (0 if name is None else 8 + 4)
         assert file.load() == []
         (held,) = file.read([0])
         assert (held.origin, held.headers, held.value) == (origin, headers, value)
 
 
 def _table_row(position: int, origin: int, header_bytes: int) -> bytes:
-    row = np.zeros(11, "<u4")
+    row = np.zeros(14, "<u4")
     row[0], row[2] = position, origin
     raw = bytearray(row.tobytes())
-    raw[32:36] = ((1 << 32) - 1).to_bytes(4, "little")
-    raw[36:40] = header_bytes.to_bytes(4, "little")
+    raw[44:48] = ((1 << 32) - 1).to_bytes(4, "little")
+    raw[48:52] = header_bytes.to_bytes(4, "little")
     return bytes(raw)
 
 

@@ -9,15 +9,27 @@ from typing import NoReturn
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import adoption, journal, lanes, partitions, readers
 from sidecar.delay.disk import filed, hour, hours
-from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS, Unread
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.wal import CHECKPOINT, Wal
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError
-from tests.support.partition_store import END, START_HOUR, START_MS, file_of, logs, origins, reopened, round_of, rows
+from tests.support.partition_store import (
+    END,
+    START_HOUR,
+    START_MS,
+    TAGS,
+    file_of,
+    logs,
+    origins,
+    reopened,
+    round_of,
+    rows,
+)
 
 
 @pytest.fixture
@@ -114,15 +126,41 @@ def test_loaded_hours_are_bounded(store: PartitionStore, monkeypatch: pytest.Mon
 # Taking
 
 
+@pytest.mark.parametrize("is_filed", [False, True])
+def test_a_message_may_be_left_unread(store: PartitionStore, monkeypatch: pytest.MonkeyPatch, is_filed: bool) -> None:
+    """Of its content nothing is read; it has a position, an epoch and an origin, and is taken."""
+    number = store.number(b"a")
+    other = bytes(12)
+    positions = store.put(
+        number, [(START_MS, at, 7, 1, (TAGS, other)[at % 2], b"k", b"h", bytes(99)) for at in range(6)]
+    )
+    store.sync()
+    if is_filed:
+        store._lanes.flush()
+    store._lanes.next(number)
+    sizes: list[int] = []
+    pread = os.pread
+    store._lanes._loaded.wheel(number, store._lanes._hours[START_HOUR])
+    monkeypatch.setattr("os.pread", lambda fd, size, at: sizes.append(size) or pread(fd, size, at))
+    taken = store.take(number, END, 9, 1 << 20, TAGS.__eq__)
+    assert [(each.position, each.epoch, each.origin) for each in taken] == [
+        (p, 7, at) for at, p in enumerate(positions)
+    ]
+    assert [type(each) is Unread for each in taken] == [True, False] * 3
+    assert [(each.key, each.headers, each.value) for each in taken[:2]] == [(None, b"", None), (b"k", b"h", bytes(99))]
+    assert sum(size > 60 for size in sizes) == 3 * is_filed
+    assert store.take(number, END, 9, 1 << 20) == []
+
+
 def test_a_message_comes_back_as_it_was_put(store: PartitionStore) -> None:
     """After a kill, from the log; after another start, from the file."""
     number = store.number(b"a")
-    (position,) = store.put(number, [(START_MS, 7, 5, START_MS - 1, b"key", b"headers", None)])
+    (position,) = store.put(number, [(START_MS, 7, 5, START_MS - 1, TAGS, b"key", b"headers", None)])
     store.sync()
     for _ in range(2):
         store = reopened(store)
         (held,) = store.take(number, END, 9, 9)
-        assert held == (position, 7, 5, number, START_MS - 1, b"key", b"headers", None)
+        assert held == (position, 7, 5, number, START_MS - 1, TAGS, b"key", b"headers", None)
 
 
 def test_nothing_is_taken_that_is_not_durable(store: PartitionStore) -> None:
@@ -602,7 +640,7 @@ def test_a_file_that_is_removed_while_it_is_read_costs_what_is_left_in_it(store:
     assert store.held(number) == 0
 
 
-@pytest.mark.parametrize("row", [rows(-START_MS - 1), [(DUE_MAX_MS + 1, 0, 0, NO_TIMESTAMP, None, b"", b"")]])
+@pytest.mark.parametrize("row", [rows(-START_MS - 1), [(DUE_MAX_MS + 1, 0, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"")]])
 def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list[Row]) -> None:
     """Nothing of the group is held."""
     number = store.number(b"a")

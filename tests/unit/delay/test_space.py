@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.messages.cancels import NAME_HEADER
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import journal, lanes, store
 from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
@@ -119,7 +120,7 @@ def test_parked_parts_that_are_over_free_their_space_beside_one_that_stays(held:
 
     def park(at: int) -> tuple[int, int]:
         position = PARKED_FROM + (START_MS + at << SEQUENCE_BITS)
-        return position, held.park(number, (position, at, 0, NO_TIMESTAMP, None, b"", bytes(MIB)))
+        return position, held.park(number, (position, at, 0, NO_TIMESTAMP, NO_TAGS, None, b"", bytes(MIB)))
 
     stays, _ = park(0)
     for at in range(1, 60):
@@ -193,7 +194,7 @@ def test_a_search_by_name_goes_on_in_the_new_file(held: PartitionStore, monkeypa
     monkeypatch.setattr(cancels, "FOUND_AT_ONCE", 2)
     number, named = held.number(b"p"), pack_headers([(NAME_HEADER, b"x")])
     positions = put(held, number)
-    held.put(number, [(START_MS + 2_000 + at, 100 + at, 0, NO_TIMESTAMP, None, named, b"") for at in range(8)])
+    held.put(number, [(START_MS + 2_000 + at, 100 + at, 0, NO_TIMESTAMP, NO_TAGS, None, named, b"") for at in range(8)])
     held.sync()
     search = held.cancel_named(number, 0, {b"x": 105})
     while not next(search):
@@ -371,10 +372,14 @@ def test_the_librarys_store_reads_both_files_of_an_hour_without_a_checkpoint(tmp
 # Salts
 
 
-@pytest.mark.parametrize("name", [f"{START_HOUR}.delay", "1.wal"])
+FORMER = [f"{START_HOUR}.delay", "1.wal", f"{START_HOUR}-00c0ffee.delay", "1-00c0ffee.wal"]
+"""Without a salt, and with one: the rows had no tags then."""
+
+
+@pytest.mark.parametrize("name", FORMER)
 @pytest.mark.parametrize("kind", [PartitionStore, DelayStore])
-def test_files_without_a_salt_are_refused(tmp_path: Path, kind: type[PartitionStore | DelayStore], name: str) -> None:
-    """Their checksums mean something else, so nothing of them is read or removed."""
+def test_files_of_another_form_are_refused(tmp_path: Path, kind: type[PartitionStore | DelayStore], name: str) -> None:
+    """Their bytes mean something else, so nothing of them is read or removed."""
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(StateError, match=name) as refused:
         kind(tmp_path)

@@ -13,6 +13,7 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, Fetch, Park, Report, Send, Unpark
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition.parking import Parking
 from sidecar.core.partition_state import LaneState, Other, PartitionState, SharedIntent, Stores, derived_scope, lane_key
 from sidecar.core.parts import Part
@@ -336,10 +337,25 @@ def test_other_rules_do_not_cut_delayed_messages_anew_that_are_parked() -> None:
     shell = Shell(tp=TP.store)
     record = Parked(1, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
     shell.core.restore_parked(TP.store, [record], 1, 0.0)
-    messages = [Held(position, position, 0, 0, None, None, b"", b"%d 0" % position) for position in (5, 6, 7)]
+    messages = [Held(position, position, 0, 0, None, NO_TAGS, None, b"", b"%d 0" % position) for position in (5, 6, 7)]
     shell.core.read(Run(TP.store, messages, 5, 7), 0.0)
     opened = shell.core.partitions[TP.store].open_fragments()
     assert [list(fragment.offsets) for fragment in opened] == [[7]]
+
+
+def test_positions_of_delayed_messages_that_were_left_unread_are_filtered_once() -> None:
+    """By the mask; those in parked parts go on there, and are duplicates."""
+    shell = Shell(tp=TP.store)
+    record = Parked(1, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
+    shell.core.restore_parked(TP.store, [record], 1, 0.0)
+    shell.core.books[TP.store].restore(4)
+    shell.core.read(Run(TP.store, [], 4, 7, unwanted=[4, 5, 7]), 0.0)
+    message = Held(8, 8, 0, 0, None, NO_TAGS, None, b"", b"8 0")
+    shell.core.read(Run(TP.store, [message], 8, 9, unwanted=[9]), 0.0)
+    books = shell.core.books[TP.store]
+    assert (books.filtered, books.duplicate, books.in_flight, books.delayed, books.balanced) == (3, 1, 1, -1, True)
+    assert shell.core.intake.refused == {"mask": 3, "look": 0}
+    assert shell.core.partitions[TP.store].reach.position == 10
 
 
 def test_a_shared_intent_does_not_hold_a_group_whose_part_is_parked() -> None:

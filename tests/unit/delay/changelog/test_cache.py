@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import journal
 from sidecar.delay.changelog import cache as cache_module
 from sidecar.delay.changelog.cache import LocalCache
@@ -24,7 +25,7 @@ END = 1 << 62
 
 def put(cache: LocalCache, number: int, *origins: int) -> None:
     """Put messages that are due at the same time."""
-    cache.put(number, [(DUE_MS, origin, 0, NO_TIMESTAMP, None, b"", b"x" * 100) for origin in origins])
+    cache.put(number, [(DUE_MS, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x" * 100) for origin in origins])
 
 
 def vouch(cache: LocalCache, table: bytes) -> None:
@@ -197,7 +198,7 @@ def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:
     """A message can be taken before it is durable here: the broker has it."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         number = cache.number(b"p")
-        cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, None, b"", b"x")])
+        cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
         assert [held.value for held in cache.take(number, END, 9, 9)] == [b"x"]
 
 
@@ -208,7 +209,11 @@ def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path, monkeyp
         for take in range(4):
             number = cache.number(b"p%d" % take)
             cache.adopt(
-                number, [(DUE_MS << SEQUENCE_BITS | i, i, 1, NO_TIMESTAMP, None, b"", bytes(4096)) for i in range(500)]
+                number,
+                [
+                    (DUE_MS << SEQUENCE_BITS | i, i, 1, NO_TIMESTAMP, NO_TAGS, None, b"", bytes(4096))
+                    for i in range(500)
+                ],
             )
             assert cache.held(number) == 500
             cache.sync()
@@ -217,7 +222,7 @@ def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path, monkeyp
                 cache.sync()
         assert cache.disk_bytes() < 1 << 20
         number = cache.number(b"last")
-        cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, None, b"", b"x")])
+        cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
         assert [held.value for held in cache.take(number, END, 9, 9)] == [b"x"]
 
 
@@ -227,7 +232,7 @@ def test_one_of_several_messages_at_a_position_is_removed(tmp_path: Path) -> Non
     with closing(LocalCache(tmp_path / "c")) as cache:
         number = cache.number(b"p")
         for epoch in (3, 5):
-            cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, None, b"", b"%d" % epoch)])
+            cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % epoch)])
         assert not cache.remove(number, position, 4)
         assert cache.remove(number, position, 3)
         assert [held.value for held in cache.take(number, END, 9, 9)] == [b"5"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
@@ -43,7 +44,7 @@ def store(log: ModelLog, cache: LocalCache) -> ChangelogStore:
     store = ChangelogStore(cache, ModelChangelog(log))
     number, _ = store.begin(NAME)
     store.own(NAME, number, TP, LINEAGE, TakenOver(7, 1, None, BitMap64(), [], [], is_lost=False))
-    store.put(number, [(DUE_MS, origin, 0, 0, None, b"", b"%d" % origin) for origin in range(100)])
+    store.put(number, [(DUE_MS, origin, 0, 0, NO_TAGS, None, b"", b"%d" % origin) for origin in range(100)])
     store.sync()
     cache._lanes.flush()
     return store

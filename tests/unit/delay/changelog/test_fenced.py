@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import NO_STORES
 from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.reach import REACH_KEY, Handed, read_reach
@@ -44,7 +45,7 @@ class Scene:
 
     def put(self, *origins: int) -> Sequence[int]:
         """Put messages."""
-        rows: list[Row] = [(5_000, origin, 0, NO_TIMESTAMP, None, b"", b"x") for origin in origins]
+        rows: list[Row] = [(5_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x") for origin in origins]
         return self.store.put(self.number, rows)
 
     def land(self) -> None:

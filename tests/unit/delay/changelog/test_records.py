@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.changelog.records import (
     Kept,
     Lineage,
@@ -21,6 +22,7 @@ from sidecar.delay.changelog.records import (
     topic_hash,
 )
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from tests.support.partition_store import TAGS
 
 LINEAGE = Lineage((1 << 64) - 1, (1 << 32) - 1)
 STATE = Kept(is_proved=True, watermark=0, seen=0, state=b"")
@@ -42,13 +44,13 @@ def test_keys_of_two_owners_differ() -> None:
 @pytest.mark.parametrize("value", [None, b"", b"value"])
 def test_a_message_is_read_as_it_was_made(key: bytes | None, headers: bytes, value: bytes | None) -> None:
     """What is null stays null, and what is empty stays empty."""
-    raw = message_value(LINEAGE, 1_700_000_000_000, key, headers, value)
-    assert read_message_value(raw) == (LINEAGE, 1_700_000_000_000, key, headers, value)
+    raw = message_value(LINEAGE, 1_700_000_000_000, TAGS, key, headers, value)
+    assert read_message_value(raw) == (LINEAGE, 1_700_000_000_000, TAGS, key, headers, value)
 
 
 def test_a_missing_timestamp_is_kept() -> None:
     """It is a number of its own."""
-    assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, None, b"", None))[1] == NO_TIMESTAMP
+    assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", None))[1] == NO_TIMESTAMP
 
 
 @pytest.mark.parametrize("is_proved", [False, True])
@@ -60,11 +62,12 @@ def test_a_state_is_read_as_it_was_made(is_proved: bool, state: bytes) -> None:
     assert (read_state_key(entry.key), read_state(entry.value or b"")) == (9, kept)
 
 
-def test_a_message_of_a_later_version_is_refused() -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_message_of_another_version_is_refused(version: int) -> None:
     """This version would read something else in it."""
-    raw = message_value(LINEAGE, 0, None, b"", None)
-    with pytest.raises(ValueError, match="version 2"):
-        read_message_value(b"\2" + raw[1:])
+    raw = message_value(LINEAGE, 0, NO_TAGS, None, b"", None)
+    with pytest.raises(ValueError, match=f"version {version}"):
+        read_message_value(bytes([version]) + raw[1:])
 
 
 def test_a_state_of_a_later_version_is_refused() -> None:

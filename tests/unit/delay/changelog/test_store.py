@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.delay.changelog import appends
 from sidecar.delay.changelog import store as store_module
@@ -262,7 +263,7 @@ def test_nothing_is_removed_before_the_epoch_is_proved(is_committed: bool) -> No
     """After a reset that took the commit away, a parked part that is void for this owner may count."""
     first = Scene()
     first.commit()
-    first.store.park(first.number, (position := PARKED_FROM, 3, 0, NO_TIMESTAMP, None, b"", b"rows"))
+    first.store.park(first.number, (position := PARKED_FROM, 3, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"rows"))
     first.land()
     second = Scene(first.log, first.epoch)
     if is_committed:
@@ -302,7 +303,7 @@ def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
     other, _ = scene.store.begin(b"orders 4")
     taken_over = Takeover(scene.log, TP, Start(Stores(), LINEAGE, 0, 0, 0), lambda *_: None).run()
     scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
-    (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, None, b"", b"")])
+    (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"")])
     scene.store.leave(scene.number)
     assert scene.store.find(scene.store.number(NAME), position) is None
 
@@ -399,7 +400,9 @@ def test_of_two_messages_at_a_position_the_right_one_is_removed() -> None:
     (position,) = first.put(10)
     first.land()
     second = first.log.add(claim()) + 1
-    first.log.add(Entry(message_key(position, second, 5), message_value(LINEAGE, NO_TIMESTAMP, None, b"", None)))
+    first.log.add(
+        Entry(message_key(position, second, 5), message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", None))
+    )
     first.log.add(Entry(message_key(position, first.epoch, 0), None))
     third = Scene(first.log)
     third.number = third.own(second)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Other, Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog import takeover
@@ -27,6 +28,7 @@ from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError
 from tests.support.model_changelog import ModelLog
+from tests.support.partition_store import TAGS
 
 TP = TopicPartition("orders", 3)
 STORE = 7
@@ -51,7 +53,7 @@ class Scene:
     def put(self, epoch: int, origin: int, position: int | None = None, lineage: Lineage = LINEAGE) -> bytes:
         """A message of an owner, by default due in the future; its key."""
         key = message_key(NOW + origin if position is None else position, epoch, origin)
-        self.log.add(Entry(key, message_value(lineage, 5, b"key", b"headers", b"%d" % origin)))
+        self.log.add(Entry(key, message_value(lineage, 5, TAGS, b"key", b"headers", b"%d" % origin)))
         return key
 
     def keep(self, epoch: int, *, proved: bool = False, watermark: int = 0) -> Entry:
@@ -109,8 +111,8 @@ def test_what_the_last_owner_put_is_held(scene: Scene) -> None:
     scene.put(epoch, 0, 2_000)
     scene.take(epoch)
     assert scene.rows == [
-        (3_000, 1, epoch, 5, b"key", b"headers", b"1"),
-        (2_000, 0, epoch, 5, b"key", b"headers", b"0"),
+        (3_000, 1, epoch, 5, TAGS, b"key", b"headers", b"1"),
+        (2_000, 0, epoch, 5, TAGS, b"key", b"headers", b"0"),
     ]
 
 
@@ -395,8 +397,8 @@ def test_what_comes_behind_the_claim_is_not_read(scene: Scene) -> None:
 def test_a_record_of_a_later_version_ends_the_daemon(scene: Scene) -> None:
     """With the cure; messages must not be lost by an older version that ignores them."""
     epoch = scene.claim()
-    scene.log.add(Entry(message_key(1, epoch, 0), b"\2" + message_value(LINEAGE, 0, None, b"", None)[1:]))
-    with pytest.raises(ConfigError, match="version 2") as refused:
+    scene.log.add(Entry(message_key(1, epoch, 0), b"\3" + message_value(LINEAGE, 0, NO_TAGS, None, b"", None)[1:]))
+    with pytest.raises(ConfigError, match="version 3") as refused:
         scene.take(epoch)
     assert "later one" in refused.value.hint
 

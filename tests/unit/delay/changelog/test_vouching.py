@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.changelog import vouching
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_key, message_value
@@ -33,7 +34,7 @@ def origins(scene: Scene) -> list[int]:
 
 def foreign(scene: Scene) -> None:
     """Another owner, who was replaced, appends a message."""
-    scene.log.add(Entry(message_key(99 << 20, scene.epoch - 1, 77), message_value(LINEAGE, 0, None, b"", b"")))
+    scene.log.add(Entry(message_key(99 << 20, scene.epoch - 1, 77), message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")))
 
 
 def removed_changes(scene: Scene) -> int:
@@ -249,7 +250,7 @@ def test_an_older_copy_does_not_bring_a_cancelled_message_back(scene: Scene) -> 
 
 def unparked(scene: Scene) -> None:
     """A parked part is removed, after a note has it."""
-    epoch = scene.store.park(scene.number, (PARKED_FROM, 4, 0, NO_TIMESTAMP, None, b"", b"part"))
+    epoch = scene.store.park(scene.number, (PARKED_FROM, 4, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"part"))
     scene.land()
     scene.note()
     scene.store.unpark(scene.number, PARKED_FROM, epoch, 4)

@@ -1,0 +1,56 @@
+"""What an index keeps of a message's tags: their mask, and under which rules it was made. Reads no message."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from sidecar.core.messages.fields import Raw
+from sidecar.core.messages.masks import TagMask
+from sidecar.core.messages.tags import Memo, TagFilter
+
+ENTRY = struct.Struct("<QI")
+"""The mask, and the hash of the rules, which is never 0."""
+ENTRY_BYTES = ENTRY.size
+NO_TAGS = bytes(ENTRY_BYTES)
+"""The entry of a message whose tags nobody read: it may have any."""
+_FORM = "1"
+"""Of masks: another one when tags are hashed or read in another way."""
+
+
+class TagIndex:
+    """Entries of an index, which say of most messages without a tag that they have none of it.
+
+    An entry counts only if it was made with the same place of tags and the same separator: under others, the same bytes
+    are other tags.
+
+    Args:
+        filter_: The subscription.
+        rules: Says where tags are in a message, and what separates them; equal for the same tags only.
+    """
+
+    def __init__(self, filter_: TagFilter, rules: str) -> None:
+        self.rules = (xxhash.xxh3_64_intdigest(f"{_FORM} {rules}".encode()) & 0xFFFFFFFF) or 1
+        """The hash of the rules."""
+        self._filter = filter_
+        self.entries: Memo[Raw, bytes] = Memo(self._entry)
+        """Entry by raw field value."""
+        self._unwanted: Memo[bytes, bool] = Memo(self._is_unwanted)
+        self.leave = None if filter_.wants.takes_all else self._unwanted.__getitem__
+        """Says of an entry whether its message cannot be wanted, never of one that is; None if all may be."""
+
+    def _entry(self, raw: Raw) -> bytes:
+        return ENTRY.pack(self._filter.mask(raw), self.rules)
+
+    def _is_unwanted(self, entry: bytes) -> bool:
+        mask, rules = ENTRY.unpack(entry)
+        return rules == self.rules and not self._filter.may_match(mask)
+
+    def may_match_each(self, tags: TagMask, rules: NDArray[np.uint32], masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which messages may have one of some tags, by the columns of their entries."""
+        found: NDArray[np.bool_] = rules != np.uint32(self.rules)
+        found[~found] = tags.may_match_each(masks[~found])
+        return found
