@@ -154,7 +154,8 @@ def _yes_or_no(value: Any) -> Any:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, Expanded) else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The text of a variable."""
     return str(value) if isinstance(value, Expanded) else value
 
 
@@ -169,7 +170,7 @@ def _path(value: Any) -> Any:
 # A variable's value is text: numbers and flags accept it, while a number in quotes stays an error.
 Int: TypeAlias = Annotated[int, BeforeValidator(_whole_number)]
 Bool: TypeAlias = Annotated[bool, BeforeValidator(_yes_or_no)]
-Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096), BeforeValidator(_plain)]
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096), BeforeValidator(plain)]
 FilePath: TypeAlias = Annotated[
     Path,
     BeforeValidator(_path),

@@ -5,9 +5,18 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
-from sidecar.config.base import Int, Model, OneOf, Text, kind, problem, words
+from sidecar.config.base import Int, Model, OneOf, Text, kind, plain, problem, words
 from sidecar.config.ledger import Ledger
 from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration, Size
@@ -51,7 +60,14 @@ def _expression(text: str) -> str:
     return text
 
 
-Expression: TypeAlias = Annotated[Text, Kind("expression"), AfterValidator(_expression)]
+# Room for some ten thousand tags; the section is in each state folder and each task of Spark.
+Expression: TypeAlias = Annotated[
+    str,
+    Field(min_length=1, max_length=1 << 18),
+    BeforeValidator(plain),
+    Kind("expression"),
+    AfterValidator(_expression),
+]
 
 
 def canonical(expression: str) -> list[str]:

@@ -38,6 +38,8 @@ QUEUE_SHARE = 16
 HELD_SHARE = 4
 """A source with a leased client holds four times the queue; the fifth share is for messages read ahead."""
 QUEUE_MIN_BYTES = 1 << 20
+PUSHED_MAX = 4_096
+"""Length of an expression for brokers: each request for messages has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ def pushed_expression(settings: Settings) -> str:
     unwanted = canonical(tags.exclude) if tags.exclude else []
     asked = [tag for tag in wanted if tag not in unwanted]
     # Brokers know no quotes: they would divide such a tag, or take it for all.
-    return "*" if any(tag == "'*'" or "|" in tag or tag != tag.strip() for tag in asked) else " || ".join(asked)
+    if any(tag == "'*'" or "|" in tag or tag != tag.strip() for tag in asked):
+        return "*"
+    pushed = " || ".join(asked)
+    return pushed if len(pushed) <= PUSHED_MAX else "*"
 
 
 def filters_at_broker(settings: Settings) -> bool:

@@ -16,7 +16,7 @@ MEMO_KEY_BYTES_MAX = 64
 _ENTRY_BYTES, _ITEM_BYTES, _RATIO = 200, 48, 8
 """What an entry takes beside its bytes, and each of several values in it; and its bytes with those of the result, which
 are at most those of JSON that escapes each."""
-REFUSED_MAX = 1_024
+REFUSED_MAX = 16_384
 UNWANTED_MAX, UNWANTED_CHARACTERS_MAX = 10, 64
 NO_TAG = "no tag"
 

@@ -39,3 +39,11 @@ def test_a_tag_that_brokers_would_read_otherwise_is_not_pushed(subscribe: str, a
 def test_the_tag_star_is_not_all() -> None:
     """Rules with the tag `*` are others than those with all tags, though both are written with a star."""
     assert rules_hash(settings("'*'")) != rules_hash(settings("*"))
+
+
+def test_thousands_of_tags_are_not_sent_to_brokers() -> None:
+    """Each request for messages would have them; then the mask filters here what the broker does not."""
+    names = [f"tag-{number}" for number in range(5_000)]
+    wanted = settings(" || ".join(names))
+    assert pushed_expression(wanted) == "*"
+    assert wanted.tags.filter().group(b"tag-4999") == "tag-4999"
