@@ -227,6 +227,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
         groups=pipeline_groups(settings, filter_),
         unwanted=filter_.unwanted.keys(),
         may_want=filter_.may_want,
+        plain_mask=filter_.plain_mask,
         refused=filter_.refused,
         filtered_at_broker=bool(settings.source.rocketmq) and filters_at_broker(settings),
         ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,

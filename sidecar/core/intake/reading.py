@@ -9,6 +9,7 @@ from sidecar.core.messages.cancels import ReadCancels
 from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
+from sidecar.core.messages.masks import TagMask
 from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import Refused
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
@@ -43,6 +44,7 @@ class Reading:
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         unwanted: The first unwanted tags of messages, for people.
         may_want: What the mask of tags says of raw tags.
+        plain_mask: The mask, if single values are one tag each.
         refused: Contents that it refused; the lane counts for itself.
         filtered_at_broker: Whether the broker leaves unwanted messages out, so that they are gaps.
         odd_ids: Counts ids that cannot be compared.
@@ -69,5 +71,6 @@ class Reading:
     odd_ids: OddIds | None = None
     unwanted: Collection[str] = ()
     may_want: Callable[[Raw], bool] = lambda raw: True
+    plain_mask: TagMask | None = None
     refused: Refused = field(default_factory=Refused)
     filtered_at_broker: bool = False

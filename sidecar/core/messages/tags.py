@@ -205,6 +205,8 @@ class TagFilter:
         self._check_names(groups or {})
         self.may_want = self.wants.tester(self.tags, is_plain=not split)
         """What the mask says of a raw field value; never False for one that is wanted."""
+        self.plain_mask = None if split or self.wants.takes_all else self.wants
+        """The mask, if it can refuse something, and a single value is one tag."""
         self.groups: Memo[Raw, str | None] = _Groups(self)
         """Group by raw field value, None if it is not wanted: the table of the hot path."""
 

@@ -90,6 +90,20 @@ def test_several_tags_and_none_are_refused_too(raw: bytes | tuple[bytes, ...] | 
     assert tags.groups[b"user-77, paid"] == "paid"
 
 
+def test_gaps_of_a_run_are_filled_by_the_mask() -> None:
+    """What is known stays, what the mask refuses is not asked for, and several values are asked for."""
+    asked, several = list[Raw](), (b"user-1", b"user-2")
+
+    def ask(raw: Raw) -> str:
+        asked.append(raw)
+        return "asked"
+
+    filled = TagMask([b"paid"]).fill([b"user-1", b"user-2", b"paid", several, None], ["known", *[None] * 4], ask, "no")
+    assert filled == ["known", "no", "asked", "asked", "asked"]
+    assert asked == [b"paid", several, None]
+    assert TagFilter("paid", split=",").plain_mask is TagFilter().plain_mask is None
+
+
 def test_the_first_unwanted_tags_are_shown_to_people() -> None:
     """The mask would refuse them unseen, and then nobody knew which tags the messages have."""
     tags = TagFilter("paid")
