@@ -37,11 +37,11 @@ from sidecar.owner import Owner
 from sidecar.runtime.build import (
     HELD_SHARE,
     build,
-    held_groups_of,
     pipeline_groups_of,
     plan_memory,
     pushed_expression,
     rules_hash,
+    sought_of,
 )
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter
 from sidecar.runtime.dead_letters import open_dead_letters
@@ -255,7 +255,7 @@ def _tells_when_slow(record: Record) -> Iterator[None]:
 
 
 def _listing(reload: Reload, peek: Callable[[int], Peeked], asked: Listing) -> Answer:
-    return listing(peek, asked, groups_of=held_groups_of(reload.settings))
+    return listing(peek, asked, sought_of(reload.settings, asked.tag, asked.group))
 
 
 def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWorker | None = None) -> Source:

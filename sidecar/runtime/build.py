@@ -25,6 +25,7 @@ from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns
+from sidecar.delay.names.sought import Sought
 from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.runtime.stored_rows import framer_of
 from sidecar.sinks.base import Sink
@@ -145,9 +146,10 @@ def known_groups(settings: Settings) -> tuple[str, ...]:
     return (UNTAGGED,) if settings.sink.chosen.joins_groups else settings.tags.known_groups
 
 
-def held_groups_of(settings: Settings) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
-    """See `groups_of`, for messages of a store of delayed messages."""
-    return groups_of(settings, HeldColumns(origins=True))
+def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
+    """Held messages of a tag or a tag group, if they are given."""
+    read_tags = _tag_reader(settings, HeldColumns(origins=True))
+    return Sought(settings.tags.filter(), read_tags, tag_index_of(settings), tag, group)
 
 
 def tag_index_of(settings: Settings) -> TagIndex:

@@ -98,7 +98,11 @@ def test_messages_are_listed_in_order_and_one_is_shown_whole(kafka: Broker, tmp_
             assert [row["offset"] for row in _listed(daemon, "--partition", "1", "--limit", "1")] == [0]
             assert _listed(daemon, "--topic", "other") == []
             assert len(_listed(daemon, "--group", "a", "--limit", "3")) == 3
-            assert _listed(daemon, "--group", "b") == []
+            assert _listed(daemon, "--group", "b") == _listed(daemon, "--tag", "b") == []
+            assert len(_listed(daemon, "--tag", "a", "--partition", "1")) == 2
+            count = json.loads(_run(daemon, "count", "--json", "--tag", "a", "--until", str(first_ms + 2)).output)
+            assert (count["held"], count["read"], sum(count["due"].values())) == (2, 2, 2)
+            assert " 2\n" in _run(daemon, "count", "--tag", "a", "--until", str(first_ms + 2)).output
             text = _run(daemon, "list", "--limit", "1").output
             assert f"{topic}:1:0" in text
             assert f"--from {instant_text(first_ms)}" in text
@@ -148,6 +152,17 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, arguments: tuple[str, ..
     """Exit 64 with what is wrong, before a file is read."""
     asked = CliRunner().invoke(main, ["delay", "show", "-c", str(tmp_path / "none.yaml"), *arguments])
     assert asked.exit_code == 64
+
+
+def test_a_tag_is_refused_if_messages_have_none(tmp_path: Path) -> None:
+    """Exit 64 with what is missing, before anything is asked."""
+    path = tmp_path / "sidecar.json"
+    source = {"kafka": {"bootstrap_servers": "127.0.0.1:1", "group_id": "g", "topics": ["t"]}}
+    sections = {"sink": {"console": {}}, "state": {"dir": str(tmp_path / "state")}, "delay": {}}
+    path.write_text(json.dumps({"source": source, **sections}))
+    for command in ("list", "count"):
+        asked = CliRunner().invoke(main, ["delay", command, "-c", str(path), "--tag", "a"])
+        assert (asked.exit_code, "tags.from" in asked.output) == (64, True)
 
 
 def test_a_group_that_does_not_exist_is_refused(tmp_path: Path) -> None:

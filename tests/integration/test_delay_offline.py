@@ -92,6 +92,8 @@ def test_the_same_is_told_as_by_the_daemon(kafka: Broker, tmp_path: Path, store:
                 ("list", "--json", "--group", "b", "--from", str(first_ms + 1)),
                 ("list", "--json", "--from", str(first_ms + HOUR_MS), "--until", str(first_ms + 2 * HOUR_MS)),
                 ("show", place, "--due", str(dues[7])),
+                ("list", "--json", "--tag", "b"),
+                ("count", "--json", "--tag", "b", "--topic", topics[1]),
             ]
             expected = [_told(path, *each) for each in asked]
             text = _run(path, "list").output
@@ -103,6 +105,7 @@ def test_the_same_is_told_as_by_the_daemon(kafka: Broker, tmp_path: Path, store:
                 del counts["disk_bytes"]
             assert told == expected
             assert [len(told[i]["messages"]) for i in (1, 3)] == [78, 25]
+            assert [told[i]["read"] for i in (1, 3, 6, 7)] == [0, 25, len(told[6]["messages"]), told[7]["held"]]
             again = _run(path, "list")
             assert again.stdout == text
             assert again.stderr.startswith("no daemon runs here: reading the ")
@@ -156,7 +159,7 @@ def test_where_nothing_ever_was_held_it_is_said(kafka: Broker, tmp_path: Path) -
     local = _run(_written(tmp_path, config, delay={"store": "local"}), "count")
     assert (local.exit_code, "there is no store of delayed messages in" in local.stderr) == (66, True)
     changelog = _run(_written(tmp_path, config, delay={}), "list", "--json")
-    assert json.loads(changelog.stdout) == {"outcome": "listed", "messages": [], "is_all": True}
+    assert json.loads(changelog.stdout) == {"outcome": "listed", "messages": [], "is_all": True, "read": 0}
     name = f"sidecar-delay-{config['source']['kafka']['group_id']}-{topic}"
     assert f"there is no topic {name}: nothing is held in it" in changelog.stderr
     assert name not in kafka.admin.list_topics(timeout=10).topics

@@ -32,8 +32,7 @@ def held_now(settings: Settings) -> dict[str, Any]:
     """
     status = _status(settings)
     if status is not None:
-        held: dict[str, Any] = status["delay"]
-        return held
+        return {**status["delay"], "read": 0}  # and not what was read to be delivered
     from sidecar.daemon.delays.offline import open_offline
 
     with ExitStack() as stack:
@@ -69,16 +68,39 @@ def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
         SidecarError: See `answered`.
     """
     answer = answered(settings, "list", fields)
-    messages = answer["messages"]
+    messages, read = answer["messages"], answer.get("read", 0)
     while "at" in answer and len(messages) < fields["limit"]:
         left = fields["limit"] - len(messages)
         answer = answered(settings, "list", {**fields, "limit": left, "at": answer["at"]})
         messages += answer["messages"]
-    if answer.get("group") != fields["group"]:
+        read += answer["read"]
+    _check_about(answer, fields)
+    return {"outcome": "listed", "messages": messages, "is_all": answer["is_all"], "read": read}
+
+
+def counted(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
+    """How many messages are held of those that are meant, and when they are due; see `listed`.
+
+    Raises:
+        SidecarError: See `answered`.
+    """
+    asked = {**fields, "limit": 0}
+    answer = answered(settings, "count", asked)
+    held = {"held": answer["held"], "due": answer["due"], "read": answer["read"]}
+    while "at" in answer:
+        answer = answered(settings, "count", {**asked, "at": answer["at"]})
+        held["held"] += answer["held"]
+        held["read"] += answer["read"]
+        held["due"] = {within: number + answer["due"][within] for within, number in held["due"].items()}
+    _check_about(answer, fields)
+    return held
+
+
+def _check_about(answer: dict[str, Any], fields: dict[str, Any]) -> None:
+    if (answer.get("group"), answer.get("tag")) != (fields["group"], fields["tag"]):
         raise UnavailableError(
-            "the running daemon is of another version, and cannot list one group", hint="restart the daemon"
+            "the running daemon is of another version, and cannot look for a tag or a group", hint="restart the daemon"
         )
-    return {"outcome": "listed", "messages": messages, "is_all": answer["is_all"]}
 
 
 def _status(settings: Settings, *, is_needed: bool = False) -> dict[str, Any] | None:

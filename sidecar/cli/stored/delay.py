@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from sidecar.cli import config_option, example
-from sidecar.cli.shared.asking import answered, held_now, listed, owner_of
+from sidecar.cli.shared.asking import answered, counted, held_now, listed, owner_of
 from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.places import Place, place_argument
 from sidecar.cli.shared.printing import Column, Listing, TimeType, numbers
@@ -27,6 +29,9 @@ class NotHeldError(SidecarError):
     exit_code = EXIT_NO_INPUT
 
 
+SOUGHT = ("topic", "partition", "tag", "group", "first_ms", "end_ms")
+"""Which messages are meant."""
+ALL = dict.fromkeys(SOUGHT) | {"first_ms": 0, "end_ms": END_MS}
 due_option = click.option(
     "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="When it is due; a time in the same hour."
 )
@@ -41,55 +46,63 @@ def delay() -> None:
     """
 
 
+def sought_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which messages are meant; they are one argument, `sought`."""
+
+    @functools.wraps(command)
+    def gathered(**options: Any) -> None:
+        sought = {name: options.pop(name) for name in SOUGHT}
+        command(sought=sought, **options)
+
+    for option in reversed(
+        [
+            click.option("--topic", help="Only messages of this topic."),
+            click.option("--partition", type=int, help="Only messages of this partition or queue."),
+            click.option("--tag", help="Only messages with this tag."),
+            click.option("--group", help="Only messages of this tag group."),
+            click.option(
+                "--from", "first_ms", type=TimeType(), default=0, metavar="TIME", help="Only messages due from then on."
+            ),
+            click.option(
+                "--until", "end_ms", type=TimeType(), default=END_MS, metavar="TIME",
+                help="Only messages due before that time.",
+            ),
+        ]
+    ):  # fmt: skip
+        gathered = option(gathered)
+    return gathered
+
+
 @delay.command(epilog=example("sidecar delay count -c sidecar.yaml"))
 @config_option
+@sought_options
 @json_option
-def count(path: str, as_json: bool) -> None:
+def count(path: str, sought: dict[str, Any], as_json: bool) -> None:
     """Count the delayed messages, by the time when they are due."""
-    held = held_now(load(path, refusals=refused_by_client))
+    settings = load(path, refusals=refused_by_client)
+    is_all = sought == ALL
+    if not is_all:
+        _refuse_unknown(settings, sought)
+    held = held_now(settings) if is_all else counted(settings, sought)
     if as_json:
         say_json(held)
         return
     counts = {**{text: held["due"][label] for label, text in DUE_WITHIN.items()}, "all": held["held"]}
-    show_(
-        Listing([Column("due"), *numbers("messages")], [(text, f"{number:,}") for text, number in counts.items()]),
-        f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk",
-    )
+    table = Listing([Column("due"), *numbers("messages")], [(text, f"{number:,}") for text, number in counts.items()])
+    of_store = f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk" if is_all else ""
+    show_(table, *filter(None, [of_store]))
 
 
 @delay.command("list", epilog=example("sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10"))
 @config_option
-@click.option("--topic", help="Only messages of this topic.")
-@click.option("--partition", type=int, help="Only messages of this partition or queue.")
-@click.option("--group", help="Only messages of this tag group.")
-@click.option("--from", "first_ms", type=TimeType(), default=0, metavar="TIME", help="Only messages due from then on.")
-@click.option(
-    "--until", "end_ms", type=TimeType(), default=END_MS, metavar="TIME", help="Only messages due before that time."
-)
+@sought_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="The most messages.")
 @json_option
-def list_(
-    path: str,
-    topic: str | None,
-    partition: int | None,
-    group: str | None,
-    first_ms: int,
-    end_ms: int,
-    limit: int,
-    as_json: bool,
-) -> None:
+def list_(path: str, sought: dict[str, Any], limit: int, as_json: bool) -> None:
     """List the delayed messages, in the order in which they are due."""
-    fields = {
-        "topic": topic,
-        "partition": partition,
-        "first_ms": first_ms,
-        "end_ms": end_ms,
-        "limit": limit,
-        "group": group,
-    }
     settings = load(path, refusals=refused_by_client)
-    _refuse_unknown(settings, group)
-    answer = listed(settings, fields)
+    _refuse_unknown(settings, sought)
+    answer = listed(settings, {**sought, "limit": limit})
     if as_json:
         say_json(answer)
         return
@@ -103,9 +116,11 @@ def _place(row: dict[str, Any]) -> Place:
     return Place(TopicPartition(row["topic"], row["partition"], row.get("broker", "")), row["offset"])
 
 
-def _refuse_unknown(settings: Settings, group: str | None) -> None:
-    """Refuse a group that the configuration does not have, if it says which there are."""
-    known = settings.tags.known_groups
+def _refuse_unknown(settings: Settings, sought: dict[str, Any]) -> None:
+    """Refuse a tag if messages have none, and a group that the configuration does not have, if it says which exist."""
+    known, group = settings.tags.known_groups, sought["group"]
+    if sought["tag"] is not None and settings.tags.field is None:
+        raise click.UsageError("messages have no tags: tags.from does not say where to read them")
     if group not in (None, *known) and settings.tags.subscribe.strip() != "*":
         raise click.UsageError(f"there is no group {group!r}: tags has the groups {', '.join(known)}")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import orjson
@@ -19,9 +20,10 @@ from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.columns import original_of
 from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held
 from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.hours import start_of
+from sidecar.delay.disk.hours import by_hour, start_of
 from sidecar.delay.disk.listing import HourView, Rows
 from sidecar.delay.interface import LISTED_MAX, ReadStore
+from sidecar.delay.names.sought import Sought
 from sidecar.errors import StateError
 from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
 from sidecar.sinks.formats import envelope_row
@@ -31,30 +33,26 @@ HOURS = (0, 6, 24, 7 * 24, 30 * 24)
 LISTING_S = 1.0
 """Longest time of a search: there are few threads for questions, and for health checks."""
 ROWS_AT_ONCE = 500
-"""Messages whose tags are read at once."""
-GroupsOf: TypeAlias = Callable[[TopicPartition, Sequence[Held]], Iterable[str | None]]
-"""The tag group of each message of a partition."""
+"""Messages whose content is read at once."""
 NOT_HELD: Answer = {"outcome": "not_held"}
 
 
-def listing(
-    peek: Callable[[int], Peeked], asked: Listing, groups_of: GroupsOf, patience_s: float = LISTING_S
-) -> Answer:
-    """The messages that are due within a period; on any thread.
+def listing(peek: Callable[[int], Peeked], asked: Listing, sought: Sought, patience_s: float = LISTING_S) -> Answer:
+    """The messages that are due within a period, or how many there are; on any thread.
 
     If it takes long, the answer has fewer than there are, and the position `at` where the next one is to go on.
 
     Args:
         peek: Opens the hours from a position on.
         asked: What is wanted.
-        groups_of: Reads tag groups.
+        sought: Says which have the tag and the group.
         patience_s: How long it may take.
 
     Raises:
         StateError: A file cannot be read.
         UnavailableError: The hours were not opened in time.
     """
-    search = _Search(asked, groups_of, patience_s)
+    search = (_Count if asked.counts else _Search)(asked, sought, patience_s)
     at: int | None = max(asked.at, position_of(asked.first_ms))
     try:
         while at is not None:
@@ -67,12 +65,14 @@ def listing(
 class _Search:
     """The messages of a listing that were found so far."""
 
-    def __init__(self, asked: Listing, groups_of: GroupsOf, patience_s: float) -> None:
-        self._group = asked.group
-        self._groups_of = groups_of
+    def __init__(self, asked: Listing, sought: Sought, patience_s: float) -> None:
+        self._asked = asked
+        self._sought = sought
         self._limit = min(asked.limit, LISTED_MAX)
         self._until_s = time.monotonic() + patience_s
         self._found: list[dict[str, Any]] = []
+        self._read = 0
+        """Messages whose content was read."""
         self._at: int | None = None
         """Where the next search goes on."""
 
@@ -83,14 +83,14 @@ class _Search:
                 stack.enter_context(closing(view))
             for view in peeked.views:
                 self._look(view, peeked.tps)
-                if self._at is not None or len(self._found) > self._limit:
+                if self._at is not None or self._is_full:
                     return None
                 view.close()
         return start_of(peeked.views[-1].hour + 1) if peeked.views else None
 
     def _look(self, view: HourView, tps: Mapping[int, TopicPartition]) -> None:
-        rows, first = view.rows(), 0
-        while first < len(rows.positions) and len(self._found) <= self._limit:
+        rows, first = view.rows(may_match=self._sought.may_match if self._sought.needs_content else None), 0
+        while first < len(rows.positions) and not self._is_full:
             if time.monotonic() > self._until_s:
                 self._at = int(rows.positions[first])
                 return
@@ -98,34 +98,62 @@ class _Search:
             last = rows.positions[min(first + ROWS_AT_ONCE, len(rows.positions)) - 1]
             end = int(np.searchsorted(rows.positions, last, "right"))
             piece, first = rows.cut(first, end), end
-            self._found += self._wanted(view, piece, tps)
+            self._add(piece.pick(self._places(view, piece, tps)) if self._sought.needs_content else piece, tps)
 
-    def _wanted(self, view: HourView, piece: Rows, tps: Mapping[int, TopicPartition]) -> Iterator[dict[str, Any]]:
-        if self._group is not None:
-            piece = piece.pick(self._of_group(view, piece, tps))
+    @property
+    def _is_full(self) -> bool:
+        return len(self._found) > self._limit
+
+    def _add(self, piece: Rows, tps: Mapping[int, TopicPartition]) -> None:
+        """Add messages that are sought."""
         columns = (column.tolist() for column in (piece.positions, piece.partitions, piece.origins, piece.sizes))
         for position, number, origin, size in zip(*columns, strict=True):
-            yield {**tps[number].fields(), "offset": origin, "due": time_of(position), "bytes": size}
+            place = {**tps[number].fields(), "offset": origin}
+            self._found.append({**place, "due": time_of(position), "bytes": size})
 
-    def _of_group(self, view: HourView, piece: Rows, tps: Mapping[int, TopicPartition]) -> list[int]:
-        """The places of the messages of the group."""
+    def _places(self, view: HourView, piece: Rows, tps: Mapping[int, TopicPartition]) -> list[int]:
+        """The places of the messages that are sought, by their content."""
+        self._read += len(piece.positions)
         read: dict[int, list[tuple[int, Held]]] = {}
         for place, (number, held) in enumerate(zip(piece.partitions.tolist(), view.read(piece), strict=True)):
             if held is not None:
                 read.setdefault(number, []).append((place, held))
         found: list[int] = []
         for number, of_partition in read.items():
-            groups = self._groups_of(tps[number], [held for _, held in of_partition])
-            found += [place for (place, _), group in zip(of_partition, groups, strict=True) if group == self._group]
+            are_sought = self._sought.matches(tps[number], [held for _, held in of_partition])
+            found += [place for (place, _), is_sought in zip(of_partition, are_sought, strict=True) if is_sought]
         return sorted(found)
 
     def answer(self) -> Answer:
         """What was found."""
-        is_all = self._at is None and len(self._found) <= self._limit
-        answer: Answer = {"outcome": "listed", "messages": self._found[: self._limit], "is_all": is_all}
-        if self._at is not None:
-            answer["at"] = self._at
-        return answer if self._group is None else answer | {"group": self._group}
+        is_all = self._at is None and not self._is_full
+        return self._answer({"outcome": "listed", "messages": self._found[: self._limit], "is_all": is_all})
+
+    def _answer(self, answer: Answer) -> Answer:
+        """An answer with what it is about, and where the next one goes on."""
+        asked = {"group": self._asked.group, "tag": self._asked.tag}
+        answer |= {name: value for name, value in asked.items() if value is not None}
+        return answer | {"read": self._read} | ({} if self._at is None else {"at": self._at})
+
+
+class _Count(_Search):
+    """Counts them."""
+
+    def __init__(self, asked: Listing, sought: Sought, patience_s: float) -> None:
+        super().__init__(asked, sought, patience_s)
+        self._hours = Counter[int]()
+
+    @property
+    def _is_full(self) -> bool:
+        return False
+
+    def _add(self, piece: Rows, tps: Mapping[int, TopicPartition]) -> None:  # noqa: ARG002
+        self._hours.update(dict(by_hour(piece.positions)))
+
+    def answer(self) -> Answer:
+        """How many there are, by the keys of `DUE_WITHIN`."""
+        due = _due_within(self._hours, time.time_ns() // 1_000_000 // HOUR_MS)
+        return self._answer({"outcome": "counted", "held": self._hours.total(), "due": due})
 
 
 def position_of(at_ms: int) -> int:

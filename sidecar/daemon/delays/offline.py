@@ -34,7 +34,7 @@ from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.progress import restored
 from sidecar.errors import ConfigError, extra
-from sidecar.runtime.build import held_groups_of, rules_hash
+from sidecar.runtime.build import rules_hash, sought_of
 from sidecar.state.offset_map import Identity
 
 READERS = 4
@@ -90,7 +90,7 @@ class Offline:
             from_ = {number: max(first, position) for number, position in lowest.items()}
             return Peeked(self.store.views(from_, position_of(asked.end_ms)), tps)
 
-        return listing(peek, asked, held_groups_of(self.settings), inf)
+        return listing(peek, asked, sought_of(self.settings, asked.tag, asked.group), inf)
 
     def _one(self, asked: One) -> Answer:
         number = self.numbers.get(asked.tp)

@@ -38,6 +38,10 @@ class Listing(NamedTuple):
     partition: int | None
     group: str | None = None
     """The tag group, if only its messages are asked for."""
+    tag: str | None = None
+    """The tag that messages must have, if one is asked for."""
+    counts: bool = False
+    """Whether only their number is asked for; `limit` does not matter then."""
     at: int = 0
     """The position from which on, where an earlier answer stopped."""
 
@@ -89,7 +93,7 @@ class Questions:
         """Ask, and wait for the answer.
 
         Args:
-            name: What is asked: `list`, or that of a `One`.
+            name: What is asked: `list`, `count`, or that of a `One`.
             fields: Those of the question, from JSON.
 
         Raises:
@@ -122,17 +126,18 @@ def asked_of(name: str, fields: Mapping[str, Any]) -> One | Listing:
         ValueError: There is no such question, or a field is missing or has another type.
     """
     try:
-        if name == "list":
+        if name in ("list", "count"):
             topic, partition = fields["topic"], fields["partition"]
             first_ms, end_ms, limit = (_number(fields[key]) for key in ("first_ms", "end_ms", "limit"))
             at = _number(fields.get("at", 0))
-            return Listing(first_ms, end_ms, limit, topic, partition, fields.get("group"), at)
+            group, tag = fields.get("group"), fields.get("tag")
+            return Listing(first_ms, end_ms, limit, topic, partition, group, tag, name == "count", at)
         if name in ("show", "parked", "cancel", "release"):
             tp = TopicPartition(str(fields["topic"]), int(fields["partition"]), str(fields["broker"]))
             return One(name, tp, _number(fields["offset"]), _number(fields["due_ms"]))
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a field is missing or wrong: {error}") from error
-    raise ValueError(f"{name} cannot be asked: use list, show, parked, cancel or release")
+    raise ValueError(f"{name} cannot be asked: use list, count, show, parked, cancel or release")
 
 
 def _number(value: Any) -> int:

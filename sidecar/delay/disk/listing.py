@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ VIEWS_MAX = 64
 VIEWED_BYTES = 4 << 20
 """Bytes of views from which on no further hour is opened at once."""
 _PARTITIONS = 1 << 16
+MayMatch = Callable[[NDArray[np.uint32], NDArray[np.uint64]], NDArray[np.bool_]]
+"""Which messages may be sought, by the columns of their rows: the hashes of the rules, and the masks."""
 
 
 class Listed(NamedTuple):
@@ -88,8 +90,12 @@ class HourView:
     def _read(self) -> Read:
         return partial(os.pread, self._fd) if self._fd >= 0 else lambda size, at: b""
 
-    def rows(self, origin: int | None = None) -> Rows:
-        """The messages that are not ended, those of an origin, if one is given.
+    def rows(self, origin: int | None = None, may_match: MayMatch | None = None) -> Rows:
+        """The messages that are not ended.
+
+        Args:
+            origin: The only origin, if one is given.
+            may_match: Leaves out rows by their entries of tags, if it is given.
 
         Raises:
             OSError: The file cannot be read.
@@ -106,6 +112,8 @@ class HourView:
             if origin is not None:
                 mine &= table["origin"] == np.uint64(origin)
             places = np.flatnonzero(mine & is_held[first : first + len(table)])
+            if may_match is not None:
+                places = places[may_match(table["rules"][places], table["mask"][places])]
             sizes = np.diff(table["end"], prepend=np.uint32(0))[places]
             columns = positions[places], partitions[places], table["origin"][places], sizes, places + first
             pieces.append(np.array(columns, np.uint64))

@@ -1,1 +1,1 @@
-"""Held messages that are found by their names."""
+"""Held messages that are found by their names, tags or groups."""

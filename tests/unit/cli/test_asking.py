@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.cli.shared import asking
-from sidecar.cli.shared.asking import answered, held_now, listed, owner_of, request
+from sidecar.cli.shared.asking import answered, counted, held_now, listed, owner_of, request
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays import offline
@@ -149,7 +149,7 @@ def test_what_is_held_is_asked_of_the_daemon_or_the_store(
 ) -> None:
     """Of all partitions."""
     with daemon(monkeypatch, lambda *_: (200, b"{}")):
-        assert held_now(settings(tmp_path)) == {"held": 3}
+        assert held_now(settings(tmp_path)) == {"held": 3, "read": 0}
     away(monkeypatch)
     assert held_now(settings(tmp_path, delay={})) == {"held": 9}
     assert store.wanted == [True, True]
@@ -199,28 +199,41 @@ def pieces(*answers: dict[str, Any]) -> Answer:
     return lambda *_: (200, json.dumps(left.pop(0)).encode())
 
 
-def piece(*messages: int, at: int | None = None, is_all: bool = True, group: str | None = None) -> dict[str, Any]:
+def piece(*messages: int, at: int | None = None, is_all: bool = True) -> dict[str, Any]:
     """A piece of a listing."""
     more = {} if at is None else {"at": at}
-    return {"messages": [*messages], "is_all": is_all, "group": group, **more}
+    return {"messages": [*messages], "is_all": is_all, "read": len(messages), **more}
 
 
 def test_a_listing_goes_on_where_the_daemon_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Until nothing is left, or as many are there as are wanted."""
-    fields = {"topic": "orders", "limit": 3, "group": None}
+    fields = {"topic": "orders", "limit": 3, "group": None, "tag": None}
     with daemon(monkeypatch, pieces(piece(1, at=5, is_all=False), piece(at=7), piece(2))) as asked:
         found = listed(settings(tmp_path), fields)
-    assert found == {"outcome": "listed", "messages": [1, 2], "is_all": True}
+    assert found == {"outcome": "listed", "messages": [1, 2], "is_all": True, "read": 2}
     assert [(each["limit"], each.get("at")) for *_, each in asked] == [(3, None), (2, 5), (2, 7)]
     with daemon(monkeypatch, pieces(piece(1, 2, at=5), piece(3, at=7, is_all=False))) as asked:
         assert listed(settings(tmp_path), fields)["messages"] == [1, 2, 3]
     assert [each["limit"] for *_, each in asked] == [3, 1]
 
 
-def test_a_daemon_that_cannot_list_one_group_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_count_goes_on_where_the_daemon_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The pieces are added up."""
+    first = {"held": 2, "due": {"1h": 2, "later": 0}, "read": 3, "at": 5, "tag": "x"}
+    last = {"held": 5, "due": {"1h": 1, "later": 4}, "read": 5, "tag": "x"}
+    with daemon(monkeypatch, pieces(first, last)) as asked:
+        found = counted(settings(tmp_path), {"group": None, "tag": "x"})
+    assert found == {"held": 7, "due": {"1h": 3, "later": 4}, "read": 8}
+    assert [(path, fields.get("at")) for path, _, fields in asked] == [("/delay/count", None), ("/delay/count", 5)]
+
+
+@pytest.mark.parametrize("sought", [{"group": "paid", "tag": None}, {"group": None, "tag": "paid"}])
+def test_a_daemon_that_cannot_list_one_group_or_tag_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sought: dict[str, Any]
+) -> None:
     """An earlier version lists all of them."""
-    fields = {"topic": "orders", "limit": 3, "group": "paid"}
-    with daemon(monkeypatch, pieces(piece(1, group="paid"))):
+    fields = {"topic": "orders", "limit": 3, **sought}
+    with daemon(monkeypatch, pieces({**piece(1), **sought})):
         assert listed(settings(tmp_path), fields)["messages"] == [1]
     with daemon(monkeypatch, pieces(piece(1))), pytest.raises(UnavailableError, match="of another version"):
         listed(settings(tmp_path), fields)
