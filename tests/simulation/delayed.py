@@ -62,6 +62,7 @@ from sidecar.state.offset_map import Identity, decode, encode
 from sidecar.state.rules import Rules
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.cancelling import Cancelling
+from tests.simulation.retagging import Retagging
 from tests.support.held_store import ModelStore
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 from tests.support.model_table import ModelAppender, ModelTable, ModelTables
@@ -300,7 +301,7 @@ class Host:
         plan = self.plan
         self.alive, self.is_outdated = True, False
         self._world.broker.owner = self
-        self.pipeline = Pipeline(plan.reading, plan.batching, plan.rules, self._chance)
+        self.pipeline = Pipeline(self._world.retagging.reading, plan.batching, plan.rules, self._chance)
         self.order, self.commit = CommitOrder(), None
         self.job: Job | None = None
         self.sends: dict[int, Batch] = {}
@@ -552,11 +553,49 @@ class Host:
         rows = self.plan.log[self.position : self.position + count]
         if rows:
             self.position = rows[-1][0] + 1
+            self._world.retagging.read(row[0] for row in rows)
             self.pipeline.read(Run(TP, rows, rows[0][0], rows[-1][0]), self._world.now_ms)
 
     def poll(self) -> None:
         """Read what is due."""
+        read = self.pipeline.read
+        self.pipeline.read = partial(self._read_out, read)  # type: ignore[method-assign]
         self.delays.poll(self._world.now_ms, self._world.wall_ms())
+        self.pipeline.read = read  # type: ignore[method-assign]
+
+    def _read_out(self, read: Callable[[Run, float], None], run: Run, now_ms: float) -> None:
+        unread = [self.delays.origin(run.tp, position) for position in run.unwanted]
+        self._world.retagging.read(offset for offset in unread if offset is not None)
+        self._world.retagging.read(held.origin for held in run.messages)
+        read(run, now_ms)
+
+    def retag(self) -> None:
+        """Once all is quiet, the subscription changes, and a commit has it: no fault comes in between."""
+        plan, pipeline = self.plan, self.pipeline
+        pipeline.orders.resting = True
+        for _ in range(20):
+            self.settle_some()
+        pipeline.orders.resting = False
+        if not pipeline.is_quiet:
+            return
+        unproved = pipeline.change_reading(
+            self._world.retagging.change(), plan.batching, plan.rules, self._world.now_ms
+        )
+        for _ in range(20):
+            self._world.now_ms += 20
+            self.settle_some()
+        assert all(barrier.durable for tp, barrier in unproved.items() if tp in pipeline.partitions)
+
+    def settle_some(self) -> None:
+        """What was begun goes on, without a fault."""
+        while self.letters:
+            self.store_letters(0)
+        for batch_id in list(self.sends):
+            self.answer(batch_id, 0)
+        for _ in range(3):
+            self.advance_commit(0)
+            self.sync(0)
+        self.step()
 
     def answer(self, batch_id: int, lost: float) -> None:
         """A send is answered."""
@@ -599,7 +638,8 @@ class Host:
         """What a commit settles is delivered, given up, filtered, a duplicate, or durable in some store."""
         ended = self._world.ended() | self._world.durable(state)
         for offset, tag, number, _, _, cancels in self.plan.log[: state.watermark]:
-            wanted = GROUPS[tag] is not None and offset not in self._world.skipped and not cancels
+            excused = self._world.skipped | self._world.retagging.unwanted
+            wanted = GROUPS[tag] is not None and offset not in excused and not cancels
             if wanted and offset not in ended and number is None:
                 raise BrokenPromiseError("lost", f"{offset} is below the committed {state.watermark}, unsettled")
 
@@ -629,6 +669,7 @@ class World:
         fenced: Whether the changelog fences.
         bare: Whether owners hand on nothing but the offset, and keep the rest in state folders.
         loses: Whether the broker loses its newest commits, and processes outlive an operator's reset.
+        retags: Whether the subscribed tags change; for one host.
     """
 
     def __init__(
@@ -641,6 +682,7 @@ class World:
         fenced: bool = False,
         bare: bool = False,
         loses: bool = False,
+        retags: bool = False,
     ) -> None:
         self.bare = bare
         self._losses, self.has_lost = 0.01 if loses else 0.0, False
@@ -678,6 +720,8 @@ class World:
         self._released: set[int] = set()
         """Offsets that an operator released: they may be early."""
         self._cancelling = Cancelling(self.plan.log)
+        tags = [row[1] for row in self.plan.log]
+        self.retagging = Retagging(seed, self.plan.reading, tags, changes=retags)
         self.hosts = [Host(self, number) for number in range(hosts)]
         self.hosts[0].start()
 
@@ -798,7 +842,8 @@ class World:
 
     def _check_twins(self, offset: int, name: str) -> None:
         number = self.plan.log[offset][2]
-        twins = [twin for twin in self._twins(offset) if twin in self.receiver.stored]
+        # The known limit: what was put, not committed, and read again as unwanted is no twin, and may be wanted later.
+        twins = [twin for twin in self._twins(offset) if twin in self.receiver.stored.keys() - self.retagging.unwanted]
         if len(twins) > 1 and not self._allowed and self.plan.reading.ids is not None:
             raise BrokenPromiseError("twin", f"{twins} have the id {number}, the last came as {name}")
 
@@ -835,6 +880,8 @@ class World:
         self._act(host, chance())
         if chance() < 0.8:
             host.step()
+        if host.alive and not host.disk.refuses and self.retagging.is_due():
+            host.retag()
 
     def _ask(self) -> None:
         """An operator cancels or releases a message, perhaps at a host that was replaced."""
@@ -968,14 +1015,7 @@ class World:
             host.restore()
             host.read(20)
             host.poll()
-            while host.letters:
-                host.store_letters(0)
-            for batch_id in list(host.sends):
-                host.answer(batch_id, 0)
-            for _ in range(3):
-                host.advance_commit(0)
-                host.sync(0)
-            host.step()
+            host.settle_some()
             if host.is_at_rest:
                 return
         partitions = {str(tp): each.state() for tp, each in host.pipeline.partitions.items()}
@@ -988,7 +1028,11 @@ class World:
         for offset, tag, _, due, _, cancels in self.plan.log:
             twins = self._twins(offset) or [offset]
             wanted = GROUPS[tag] is not None and not cancels
-            if wanted and offset not in ended | self.skipped and not any(twin in ended for twin in twins):
+            if (
+                wanted
+                and offset not in ended | self.skipped | self.retagging.unwanted
+                and not any(twin in ended | self.retagging.unwanted for twin in twins)
+            ):
                 raise BrokenPromiseError("lost", f"{offset}, due {due}")
             if not wanted and offset in self.receiver.stored:
                 raise BrokenPromiseError("filtered", f"{offset}")
@@ -1027,13 +1071,14 @@ def run_delayed(
     fenced: bool = False,
     bare: bool = False,
     loses: bool = False,
+    retags: bool = False,
 ) -> int:
     """Run one schedule; return its number of steps.
 
     Raises:
         BrokenPromiseError: A promise was broken.
     """
-    world = World(seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare, loses=loses)
+    world = World(seed, hosts, shared=shared, parks=parks, fenced=fenced, bare=bare, loses=loses, retags=retags)
     for _ in range(steps):
         world.event()
     world.settle()

@@ -22,6 +22,8 @@ STORES = pytest.mark.parametrize(
         "postgresql-3",
         "postgresql-bare",
         "parked-postgresql-3",
+        "retagged",
+        "retagged-changelog",
         "losses",
         "losses-3",
         "losses-changelog-3",

@@ -36,12 +36,16 @@ def test_mistake_is_found(patch: Path, tmp_path: Path) -> None:
 def test_mistake_in_the_mask_of_tags_is_found(patch: Path, tmp_path: Path) -> None:
     """With this mistake a wanted message is refused, or each unwanted tag is looked at."""
     broken_copy(patch, tmp_path)
-    for name in ("unit/core/messages/test_masks.py", "property/test_tag_masks.py"):
+    for name in (
+        "unit/core/messages/test_masks.py",
+        "unit/core/messages/test_tag_index.py",
+        "property/test_tag_masks.py",
+    ):
         shutil.copy(ROOT / "tests" / name, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"^FAILED test_\w*masks.py::", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^FAILED test_\w*(masks|tag_index).py::", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.parametrize("patch", sorted(MISTAKES.rglob("*.patch")), ids=lambda patch: patch.stem)

@@ -55,6 +55,8 @@ class Sorted:
     """Messages that the store is to hold, in the order of their offsets."""
     due_ms: dict[int, int] = field(default_factory=dict)
     """Due times by offset, of these messages and of those that a store has already."""
+    tags: dict[int, bytes] = field(default_factory=dict)
+    """What a store is to keep of the tags of all messages, by offset."""
     refused: dict[int, str] = field(default_factory=dict)
     """Why messages are given up, by offset."""
     cancels: dict[bytes, int] = field(default_factory=dict)
@@ -133,12 +135,6 @@ class Intake:
     def tag_index(self) -> TagIndex | None:
         """See `Reading`."""
         return self._r.tag_index
-
-    def entries(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[bytes]:
-        """What a store keeps of the tags of each message."""
-        if self._r.tag_index is None:
-            return [NO_TAGS] * len(messages)
-        return list(map(self._r.tag_index.entries.__getitem__, self._r.tags(tp, messages)))
 
     def change(self, reading: Reading) -> None:
         """Go on with another filter and format; how ids, due times and names are read stays."""
@@ -321,6 +317,10 @@ class Intake:
         for message, raw, later in zip(messages, raws, is_delayed, strict=False):
             table[self._r.groups[raw], later].append(message)
         result.masked += self._count_masked(raws, others)
+        if result.due_ms:
+            index = self._r.tag_index
+            entries = repeat(NO_TAGS) if index is None else map(index.entries.__getitem__, raws)
+            result.tags = dict(zip(self._r.columns.offsets(messages), entries, strict=False))
         placed: list[_Placed] = []
         for (group, later), chosen in table.items():
             if group is None:

@@ -73,7 +73,7 @@ class Puts:
         messages, identities = found.delayed, self._intake.identities
         offsets = list(self._intake.offsets(messages))
         token = self._begin(partition, Put(offsets[-1], len(messages), _ids(identities, partition.tp, found)))
-        due_ms, tags = [found.due_ms[offset] for offset in offsets], self._intake.entries(partition.tp, messages)
+        due_ms, tags = list(map(found.due_ms.__getitem__, offsets)), list(map(found.tags.__getitem__, offsets))
         return Hold(partition.tp, token, messages, due_ms, tags)
 
     def cancel(self, partition: Partition, names: Mapping[bytes, int]) -> CancelHeld:
