@@ -67,7 +67,7 @@ class Row(NamedTuple):
         group_id = f"bench-{time.monotonic_ns()}"
         kafka = {"bootstrap_servers": broker.bootstrap, "group_id": group_id, "topics": [topic], "lane": lane}
         wanted = " || ".join(f'"{self.tag(n).decode("latin-1")}"' for n in range(self.wanted))
-        place = {"key": "key", "json": {"json": "tag"}}.get(self.kind, {"header": "tag"})
+        place = {"key": "key", "json": {"json": "$.tag"}}.get(self.kind, {"header": "tag"})
         subscribe = {"subscribe": wanted, "groups": {"all": wanted}}
         if self.kind == "rest":
             subscribe = {"subscribe": "*", "groups": {"named": wanted, "rest": "*"}}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.messages.tags import TagFilter
 from sidecar.runtime.lane import is_built
 from tests.scenarios.ids import outgoing, restored, switched
 from tests.support.kafka import Broker, Outgoing, produce, unique
@@ -141,3 +142,28 @@ def test_that_nothing_is_wanted_is_told_with_the_tags(kafka: Broker, tmp_path: P
             assert "messages.all_filtered" in daemon.log_tail()
             produce(kafka.bootstrap, topic, [Outgoing(0, b"x", None, [("tag", b"created, paid")])])
             wait_until(lambda: daemon.status()["health"]["state"] == "healthy", 30, "a wanted message ends it")
+
+
+@pytest.mark.parametrize(
+    "lane", [pytest.param("on", marks=pytest.mark.skipif(not is_built(), reason="the fast lane is not built")), "off"]
+)
+def test_status_and_metric_say_what_refused_tags(kafka: Broker, tmp_path: Path, lane: str) -> None:
+    """Most unwanted tags are refused by the mask, the few that it lets through by the look, in C and in Python."""
+    topic, filter_ = unique("masked"), TagFilter("paid || created || sent")
+    kafka.create_topic(topic, 1)
+    tags = [b"user-%d" % i if i % 10 else b"paid" for i in range(5_000)]
+    looks = sum(filter_.may_want(tag) for tag in tags) - tags.count(b"paid")
+    with Receiver() as receiver:
+        wanted = {"from": {"header": "tag"}, "subscribe": "paid || created || sent"}
+        scene = Scene(kafka, tmp_path, receiver, topic, unique("group"))
+        with scene.daemon(tags=wanted, source={"kafka": {"lane": lane}}) as daemon:
+            produce(kafka.bootstrap, topic, [Outgoing(0, b"x", None, [("tag", tag)]) for tag in tags])
+            daemon.wait_ready()
+            wait_until(lambda: daemon.status()["delivered"] == 500, 30, "the wanted ones", detail=daemon.log_tail)
+            wait_until(lambda: daemon.status()["filtered"] == 4_500, 5, "the others are counted")
+            assert daemon.status()["tags_refused"] == {"mask": 4_500 - looks, "look": looks}
+            assert (
+                f'sidecar_tags_refused_total{{by="look"}} {looks}.0'
+                in http_get(f"{daemon.admin_url}/metrics")[1].decode()
+            )
+            daemon.stop()

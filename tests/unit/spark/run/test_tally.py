@@ -66,6 +66,16 @@ def test_the_tags_of_many_tasks_are_few() -> None:
         assert books["unwanted"] == list(tasks[0].unwanted)
 
 
+def test_what_refused_tags_is_added_up(tmp_path: Path) -> None:
+    """By mask and look, of all tasks; books of an earlier version have neither."""
+    tally, task = Tally(tmp_path), outcome(9, 5)
+    task.tags_refused = {"mask": 4, "look": 1}
+    earlier = {key: value for key, value in books_of([task]).items() if key != "tags_refused"}
+    for batch, books in enumerate([books_of([task, task]), joined([books_of([task])] * 2), earlier, joined([earlier])]):
+        tally.enter(batch, books, {})
+    assert tally.activity(0).tags_refused == {"mask": 16, "look": 4}
+
+
 def test_what_expired_counts_once_by_partition(tmp_path: Path) -> None:
     """In status, metric and the log event of its micro-batch, also with a table; books of before have none."""
     tally, gap = Tally(tmp_path), outcome(2, 0)
