@@ -49,9 +49,8 @@ class Rules:
     """How messages are sorted.
 
     Args:
-        group_of: The group of a tag's raw content, None if it is unwanted.
+        group_of: The group of a message with these tags, given as the raw content of a field; None if it is unwanted.
         row_head: Of topic and partition, a row of the format `envelope` up to its offset.
-        tag_json: The members `tag` and `tags` of such a row, with a comma in front.
         tag_place: Where the tag is.
         tag_header: The header's name.
         format: Of the rows; with `columns`, call `Run.columns` and not `sort`.
@@ -61,11 +60,11 @@ class Rules:
         mask: Of a tag's bits all are in it, or it is not wanted; by default, every message may be.
         hashes: Of the wanted tags, in place of the mask, if it is not empty.
         separator: Of tags in one value; empty if a value is one tag.
+        whole: Whether the tags of a message decide together: by default it goes to the group of its first wanted tag.
     """
 
     group_of: Callable[[Raw], str | None]
     row_head: Callable[[str, int], bytes]
-    tag_json: Callable[[Raw], bytes]
     tag_place: Place = "none"
     tag_header: str = ""
     format: Format = "envelope"
@@ -75,6 +74,7 @@ class Rules:
     mask: int = (1 << 64) - 1
     hashes: frozenset[int] = frozenset()
     separator: bytes = b""
+    whole: bool = False
 
 
 class Message(NamedTuple):
@@ -144,6 +144,7 @@ class _Shown(ct.Structure):
 
 
 _P, _I32, _I64 = ct.c_void_p, ct.c_int32, ct.c_int64
+_PLACE, _TEXTS = (ct.c_int, ct.c_char_p), (_P, _I64, ct.c_char_p, _I64)
 _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_bind": (ct.c_int, _P, _P, ct.c_size_t),
     "fl_expect": (None,),
@@ -151,21 +152,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_fail_after": (None, _I64),
     "fl_xxh3": (ct.c_uint64, ct.c_char_p, ct.c_size_t),
     "fl_open": (_P, _P, ct.c_int, _I64),
-    "fl_change": (
-        ct.c_int,
-        _P,
-        ct.c_int,
-        ct.c_char_p,
-        ct.c_int,
-        ct.c_int,
-        ct.c_char_p,
-        ct.c_int,
-        ct.c_uint64,
-        _P,
-        _I64,
-        ct.c_char_p,
-        _I64,
-    ),
+    "fl_change": (ct.c_int, _P, *_PLACE, ct.c_int, *_PLACE, ct.c_int, ct.c_int, ct.c_uint64, *_TEXTS),
     "fl_close": (None, _P),
     "fl_free": (None, _P),
     "fl_forward": (ct.c_int, _P, ct.c_char_p, _I32),
@@ -179,7 +166,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "fl_header": (ct.c_int, _P, ct.c_int, ct.c_int, ct.POINTER(ct.c_char_p), ct.POINTER(_P), ct.POINTER(_I64)),
     "fl_offsets": (ct.c_int, _P, ct.c_int, _P),
     "fl_unknown": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
-    "fl_tell": (ct.c_int, _P, _I32, ct.c_char_p, _I64),
+    "fl_tell": (ct.c_int, _P, _I32),
     "fl_forget_tags": (ct.c_int, _P, _I64, _I64),
     "fl_sort": (ct.c_int, _P, ct.c_int, ct.c_char_p, _I64),
     "fl_ids": (ct.c_int, _P, ct.POINTER(_P), ct.POINTER(_I64)),
@@ -474,7 +461,7 @@ class Reader:
             hashes, separator = array("Q", rules.hashes), rules.separator
             if self._c.fl_change(
                 self._at, places[0], headers[0], format_, places[1], headers[1], wants,
-                rules.mask, hashes.buffer_info()[0], len(hashes), separator, len(separator),
+                rules.whole, rules.mask, hashes.buffer_info()[0], len(hashes), separator, len(separator),
             ):  # fmt: skip
                 raise MemoryError
             self._forget_tags()
@@ -565,14 +552,12 @@ class Reader:
         raw: Raw = None if kind == 0 else content
         if kind == _SEVERAL:
             raw = tuple(_values(content))
-        group, code, tag = rules.group_of(raw), -1, b""
+        group, code = rules.group_of(raw), -1
         if group is not None:
             code = self._codes.setdefault(group, len(self._names))
             if code == len(self._names):
                 self._names.append(group)
-            if rules.format == "envelope":
-                tag = rules.tag_json(raw)
-        if self._c.fl_tell(self._at, code, tag, len(tag)):
+        if self._c.fl_tell(self._at, code):
             raise MemoryError
 
 

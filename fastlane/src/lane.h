@@ -37,14 +37,12 @@ char *text_field(char *p, const char *name, const void *data, size_t len);  /* ,
 char *text_name(char *p, const char *name);                                 /* of a header; U+FFFD if it is no UTF-8 */
 size_t text_room(const void *data, size_t len);                             /* that any of these needs */
 
-/* memo.c: what Python has said of the raw content of a field. */
+/* memo.c: what Python has said of tags, or of whole contents of a field. */
 enum { RAW_NONE, RAW_ONE, RAW_SEVERAL };
 enum { UNWANTED = -1, NOT_ASKED = -2 };
 
 typedef struct {
   uint64_t hash;
-  char *tag; /* the JSON of its tags */
-  size_t tag_len;
   size_t len;
   int32_t code; /* of its group, or UNWANTED, or NOT_ASKED */
   int32_t kind;
@@ -58,7 +56,6 @@ typedef struct {
 } memo;
 
 entry *memo_find(memo *m, int kind, const char *raw, size_t len);
-int memo_tell(memo *m, entry *e, int32_t code, const char *tag, size_t tag_len);
 void memo_clear(memo *m);
 
 /* mask.c: which contents cannot have a wanted tag. */
@@ -71,5 +68,18 @@ typedef struct {
 } mask;
 
 int mask_set(mask *m, uint64_t bits, const uint64_t *hashes, size_t count, const char *separator, size_t len);
+int mask_may_have(const mask *m, const char *tag, size_t len);
 int mask_may_match(const mask *m, int kind, const char *raw, size_t len);
 void mask_drop(mask *m);
+
+/* The tags in a content, in order, without empty ones. */
+typedef struct {
+  const char *tag; /* after `tags_next` has returned 1 */
+  size_t len;
+  const mask *mask;
+  const char *at, *end, *more, *stop; /* of the value that is open, and of the values behind it */
+  int is_open;
+} tags;
+
+tags tags_in(const mask *m, int kind, const char *raw, size_t len);
+int tags_next(tags *t);

@@ -1,4 +1,4 @@
-/* Whether the content of a field may have a wanted tag, by its tags' hashes alone. The look at the tags comes after it.
+/* The tags in the content of a field, and whether they may be wanted, by their hashes alone. The look comes after it.
  * `sidecar.core.messages.masks` has the same bits, and chooses between them and the set of hashes. */
 #define _GNU_SOURCE
 #include <string.h>
@@ -33,34 +33,63 @@ void mask_drop(mask *m) {
   *m = (mask){0};
 }
 
-static int may_have(const mask *m, const char *tag, size_t len) {
+static int mask_takes_all(const mask *m) { return m->bits == ~(uint64_t)0 && !m->cap; }
+
+int mask_may_have(const mask *m, const char *tag, size_t len) {
+  if (mask_takes_all(m)) return 1;
   uint64_t hash = xxh3_64(tag, len);
   if (m->cap) return *place_of(m, hash) == hash;
   return m->bits >> (hash & 63) & m->bits >> (hash >> 6 & 63) & m->bits >> (hash >> 12 & 63) & m->bits >> (hash >> 18 & 63) & 1;
 }
 
-/* As in Python's `bytes.strip`. */
-static int is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-static int may_have_any(const mask *m, const char *at, size_t len) {
-  if (!m->separator_len) return len && may_have(m, at, len);
-  for (const char *end = at + len, *stop; at <= end; at = stop + m->separator_len) {
-    stop = memmem(at, (size_t)(end - at), m->separator, m->separator_len);
-    if (!stop) stop = end;
-    const char *first = at, *behind = stop;
-    while (first < behind && is_space(*first)) first++;
-    while (behind > first && is_space(behind[-1])) behind--;
-    if (behind > first && may_have(m, first, (size_t)(behind - first))) return 1;
-  }
+int mask_may_match(const mask *m, int kind, const char *raw, size_t len) {
+  if (mask_takes_all(m)) return 1;
+  tags t = tags_in(m, kind, raw, len);
+  while (tags_next(&t))
+    if (mask_may_have(m, t.tag, t.len)) return 1;
   return 0;
 }
 
-int mask_may_match(const mask *m, int kind, const char *at, size_t len) {
-  if (m->bits == ~(uint64_t)0 && !m->cap) return 1;
-  if (kind != RAW_SEVERAL) return may_have_any(m, at, kind == RAW_ONE ? len : 0);
-  for (size_t i = 0, size; i < len; i += 8 + size) {
-    memcpy(&size, at + i, 8);
-    if (may_have_any(m, at + i + 8, size)) return 1;
+tags tags_in(const mask *m, int kind, const char *raw, size_t len) {
+  tags t = {.mask = m};
+  if (kind == RAW_SEVERAL) {
+    t.more = raw;
+    t.stop = raw + len;
+  } else if (kind == RAW_ONE) {
+    t.at = raw;
+    t.end = raw + len;
+    t.is_open = 1;
   }
-  return 0;
+  return t;
+}
+
+/* As in Python's `bytes.strip`. */
+static int is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+int tags_next(tags *t) {
+  size_t separator_len = t->mask->separator_len;
+  for (;;) {
+    if (!t->is_open) {
+      if (t->more == t->stop) return 0;
+      size_t size;
+      memcpy(&size, t->more, 8);
+      t->at = t->more + 8;
+      t->end = t->more = t->at + size;
+      t->is_open = 1;
+    }
+    const char *first = t->at, *behind = t->end;
+    const char *separator = separator_len ? memmem(first, (size_t)(behind - first), t->mask->separator, separator_len) : NULL;
+    if (separator) {
+      behind = separator;
+      t->at = separator + separator_len;
+    } else {
+      t->is_open = 0;
+    }
+    while (separator_len && first < behind && is_space(*first)) first++;
+    while (separator_len && behind > first && is_space(behind[-1])) behind--;
+    if (behind == first) continue;
+    t->tag = first;
+    t->len = (size_t)(behind - first);
+    return 1;
+  }
 }

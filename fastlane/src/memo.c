@@ -40,24 +40,9 @@ entry *memo_find(memo *m, int kind, const char *raw, size_t len) {
   return *slot = e;
 }
 
-int memo_tell(memo *m, entry *e, int32_t code, const char *tag, size_t tag_len) {
-  char *copy = take(NULL, tag_len + 1);
-  if (!copy) return NO_MEMORY;
-  memcpy(copy, tag, tag_len);
-  give(e->tag);
-  e->tag = copy;
-  e->tag_len = tag_len;
-  e->code = code;
-  m->bytes += tag_len;
-  return 0;
-}
-
 void memo_clear(memo *m) {
   for (size_t i = 0; i < m->cap; i++)
-    if (m->slots[i]) {
-      give(m->slots[i]->tag);
-      give(m->slots[i]);
-    }
+    if (m->slots[i]) give(m->slots[i]);
   give(m->slots);
   *m = (memo){0};
 }

@@ -47,6 +47,7 @@ typedef struct reader {
   rd_kafka_t *rk;
   rd_kafka_queue_t *queue; /* NULL once the reader is closed, or the client is gone */
   int tag_place, format, id_place, wants;
+  int is_whole; /* Python is asked about whole contents, and not about each tag */
   char *tag_header, *id_header;
 
   rd_kafka_message_t **messages;
@@ -58,7 +59,10 @@ typedef struct reader {
   int shown; /* how many that it refused Python was asked about */
   memo memo;
   entry *unknown; /* that Python is asked about */
-  buffer several; /* the values of a repeated header */
+  int kind; /* the content with the tags of the message that is sorted */
+  const char *raw;
+  size_t raw_len;
+  buffer several, several_ids; /* the values of a repeated header */
 
   slot *slots;
   group *groups;
@@ -174,7 +178,7 @@ API reader *fl_open(rd_kafka_t *rk, int most, int64_t no_id) {
 
 /* How runs are sorted from now on. Without memory, all is as it was. */
 API int fl_change(reader *r, int tag_place, const char *tag_header, int format, int id_place, const char *id_header, int wants,
-                  uint64_t bits, const uint64_t *hashes, int64_t count, const char *separator, int64_t separator_len) {
+                  int is_whole, uint64_t bits, const uint64_t *hashes, int64_t count, const char *separator, int64_t separator_len) {
   char *tag = take(NULL, strlen(tag_header) + 1), *id = take(NULL, strlen(id_header) + 1);
   if (!tag || !id || mask_set(&r->mask, bits, hashes, (size_t)count, separator, (size_t)separator_len)) {
     give(tag);
@@ -189,6 +193,7 @@ API int fl_change(reader *r, int tag_place, const char *tag_header, int format, 
   r->format = format;
   r->id_place = id_place;
   r->wants = wants;
+  r->is_whole = is_whole;
   r->shown = 0;
   r->doing = -1;
   r->ids.len = r->wanted.len = 0;
@@ -211,6 +216,7 @@ API void fl_free(reader *r) {
   forget_tags(r);
   mask_drop(&r->mask);
   drop(&r->several);
+  drop(&r->several_ids);
   drop(&r->ids);
   drop(&r->wanted);
   give(r->messages);
@@ -253,6 +259,7 @@ static void cut(reader *r) {
 /* Gives memory back that the last polls did not need. */
 static void shrink(reader *r) {
   if (r->several.cap > SEVERAL_MAX) drop(&r->several);
+  if (r->several_ids.cap > SEVERAL_MAX) drop(&r->several_ids);
   if (++r->polls < POLLS) return;
   size_t sum = columns_room(&r->columns);
   for (int i = 0; i < r->slots_cap; i++) {
@@ -343,7 +350,8 @@ API int fl_offsets(reader *r, int which, int64_t *to) {
 /* ---- Fields ---- */
 
 /* The content of a field. Of a repeated header: each value behind its length, 8 bytes. Returns its kind, or NO_MEMORY. */
-static int raw_of(reader *r, const rd_kafka_message_t *m, int place, const char *header, const char *topic, const char **at, size_t *len) {
+static int raw_of(buffer *several, const rd_kafka_message_t *m, int place, const char *header, const char *topic, const char **at,
+                  size_t *len) {
   *at = "";
   *len = 0;
   switch (place) {
@@ -371,22 +379,22 @@ static int raw_of(reader *r, const rd_kafka_message_t *m, int place, const char 
       continue;
     }
     if (found == 2) {
-      r->several.len = 0;
-      char *p = room(&r->several, 8 + *len);
+      several->len = 0;
+      char *p = room(several, 8 + *len);
       if (!p) return NO_MEMORY;
       memcpy(p, len, 8);
       memcpy(p + 8, *at, *len);
-      r->several.len += 8 + *len;
+      several->len += 8 + *len;
     }
-    char *p = room(&r->several, 8 + size);
+    char *p = room(several, 8 + size);
     if (!p) return NO_MEMORY;
     memcpy(p, &size, 8);
     memcpy(p + 8, value, size);
-    r->several.len += 8 + size;
+    several->len += 8 + size;
   }
   if (found < 2) return found ? RAW_ONE : RAW_NONE;
-  *at = r->several.data;
-  *len = r->several.len;
+  *at = several->data;
+  *len = several->len;
   return RAW_SEVERAL;
 }
 
@@ -394,7 +402,7 @@ static int raw_of(reader *r, const rd_kafka_message_t *m, int place, const char 
 static int id_of(reader *r, const rd_kafka_message_t *m, const char *topic, int64_t *id) {
   const char *at;
   size_t len;
-  int kind = raw_of(r, m, r->id_place, r->id_header, topic, &at, &len);
+  int kind = raw_of(&r->several_ids, m, r->id_place, r->id_header, topic, &at, &len);
   if (kind < 0) return kind;
   r->odd_ids += kind == RAW_SEVERAL;
   if (kind != RAW_ONE || !len) return 0;
@@ -402,24 +410,39 @@ static int id_of(reader *r, const rd_kafka_message_t *m, const char *topic, int6
   return 1;
 }
 
-/* The entry of a message's tag, NULL if the mask refuses it; UNKNOWN_TAG if Python is to be asked about `r->unknown`. */
-static int tag_of(reader *r, const rd_kafka_message_t *m, const char *topic, entry **found) {
-  const char *at;
-  size_t len;
-  int kind = raw_of(r, m, r->tag_place, r->tag_header, topic, &at, &len);
-  if (kind < 0) return kind;
-  int is_refused = !mask_may_match(&r->mask, kind, at, len);
-  *found = NULL;
-  if (is_refused && r->shown >= SHOWN) return 0;
-  entry *e = memo_find(&r->memo, kind, at, len);
+/* The entry of a tag or of a whole content; UNKNOWN_TAG if Python is to be asked about `r->unknown`. */
+static int look_up(reader *r, int kind, const char *raw, size_t len, entry **found) {
+  entry *e = memo_find(&r->memo, kind, raw, len);
   if (!e) return NO_MEMORY;
-  if (e->code == NOT_ASKED) {
-    r->unknown = e;
-    r->shown += is_refused;
-    return UNKNOWN_TAG;
+  *found = e;
+  if (e->code != NOT_ASKED) return 0;
+  r->unknown = e;
+  return UNKNOWN_TAG;
+}
+
+/* The entry that decides about a message; NULL if the mask refuses it. Returns like `look_up`. */
+static int tag_of(reader *r, const rd_kafka_message_t *m, const char *topic, entry **found) {
+  *found = NULL;
+  r->kind = raw_of(&r->several, m, r->tag_place, r->tag_header, topic, &r->raw, &r->raw_len);
+  if (r->kind < 0) return r->kind;
+  if (r->is_whole) {
+    if (mask_may_match(&r->mask, r->kind, r->raw, r->raw_len)) return look_up(r, r->kind, r->raw, r->raw_len, found);
+  } else {
+    tags t = tags_in(&r->mask, r->kind, r->raw, r->raw_len);
+    int count = 0;
+    for (; tags_next(&t); count++) {
+      if (!mask_may_have(&r->mask, t.tag, t.len)) continue;
+      int failed = look_up(r, RAW_ONE, t.tag, t.len, found);
+      if (failed || (*found)->code != UNWANTED) return failed;
+    }
+    if (*found) return 0;
+    if (!count && mask_may_match(&r->mask, RAW_NONE, "", 0)) return look_up(r, RAW_NONE, "", 0, found);
   }
-  if (!is_refused) *found = e;
-  return 0;
+  if (r->shown >= SHOWN) return 0;
+  entry *e;
+  int failed = look_up(r, r->kind, r->raw, r->raw_len, &e);
+  r->shown += failed == UNKNOWN_TAG;
+  return failed;
 }
 
 API int fl_unknown(const reader *r, const char **at, int64_t *len) {
@@ -428,8 +451,8 @@ API int fl_unknown(const reader *r, const char **at, int64_t *len) {
   return r->unknown->kind;
 }
 
-/* What Python has said: the code of the group, or UNWANTED, and the JSON of the tags. */
-API int fl_tell(reader *r, int32_t code, const char *tag, int64_t tag_len) {
+/* What Python has said: the code of the group, or UNWANTED. */
+API int fl_tell(reader *r, int32_t code) {
   if (code >= 0 && (size_t)code >= r->codes) {
     size_t codes = 2 * (size_t)code + 64;
     void *wider = take(r->place_of, codes * sizeof *r->place_of);
@@ -438,7 +461,8 @@ API int fl_tell(reader *r, int32_t code, const char *tag, int64_t tag_len) {
     memset(r->place_of + r->codes, 0, (codes - r->codes) * sizeof *r->place_of);
     r->codes = codes;
   }
-  return memo_tell(&r->memo, r->unknown, code, tag, (size_t)tag_len);
+  r->unknown->code = code;
+  return 0;
 }
 
 /* Forgets the tags if they are too many, too large, or too alike. Only right before a poll. */
@@ -450,10 +474,33 @@ API int fl_forget_tags(reader *r, int64_t most, int64_t most_bytes) {
 
 /* ---- Sorting ---- */
 
-static int envelope(buffer *b, const rd_kafka_message_t *m, const entry *e, const char *head, size_t head_len) {
+/* Room for the tags of the message that is sorted. */
+static size_t tags_room(const reader *r) {
+  size_t needed = 0;
+  for (tags t = tags_in(&r->mask, r->kind, r->raw, r->raw_len); tags_next(&t);) needed += 2 * text_room(t.tag, t.len);
+  return needed;
+}
+
+/* ,"tag": the first one; and ,"tags": all, if there are several */
+static char *put_tags(const reader *r, char *p) {
+  tags t = tags_in(&r->mask, r->kind, r->raw, r->raw_len), first = t;
+  int has_one = tags_next(&first);
+  p = text_field(p, "tag", has_one ? first.tag : NULL, first.len);
+  if (!has_one || !tags_next(&first)) return p;
+  memcpy(p, ",\"tags\":", 8);
+  p += 8;
+  for (char before = '['; tags_next(&t); before = ',') {
+    *p++ = before;
+    p = text_value(p, t.tag, t.len);
+  }
+  *p++ = ']';
+  return p;
+}
+
+static int envelope(reader *r, buffer *b, const rd_kafka_message_t *m, const char *head, size_t head_len) {
   rd_kafka_headers_t *headers = NULL;
   size_t n = kafka_rd_kafka_message_headers(m, &headers) ? 0 : kafka_rd_kafka_header_cnt(headers);
-  size_t needed = 256 + head_len + e->tag_len + text_room(m->payload, m->payload ? m->len : 0), size;
+  size_t needed = 256 + head_len + tags_room(r) + text_room(m->payload, m->payload ? m->len : 0), size;
   needed += text_room(m->key, m->key ? m->key_len : 0);
   const char *name;
   const void *value;
@@ -472,8 +519,7 @@ static int envelope(buffer *b, const rd_kafka_message_t *m, const entry *e, cons
   if (kind == KAFKA_NO_TIMESTAMP) p = text_value(p, NULL, 0);
   else p = text_number(p, at);
   p = text_field(p, "key", m->key, m->key_len);
-  memcpy(p, e->tag, e->tag_len);
-  p += e->tag_len;
+  p = put_tags(r, p);
   memcpy(p, ",\"headers\":[", 12);
   p += 12;
   for (size_t i = 0; i < n; i++) {
@@ -540,8 +586,7 @@ static int note(reader *r, const slot *s, const rd_kafka_message_t *m, const cha
   return 0;
 }
 
-static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const char *topic, const entry *e, const char *head,
-                   size_t head_len) {
+static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const char *topic, const char *head, size_t head_len) {
   int is_odd = r->format == NDJSON && (!m->payload || !m->len || memchr(m->payload, '\n', m->len));
   int64_t id = 0;
   if (r->id_place != PLACE_NONE && note(r, s, m, topic, is_odd, &id)) return NO_MEMORY;
@@ -555,7 +600,7 @@ static int add_row(reader *r, slot *s, const rd_kafka_message_t *m, const char *
     *p = '\n';
     s->data.len++;
   }
-  if (r->format == NDJSON ? line(&s->data, m) : envelope(&s->data, m, e, head, head_len)) return NO_MEMORY;
+  if (r->format == NDJSON ? line(&s->data, m) : envelope(r, &s->data, m, head, head_len)) return NO_MEMORY;
   s->told.count++;
   if (put_i64(&s->offsets, m->offset)) return NO_MEMORY;
   return r->id_place == PLACE_NONE ? 0 : put_i64(&s->ids, id);
@@ -568,7 +613,7 @@ static int add(reader *r, const rd_kafka_message_t *m, const char *topic, const 
     return columns_add(&r->columns, m, e->code, r->wants);
   }
   slot *s = slot_for(r, e->code);
-  return s ? add_row(r, s, m, topic, e, head, head_len) : NO_MEMORY;
+  return s ? add_row(r, s, m, topic, head, head_len) : NO_MEMORY;
 }
 
 static void begin(reader *r, int which) {

@@ -11,7 +11,7 @@ from sidecar.config.model import Settings
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.windows.idruns import Keys, Mask, SortedRun
-from sidecar.sinks.formats import row_head, tag_members
+from sidecar.sinks.formats import row_head
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Place, Rules
@@ -96,8 +96,8 @@ def rules_of(settings: Settings, filter_: TagFilter | None = None) -> Rules:
     return Rules(
         group_of=filter_.groups.__getitem__,
         row_head=row_head,
-        tag_json=lambda raw: tag_members(filter_.tags(raw)),
         **fields_of(settings, filter_),
+        whole=bool(settings.tags.exclude),
         format=cast(Literal["envelope", "ndjson"], settings.sink.chosen.row_format),
     )
 

@@ -91,7 +91,6 @@ def plain(*, ids: bool = False) -> fastlane.Rules:
     return fastlane.Rules(
         group_of=str,
         row_head=lambda topic, partition: b"{",
-        tag_json=lambda raw: b"",
         tag_place="header",
         tag_header="tag",
         id_place="key" if ids else "none",
@@ -239,7 +238,7 @@ def test_tags_that_were_chosen_to_be_alike_are_forgotten(library: fastlane.Libra
     send(kafka, topic, alike)
     asked = list[fastlane.Raw]()
     rules = plain()
-    rules = fastlane.Rules(lambda raw: asked.append(raw) or "g", rules.row_head, rules.tag_json, "header", "tag")
+    rules = fastlane.Rules(lambda raw: asked.append(raw) or "g", rules.row_head, "header", "tag")
     with reader_of(library, kafka.bootstrap, topic) as (reader, consumer):
         sizes = list[int]()
         for _ in range(2):

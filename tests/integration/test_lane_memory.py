@@ -55,7 +55,6 @@ def rules(format_: fastlane.Format = "envelope") -> fastlane.Rules:
     return fastlane.Rules(
         group_of=lambda raw: str(raw),
         row_head=row_head,
-        tag_json=lambda raw: b"",
         tag_place="header",
         tag_header="tag",
         format=format_,
@@ -152,7 +151,7 @@ def test_large_tags_are_forgotten(library: fastlane.Library, kafka: Broker, topi
     count = 400
     tags = (b"%d" % number + b"t" * 100_000 for number in range(count))
     produce(kafka.bootstrap, topic, (Outgoing(0, b"v", None, [("tag", tag)]) for tag in tags))
-    one_group, most = fastlane.Rules(lambda raw: "g", row_head, lambda raw: b"", "header", "tag"), 0
+    one_group, most = fastlane.Rules(lambda raw: "g", row_head, "header", "tag"), 0
     with reader_of(library, kafka.bootstrap, topic) as (reader, _):
         for run in runs(reader, count, 10):
             run.sort(one_group)

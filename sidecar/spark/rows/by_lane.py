@@ -68,8 +68,8 @@ class LaneRows:
         return Rules(
             group_of=self._texts_of,
             row_head=lambda topic, partition: b"",
-            tag_json=lambda raw: b"",
             **fields_of(settings, self._filter),
+            whole=True,
             format="columns",
             wants=frozenset(want for want in WANTS if want in names),
         )
