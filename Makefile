@@ -86,6 +86,7 @@ first-hour: $(INSTALLED) jars
 
 bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.throughput
+	@$(BIN)/python -m benchmarks.tags
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.delay
 	@$(BIN)/python -m benchmarks.delay_restart
