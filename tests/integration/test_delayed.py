@@ -13,6 +13,7 @@ import pytest
 from sidecar.state.interface import StoredLetter
 from sidecar.state.store import Store
 from tests.scenarios.delay_space import freed
+from tests.scenarios.delay_tags import delay_tags
 from tests.scenarios.delayed import HEADER, delayed_kills
 from tests.scenarios.exactly_once import configuration, finish, new_topics
 from tests.support.kafka import Broker, Outgoing, produce
@@ -221,3 +222,9 @@ def test_a_local_copy_that_is_removed_is_restored(kafka: Broker, tmp_path: Path)
             daemon.start()
             wait_until(lambda: len(receiver.rows()) == 1, 30, "it is delivered", detail=daemon.log_tail)
             finish(kafka, daemon, 60)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_change_of_tags_reads_only_messages_that_may_be_wanted(kafka: Broker, tmp_path: Path, back: bool) -> None:
+    """So do a listing and a count of one tag; changed back in time, all are delivered."""
+    assert delay_tags(kafka, tmp_path, 3_000, 100, 10, store="local" if back else "changelog", back=back).exact

@@ -12,6 +12,7 @@ from tests.scenarios import delayed_members as members
 from tests.scenarios import rocketmq_delayed as rocketmq
 from tests.scenarios.delay_cancels import cancelled_kills
 from tests.scenarios.delay_requests import delay_requests
+from tests.scenarios.delay_tags import delay_tags
 from tests.scenarios.delayed import delayed_kills
 from tests.scenarios.parked import BATCH, parked_round
 from tests.scenarios.parked_group import failing_group
@@ -51,6 +52,11 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
     def asked(broker: KafkaBroker, folder: Path) -> list[Finding]:
         run = partial(delay_requests, broker, folder, messages, size(20, 2))
         return [run(store="local"), run(store="changelog"), run(store="changelog", forgets=True)]
+
+    def tagged(broker: KafkaBroker, folder: Path) -> list[Finding]:
+        held = size(3_000_000, 30_000)
+        run = partial(delay_tags, broker, folder, tags=1_000, store="local")
+        return [run(held, due_in_s=30 + held / 15_000), run(held // 10, due_in_s=60, back=True)]
 
     def cancelled(broker: KafkaBroker, folder: Path) -> list[Finding]:
         run = partial(cancelled_kills, broker, folder, messages, kills, between_s=FOR_A_KILL_S)
@@ -109,6 +115,7 @@ def checks(size: Callable[[int, int], int]) -> dict[str, Callable[[KafkaBroker, 
         "delayed-kills": killed,
         "delayed-two-groups": two_groups,
         "delayed-requests": asked,
+        "delayed-tags": tagged,
         "delayed-cancels": cancelled,
         "delayed-postgresql": in_postgresql,
         "parked-rounds": parked_rounds,
