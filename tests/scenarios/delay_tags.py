@@ -22,8 +22,10 @@ from tests.support.process import Daemon, wait_until
 from tests.support.receiver import Receiver, value_hash
 
 PARTITIONS = 2
-SPREAD_MS = 3_000
-"""Time in which all messages fall due."""
+A_SECOND = 250_000
+"""Messages that fall due within a second."""
+LISTINGS = 4
+"""Commands that together list all messages of the tag."""
 READ_MAX = 1.1
 """Messages that are read, for each that matches."""
 WANTED = 7
@@ -37,7 +39,7 @@ def delay_tags(
     Args:
         broker: The broker.
         folder: For the daemon's files.
-        messages: At most 3,000 for each tag.
+        messages: At most 4,000 for each tag.
         tags: Number of tags.
         due_in_s: Until the first is due; all must be held by then, and the change be made.
         store: `delay.store`.
@@ -48,17 +50,18 @@ def delay_tags(
     """
     begun = time.monotonic()
     (topic,) = new_topics(broker, 1, PARTITIONS)
-    matching = len(range(WANTED, messages, tags))
+    matching, spread_ms = len(range(WANTED, messages, tags)), max(1_000, messages * 1_000 // A_SECOND)
+    step_ms = spread_ms // LISTINGS
     with Receiver(out=folder / unique("rows")) as receiver:
         config = configuration(broker, [topic], receiver.url, "*", delay={"store": store})
         with Daemon(folder, config, name=unique("tags")) as daemon:
             first_ms = time.time_ns() // 1_000_000 + int(due_in_s * 1_000)
-            produce(broker.bootstrap, topic, _messages(messages, tags, first_ms))
+            produce(broker.bootstrap, topic, _messages(messages, tags, first_ms, spread_ms))
             daemon.wait_ready()
             wait_until(lambda: daemon.status()["delayed"] == messages, due_in_s, "all are held", detail=daemon.log_tail)
             count, listings = _asked(daemon, "count"), [
-                _asked(daemon, "list", "--limit", "1000", "--from", str(from_ms), "--until", str(from_ms + 1_000))
-                for from_ms in range(first_ms, first_ms + SPREAD_MS, 1_000)
+                _asked(daemon, "list", "--limit", "1000", "--from", str(from_ms), "--until", str(from_ms + step_ms))
+                for from_ms in range(first_ms, first_ms + LISTINGS * step_ms, step_ms)
             ]  # fmt: skip
             assert (count["held"], sum(len(each["messages"]) for each in listings)) == (matching, matching)
             narrow = deepcopy(daemon.config)
@@ -88,9 +91,9 @@ def delay_tags(
     )
 
 
-def _messages(count: int, tags: int, first_ms: int) -> Iterator[Outgoing]:
+def _messages(count: int, tags: int, first_ms: int, spread_ms: int) -> Iterator[Outgoing]:
     for number in range(count):
-        due_ms = first_ms + number * SPREAD_MS // count
+        due_ms = first_ms + number * spread_ms // count
         headers = [("tag", b"tag-%d" % (number % tags)), (HEADER, b"%d" % due_ms)]
         yield Outgoing(number % PARTITIONS, b"%d" % number, None, headers)
 
