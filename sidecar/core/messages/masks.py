@@ -63,10 +63,6 @@ class TagMask:
     def _has(self, bit: int) -> int:
         return self.bits >> bit & 1
 
-    def may_have(self, tag: bytes) -> bool:
-        """Whether this may be one of the tags; never False for one of them."""
-        return self.tester(lambda raw: (tag,), is_plain=False)(tag)
-
     def tester(self, tags_in: Callable[[Raw], Iterable[bytes]], *, is_plain: bool) -> Callable[[Raw], bool]:
         """What says whether a raw field value may have one of the tags.
 
