@@ -127,7 +127,7 @@ clean:
 	rm -rf $(VENV) .cache .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # The fast lane for Kafka too, where there is a C compiler.
-$(INSTALLED): $(PACKAGES) fastlane/build_lane.py fastlane/pyproject.toml $(wildcard fastlane/src/*)
+$(INSTALLED): $(PACKAGES) fastlane/build_lane.py fastlane/pyproject.toml $(wildcard fastlane/src/* fastlane/sidecar_fastlane/*.py)
 	@$(MAKE) --no-print-directory fastlane
 	@touch $@
 

@@ -14,6 +14,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))  # a build in an environment of its own has no package to import
+from sidecar_fastlane.sources import checksum  # noqa: E402
+
 TARGET = ROOT / "sidecar_fastlane" / "libfastlane.so"
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
 
@@ -26,7 +29,8 @@ def compiled(target: Path = TARGET, *flags: str) -> Path:
         subprocess.CalledProcessError: It failed.
     """
     sources = sorted(map(str, (ROOT / "src").glob("*.c")))
-    command = [*os.environ.get("CC", "cc").split(), *FLAGS, *flags, "-o", str(target), *sources, "-ldl", "-lpthread"]
+    options = [*FLAGS, f"-DFL_SOURCES={checksum()}u", *flags]
+    command = [*os.environ.get("CC", "cc").split(), *options, "-o", str(target), *sources, "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
     return target
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sidecar_fastlane.columns import WANTS, Columns, Table, Want, table_of
+from sidecar_fastlane.sources import checksum
 
 LIBRARY = Path(os.environ.get("SIDECAR_FASTLANE_LIBRARY") or Path(__file__).with_name("libfastlane.so"))
 """The compiled part; the variable names another build of it, such as one with sanitizers."""
@@ -146,6 +147,7 @@ class _Shown(ct.Structure):
 _P, _I32, _I64 = ct.c_void_p, ct.c_int32, ct.c_int64
 _PLACE, _TEXTS = (ct.c_int, ct.c_char_p), (_P, _I64, ct.c_char_p, _I64)
 _CALLS: dict[str, tuple[Any, ...]] = {
+    "fl_sources": (ct.c_uint32,),
     "fl_bind": (ct.c_int, _P, _P, ct.c_size_t),
     "fl_expect": (None,),
     "fl_born": (_P,),
@@ -185,7 +187,7 @@ class Library:
         path: Its file.
 
     Raises:
-        UnavailableError: It is missing, or the other one is too old, or lacks a call.
+        UnavailableError: It is missing or of another version, or the other one is too old, or lacks a call.
     """
 
     def __init__(self, path: Path = LIBRARY) -> None:
@@ -202,6 +204,8 @@ class Library:
             found = ct.CDLL(cimpl.__file__)
         except (OSError, AttributeError) as error:
             raise UnavailableError(str(error)) from error
+        if self.c.fl_sources() != checksum():
+            raise UnavailableError("its compiled part is of another version: run make fastlane, or install it again")
         missing = ct.create_string_buffer(100)
         version = self.c.fl_bind(found._handle, missing, len(missing))
         if version < 0:

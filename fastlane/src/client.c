@@ -19,6 +19,9 @@ API int fl_bind(void *library, char *missing, size_t size) {
   return kafka_rd_kafka_version();
 }
 
+/* The checksum of the modules of Python that this was compiled with. */
+API uint32_t fl_sources(void) { return FL_SOURCES; }
+
 /* Interceptors run on the thread that makes the client. */
 static _Thread_local rd_kafka_t *born;
 static _Thread_local int births;

@@ -17,6 +17,7 @@ import confluent_kafka as ck
 import pytest
 import sidecar_fastlane as fastlane
 import xxhash
+from build_lane import compiled
 from sidecar_fastlane.columns import WANTS
 
 from sidecar.config.model import Settings
@@ -108,6 +109,13 @@ def test_the_hash_is_xxh3(library: fastlane.Library) -> None:
     for size in [*range(2_000), 4_095, 100_001, 1 << 20]:
         data = chance.randbytes(size)
         assert library.xxh3(data) == xxhash.xxh3_64_intdigest(data), size
+
+
+def test_a_compiled_part_of_another_version_is_not_used(tmp_path: Path) -> None:
+    """What it returned would be taken for something else, as counters of random numbers."""
+    other = compiled(tmp_path / "other.so", "-UFL_SOURCES", "-DFL_SOURCES=1u")
+    with pytest.raises(fastlane.UnavailableError, match="of another version: run make fastlane, or install it again"):
+        fastlane.Library(other)
 
 
 def test_a_client_that_is_not_the_only_one_is_not_taken(library: fastlane.Library) -> None:

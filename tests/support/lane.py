@@ -21,7 +21,8 @@ SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-
 
 def built(*flags: str) -> Path:
     """The compiled part, made once of these sources and flags."""
-    sources = [ROOT / "fastlane" / "build_lane.py", *sorted((ROOT / "fastlane" / "src").iterdir())]
+    folder = ROOT / "fastlane"
+    sources = [folder / "build_lane.py", *sorted((folder / "src").iterdir()), *sorted(folder.glob("*/*.py"))]
     seen = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + repr(flags).encode()).hexdigest()
     target = CACHE / f"libfastlane-{seen[:12]}.so"
     with locked(CACHE / "lock"):
