@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
@@ -49,7 +49,7 @@ def delay() -> None:
 def sought_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which messages are meant; they are one argument, `sought`."""
 
-    @functools.wraps(command)
+    @wraps(command)
     def gathered(**options: Any) -> None:
         sought = {name: options.pop(name) for name in SOUGHT}
         command(sought=sought, **options)
