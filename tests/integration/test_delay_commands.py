@@ -102,7 +102,7 @@ def test_messages_are_listed_in_order_and_one_is_shown_whole(kafka: Broker, tmp_
             assert len(_listed(daemon, "--tag", "a", "--partition", "1")) == 2
             count = json.loads(_run(daemon, "count", "--json", "--tag", "a", "--until", str(first_ms + 2)).output)
             assert (count["held"], count["read"], sum(count["due"].values())) == (2, 2, 2)
-            assert " 2\n" in _run(daemon, "count", "--tag", "a", "--until", str(first_ms + 2)).output
+            assert _run(daemon, "count", "--tag", "a", "--until", str(first_ms + 2)).output.split()[-2:] == ["all", "2"]
             text = _run(daemon, "list", "--limit", "1").output
             assert f"{topic}:1:0" in text
             assert f"--from {instant_text(first_ms)}" in text

@@ -1,0 +1,1 @@
+"""Tests of what finds held messages by their names, tags and groups."""
