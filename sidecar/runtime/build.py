@@ -148,14 +148,14 @@ def known_groups(settings: Settings) -> tuple[str, ...]:
 
 def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
     """Held messages of a tag or a tag group, if they are given."""
-    read_tags = _tag_reader(settings, HeldColumns(origins=True))
-    return Sought(settings.tags.filter(), read_tags, tag_index_of(settings), tag, group)
+    read_tags, filter_ = _tag_reader(settings, HeldColumns(origins=True)), settings.tags.filter()
+    return Sought(filter_, read_tags, tag_index_of(settings, filter_), tag, group)
 
 
-def tag_index_of(settings: Settings) -> TagIndex:
+def tag_index_of(settings: Settings, filter_: TagFilter | None = None) -> TagIndex:
     """What a store of delayed messages keeps of tags, and the tags that are wanted."""
     tags = settings.tags
-    return TagIndex(tags.filter(), json.dumps([_place(tags.field), tags.split or ""]))
+    return TagIndex(filter_ or tags.filter(), json.dumps([_place(tags.field), tags.split or ""]))
 
 
 def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:

@@ -21,6 +21,7 @@ from tests.support.receiver import Receiver
 from tests.support.scene import Scene
 
 REMEMBERED, FLOWING = 3_000_000, 2_000
+NEEDS_LANE = pytest.mark.skipif(not is_built(), reason="the fast lane is not built")
 
 
 def test_ids_are_restored_beside_the_flow(kafka: Broker, tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_ids_are_restored_beside_the_flow(kafka: Broker, tmp_path: Path) -> None
     assert restored(kafka, tmp_path, REMEMBERED, FLOWING).exact
 
 
-@pytest.mark.skipif(not is_built(), reason="the fast lane is not built")
+@NEEDS_LANE
 def test_the_fast_lane_knows_the_ids_that_python_knew(kafka: Broker, tmp_path: Path) -> None:
     """Killed four times, and each life reads the other way: each id is delivered once."""
     assert switched(kafka, tmp_path, 20_000, 4).exact
@@ -144,9 +145,7 @@ def test_that_nothing_is_wanted_is_told_with_the_tags(kafka: Broker, tmp_path: P
             wait_until(lambda: daemon.status()["health"]["state"] == "healthy", 30, "a wanted message ends it")
 
 
-@pytest.mark.parametrize(
-    "lane", [pytest.param("on", marks=pytest.mark.skipif(not is_built(), reason="the fast lane is not built")), "off"]
-)
+@pytest.mark.parametrize("lane", [pytest.param("on", marks=NEEDS_LANE), "off"])
 def test_status_and_metric_say_what_refused_tags(kafka: Broker, tmp_path: Path, lane: str) -> None:
     """Most unwanted tags are refused by the mask, the few that it lets through by the look, in C and in Python."""
     topic, filter_ = unique("masked"), TagFilter("paid || created || sent")

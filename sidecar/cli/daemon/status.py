@@ -112,10 +112,10 @@ def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
 
 
 def _refused(refused: dict[str, int] | None) -> list[str]:
-    """What filtered messages by their tags."""
+    """How many messages were filtered by tag, and by what."""
     if not refused or not any(refused.values()):
         return []
-    return [f"by their tags {refused['mask']:,} filtered by the mask, {refused['look']:,} by the exact look"]
+    return [f"filtered by tag: {refused['mask']:,} by the mask, {refused['look']:,} by the exact look"]
 
 
 def _lane(lane: dict[str, Any] | None) -> list[str]:

@@ -57,13 +57,11 @@ class TagMask:
         self.hashes: Final = frozenset(map(hash_of, tags or ()) if self.passes > PASSES_MAX else ())
         """Stand in place of `bits` where these let too much through."""
         self._each = np.unique(np.fromiter(map(tag_mask, tags or ()), np.uint64))
-        self._pairs = bytes(self._has(number & 63) and self._has(number >> 6) for number in range(_PAIR + 1))
+        has = bytes(self.bits >> bit & 1 for bit in range(64))
+        self._pairs = b"".join(has if other else bytes(64) for other in has)
         """By the bits that 12 bits of a hash choose: whether both are among `bits`."""
 
-    def _has(self, bit: int) -> int:
-        return self.bits >> bit & 1
-
-    def tester(self, tags_in: Callable[[Raw], Iterable[bytes]], *, is_plain: bool) -> Callable[[Raw], bool]:
+    def predicate(self, tags_in: Callable[[Raw], Iterable[bytes]], *, is_plain: bool) -> Callable[[Raw], bool]:
         """What says whether a raw field value may have one of the tags.
 
         Args:
@@ -116,7 +114,7 @@ class TagMask:
         if self.takes_all:
             return np.ones(len(masks), np.bool_)
         if len(self._each) > len(masks):
-            return np.fromiter((((self._each & mask) == self._each).any() for mask in masks), np.bool_, len(masks))
+            return np.fromiter(map(self.may_match, masks.tolist()), np.bool_, len(masks))
         found = np.zeros(len(masks), np.bool_)
         for bits in self._each:
             found |= (masks & bits) == bits

@@ -203,7 +203,7 @@ class TagFilter:
         for name, expression in (groups or {}).items():
             self._add_group(name, expression)
         self._check_names(groups or {})
-        self.may_want = self.wants.tester(self.tags, is_plain=not split)
+        self.may_want = self.wants.predicate(self.tags, is_plain=not split)
         """What the mask says of a raw field value; never False for one that is wanted."""
         self.plain_mask = None if split or self.wants.takes_all else self.wants
         """The mask, if it can refuse something, and a single value is one tag."""

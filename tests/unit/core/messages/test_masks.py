@@ -29,7 +29,7 @@ def test_wanted_tags_pass_and_most_others_do_not(count: int) -> None:
     """With few tags their bits decide, with many the set of their hashes: 2 of 100 others pass at most."""
     wanted, others = [b"wanted-%d" % n for n in range(count)], [b"other-%d" % n for n in range(5_000)]
     mask = TagMask(wanted)
-    may_have = mask.tester(lambda raw: (), is_plain=True)
+    may_have = mask.predicate(lambda raw: (), is_plain=True)
     assert all(map(may_have, wanted))
     assert sum(map(may_have, others)) <= 100
     assert bool(mask.hashes) == (count >= 8)
@@ -39,7 +39,7 @@ def test_what_takes_all_refuses_nothing() -> None:
     """A subscription to all has every bit."""
     mask = TagMask(None)
     assert mask.bits == MASK_ALL
-    assert mask.tester(lambda raw: (), is_plain=True)(b"any")
+    assert mask.predicate(lambda raw: (), is_plain=True)(b"any")
     assert mask.may_match(0)
     assert mask.may_match_each(np.array([0, 5], np.uint64)).all()
 
