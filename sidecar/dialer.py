@@ -37,7 +37,6 @@ class Dialer:
 
         Args:
             deadline: Of `time.monotonic`, for look-up and all addresses together.
-            stopped: Ends the attempt early.
 
         Raises:
             TimeoutError: The deadline has passed, or it was stopped; the text says during what.

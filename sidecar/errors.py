@@ -41,13 +41,7 @@ class UnavailableError(SidecarError):
 
 
 class UnknownTopicError(UnavailableError):
-    """The cluster answers, and does not know topics.
-
-    Args:
-        message: The message.
-        topics: Their names.
-        hint: The remedy.
-    """
+    """The cluster answers, and does not know topics."""
 
     def __init__(self, message: str, topics: Sequence[str] = (), *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -95,9 +89,7 @@ def extra(name: str, needing: str, *packages: str) -> Iterator[None]:
     """Guard imports from an optional extra.
 
     Args:
-        name: The extra.
         needing: The feature that needs it.
-        packages: Packages it installs.
 
     Raises:
         ConfigError: One of them is not installed.

@@ -18,7 +18,6 @@ def make_folder(folder: Path, *, shared: bool = False) -> None:
     """Create a folder and its parents, which survive a power loss.
 
     Args:
-        folder: The folder.
         shared: Whether it is for other users too, as far as the process's umask allows.
 
     Raises:
@@ -60,8 +59,6 @@ def put_shared(path: Path, data: bytes, *, shared: bool = False, exclusive: bool
     """Like `put`, but several processes may do it at once.
 
     Args:
-        path: The file.
-        data: Its content.
         shared: Whether other users may read it.
         exclusive: Whether an existing file stays unchanged.
 

@@ -31,7 +31,6 @@ class Owner(NamedTuple):
         """Refuse a store of another owner.
 
         Args:
-            found: What its mark says.
             store: Its name for a person.
             cure: How each group gets its own.
             given_up: How this group gets the store if the other is not used any more.

@@ -72,7 +72,6 @@ def claim_rows(db: Connection[Any], me: Owner, key: str) -> None:
     """Mark the rows of a group as this cluster's.
 
     Args:
-        db: Has the table `OWNER`.
         me: Marks nothing without a cluster.
         key: The section that names the database.
 

@@ -25,7 +25,6 @@ class Retry(Exception):  # noqa: N818
     """Raise this in `send` to have the batch sent again after a wait.
 
     Args:
-        reason: Description of the failure.
         after_ms: Minimum wait in milliseconds; beyond the backoff, at most 5 minutes of it are honoured.
     """
 
@@ -42,9 +41,7 @@ class _Calls(Generic[G, M]):
     """Calls of callbacks for ends and retries, kept until the lock is free, and made one at a time and in order.
 
     Args:
-        callbacks: The callbacks.
         on_error: Called with each exception of a callback.
-        lock: The batcher's lock.
         senders: Threads in which no exception may propagate.
     """
 
@@ -134,7 +131,6 @@ class ThreadedBatcher(Generic[G, M]):
         send: Called with a batch, in up to `senders` threads at once, but never twice at once for the same group.
             Returns if the batch was accepted, raises `Rejected` if it never will be, and any other exception if it is
             to be sent again. Limit its time: a send that hangs blocks a sender.
-        senders: Number of threads.
         on_error: Called with each exception of a callback; by default logs it to the logger `sidecar`.
 
     Raises:
@@ -182,8 +178,6 @@ class ThreadedBatcher(Generic[G, M]):
         """Take a message; False if there was no room in time. In a callback or in `send`, it does not wait.
 
         Args:
-            group: The group.
-            message: The message.
             timeout_s: How long to wait for room; 0 does not wait, None waits without limit.
 
         Raises:

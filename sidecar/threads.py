@@ -73,7 +73,6 @@ class Pool(Executor):
     Exceptions of the work are in its futures.
 
     Args:
-        name: Name of its threads.
         size: Most threads; they start with the first work.
     """
 

@@ -24,7 +24,6 @@ def client_context(tls: Tls, section: str) -> ssl.SSLContext:
     """The context for outgoing connections.
 
     Args:
-        tls: The settings.
         section: Their section in the file.
 
     Raises:

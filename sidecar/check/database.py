@@ -47,8 +47,6 @@ def check_database(
     """Look at a database.
 
     Args:
-        subject: What it is for.
-        database: Where it is.
         key: The section of the file.
         tables: Names of the tables that are used; those that are missing are created at the start.
         owner: The group, with its cluster.

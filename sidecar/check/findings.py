@@ -59,7 +59,6 @@ def gather(
     """Run all checks at once; what they found when they are done or the time is over, in their order.
 
     Args:
-        checks: The checks.
         total_s: The time, in seconds.
         unexpected: Makes a finding of the subject and an error that is a bug, which is raised without it.
     """

@@ -166,12 +166,7 @@ class Tls(TlsFiles):
 
 
 class TableTarget(NamedTuple):
-    """A table that Spark fills.
-
-    Args:
-        format: Its format.
-        path: Path or URL.
-    """
+    """A table that Spark fills."""
 
     format: Literal["delta", "parquet"]
     path: str

@@ -32,7 +32,6 @@ class Backoff:
         """Milliseconds to wait after the failed send number `attempt`, counted from 1.
 
         Args:
-            attempt: Number of failed sends.
             jitter: Uniform in [0, 1).
             retry_after_ms: The wait that the receiver asked for; honoured up to 5 minutes.
         """
@@ -59,7 +58,6 @@ class RefusalGuard:
         """Count delivered messages.
 
         Args:
-            count: Number of messages.
             places: The messages; iterated only while tripped.
         """
         if not self.tripped:

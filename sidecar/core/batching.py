@@ -26,7 +26,6 @@ class Limits:
     """Upper bounds of a part and of a batch.
 
     Args:
-        max_messages: Rows.
         max_bytes: Body before compression; a larger row travels alone.
     """
 

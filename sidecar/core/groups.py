@@ -57,8 +57,6 @@ class Groups(dict[str, GroupState]):
         """Change the number of a group's parked parts.
 
         Args:
-            name: The group.
-            count: The change.
             now_ms: Monotonic time at which an earlier owner's parts are taken over: the group counts as failing.
         """
         self.parked[name] += count

@@ -132,7 +132,6 @@ class Recalled(NamedTuple):
     """The state to continue from, and the reason.
 
     Args:
-        state: The state.
         whose: The owner of the state.
         settled_below: Offset below which the folder's window is valid; above it the window is ignored.
         fresh: Whether earlier names must not be used again, because other messages are at their offsets.
@@ -160,7 +159,6 @@ def recall(committed: Committed | None, memory: Remembered | None, log: Log, *, 
     Args:
         committed: The broker's state; None if nothing is committed any more.
         memory: The folder's state, of the same incarnation.
-        log: The log.
         is_outdated: Whether it is known that another member went on from a commit before the folder's, though the
             broker may have lost that member's commits as well.
     """

@@ -21,7 +21,6 @@ def seal(kind: str, version: int, payload: bytes) -> bytes:
     Args:
         kind: At most 16 bytes.
         version: Of the payload's form, up to 255.
-        payload: Anything.
     """
     return _HEAD.pack(MAGIC, kind.encode(), version, _checksum(kind, version, payload)) + payload
 
@@ -54,7 +53,6 @@ class Stored:
 
     Args:
         raw: The bytes.
-        at: Where to begin.
     """
 
     def __init__(self, raw: bytes, at: int = 0) -> None:

@@ -42,13 +42,10 @@ class Committer:
 
     Args:
         pipeline: Requests commits, and is notified of their ends.
-        source: Commits the states.
         writer: Writes the journal of message ids.
         inbox: Receives a `StepEnded` for each step.
-        ids: Has the journal.
         ledger: Has the claims; None if there is no ledger.
         watch: Reports whether the state folder is in its place.
-        record: Counts and times commits.
         delays: Keep the states of delayed messages, if any are held.
     """
 

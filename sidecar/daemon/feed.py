@@ -25,9 +25,6 @@ class Feed:
     """Passes partitions and messages from the source to the core; only for the main thread.
 
     Args:
-        pipeline: The core.
-        source: The source of messages.
-        ids: Restores message ids.
         snapshots: Have the offsets settled by an earlier process.
         has_ledger: Whether a ledger knows which messages above the watermark are settled.
         delays: Hold delayed messages, if any are held.

@@ -98,11 +98,7 @@ def overdue(loading: Mapping[TopicPartition, Taken], now_s: float) -> str:
 
 
 class IdJournal:
-    """Writes ids before the commits that settle them; for the writer's thread.
-
-    Args:
-        stored: Stores settled ids.
-    """
+    """Writes ids before the commits that settle them; for the writer's thread."""
 
     def __init__(self, stored: Ids) -> None:
         self._stored = stored
@@ -135,12 +131,7 @@ class IdJournal:
 
 
 class Sorter:
-    """Sorts ids on its own threads: that may take seconds, and commits wait for the writer.
-
-    Args:
-        stored: Stores settled ids.
-        inbox: Takes the results.
-    """
+    """Sorts ids on its own threads: that may take seconds, and commits wait for the writer."""
 
     def __init__(self, stored: Ids, inbox: Inbox[IdsChanged | IdsSorted]) -> None:
         self._stored = stored
@@ -183,10 +174,6 @@ class IdKeeper:
 
     Args:
         pipeline: The core, which has the windows.
-        stored: Stores settled ids.
-        writer: The thread that writes.
-        inbox: Takes an `IdsSorted`.
-        memory_bytes: `dedup.memory`.
     """
 
     def __init__(

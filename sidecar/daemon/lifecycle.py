@@ -73,7 +73,6 @@ class Daemon:
     """The complete daemon of one configuration.
 
     Args:
-        settings: The configuration.
         stop_asked: Returns whether a stop was requested.
         source: Creates a source from settings and state, in place of the configured source.
         load: Reads the configuration again; None if it has no file.
@@ -262,8 +261,6 @@ def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWo
     """Create the configured source.
 
     Args:
-        settings: The configuration.
-        rules: The rules in force.
         state: Storage that survives a crash.
         ledger: Lets members of the group exchange messages; None if there is no ledger.
 

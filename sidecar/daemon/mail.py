@@ -44,12 +44,9 @@ class Mail:
     """Dispatches the inbox; only for the main thread.
 
     Args:
-        inbox: The inbox.
         pipeline: Gets answers, claims and dead letters.
-        record: Counts and times.
         committer: Gets the ends of a commit's steps.
         ids: Gets changes of ids by other programs.
-        feed: Gets loaded ids.
         snapshots: Get the results of writes.
         delays: Get the ends of the store's writes, if messages are held.
     """

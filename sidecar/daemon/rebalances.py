@@ -28,12 +28,9 @@ class Rebalances:
     """A `sources.base.Listener`; only for the main thread.
 
     Args:
-        pipeline: The core.
-        record: Counts.
         committer: Commits settled messages of partitions that are revoked.
         ids: Drops the ids of revoked partitions.
         feed: Gives assigned partitions to the core.
-        snapshots: Have the owned partitions.
         mail: Brings the answers that a revocation waits for.
         delays: Hold delayed messages, if any are held.
     """

@@ -44,12 +44,7 @@ class Reload:
     """Reads the configuration on another thread, and applies it on the main thread.
 
     Args:
-        settings: The running settings.
-        load: Reads the file again.
         rules: Get the hash of the rules in force.
-        columns: Of the source's messages.
-        pipeline: Gets new rules.
-        senders: Get a new sink.
         is_loading: Whether there are partitions that the pipeline does not have yet: they were taken under the old
             rules.
     """

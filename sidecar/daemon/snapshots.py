@@ -28,10 +28,7 @@ class Snapshots:
 
     Args:
         pipeline: Knows which offsets are settled.
-        state: Stores them.
-        writer: Writes to the disk.
         inbox: Takes a `Snapped` for each write in the background.
-        record: Gets the results.
     """
 
     def __init__(self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox[Snapped], record: Record) -> None:

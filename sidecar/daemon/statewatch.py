@@ -18,9 +18,7 @@ class StateWatch:
     """Checks that the next process will find the state that this one stores; only for the main thread.
 
     Args:
-        state: The state to watch.
         pipeline: Reads nothing while the state is missing.
-        record: Gets the damages.
     """
 
     def __init__(self, state: State, pipeline: Pipeline, record: Record) -> None:

@@ -51,13 +51,7 @@ class Effects:
     """Performs the core's effects.
 
     Args:
-        source: The source of messages.
-        senders: Deliver batches.
-        committer: Makes settled messages durable.
         ledger: The ledger, if there is one.
-        dead_letter_writer: Stores dead letters.
-        feed: Pauses and resumes partitions.
-        listener: Writes the log's events.
         delays: Hold delayed messages, if any are held.
     """
 
@@ -128,15 +122,9 @@ class Supervisor:
     """Runs the pipeline until `drain` is called and all is settled, or the drain time is over.
 
     Args:
-        pipeline: The core.
-        source: The source of messages.
-        senders: Deliver batches.
         inbox: Takes the results of senders and writer.
-        writer: Writes to the disk.
         state: The state that outlives the process.
-        dead_letter_writer: Stores dead letters.
         ledger: The ledger, if there is one.
-        ids_memory_bytes: `dedup.memory`.
         delays: Hold delayed messages, if any are held.
     """
 

@@ -31,7 +31,6 @@ class Adoption:
         Messages below the partition's watermark are ignored. Those below its cursor come after the next `rewind`.
 
         Args:
-            number: The partition.
             rows: The messages; none at a position where the partition had one before, ended or not.
 
         Raises:

@@ -78,12 +78,7 @@ def _attached_to(messages: Sequence[Held]) -> Iterator[Attached | None]:
 
 
 class BothColumns:
-    """`records.Columns` for lists that are either a source's messages or held ones.
-
-    Args:
-        source: For the source's messages.
-        origins: See `HeldColumns`.
-    """
+    """`records.Columns` for lists that are either a source's messages or held ones."""
 
     def __init__(self, source: Columns, *, origins: bool) -> None:
         self._source = source

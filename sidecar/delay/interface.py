@@ -199,7 +199,6 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """End messages that were not taken by their names, in steps of some milliseconds. `forget` must follow.
 
         Args:
-            number: The partition.
             lowest: The position from which on messages are ended.
             names: By name, the origin below which messages are meant.
 

@@ -21,7 +21,6 @@ class Job:
     """What a thread has to do that may wait for the disk.
 
     Args:
-        logs: Are made durable first.
         saving: Its files are made durable next.
         checkpoint: Where the checkpoint is written, if it is ready.
         next_log: Folder and number of a log that is begun, if one is needed.
@@ -126,9 +125,6 @@ class Journal:
     messages of the new log, too: that log is durable before the checkpoint is written.
 
     Args:
-        folder: The store's.
-        number: The first log's.
-        lanes: The store's messages.
         snapshot: Makes a snapshot for a log with this number.
 
     Raises:
@@ -256,7 +252,6 @@ class Journal:
 
         Args:
             old: The logs that are removed afterwards.
-            old_bytes: Their size.
         """
         lanes = self._lanes
         over = [lanes.drop(hour) for hour in lanes.over()]

@@ -36,7 +36,6 @@ class Lanes(Hours):
         known: What counts of the files, by hour.
         mark: No message is put at or below it.
         left: By hour and partition, the number of messages that are not ended; no zeros.
-        lanes: The partitions by number.
         damages: Gets what cannot be read any more.
 
     Raises:
@@ -187,8 +186,6 @@ class Lanes(Hours):
         """The partition's next messages below a position in their order.
 
         Args:
-            number: The partition.
-            until: The position.
             limit: The most that are taken.
             nbytes: The most that their payloads have together, but for the first.
             leave: Says which messages are left unread.

@@ -189,7 +189,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """The partition's next messages in the order of positions. Each is returned once, unless `rewind` is called.
 
         Args:
-            number: The partition.
             until: The position below which messages are taken; below `unsynced` in any case.
             limit: The most that are taken.
             nbytes: The most that their payloads have together; one is taken nevertheless.
@@ -227,8 +226,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """Keep the state of a partition.
 
         Args:
-            number: The partition.
-            state: Anything.
             watermark: All of its messages below this position are ended; a lower one than before changes nothing.
             seen: No message of any partition is put at or below this position.
 
@@ -301,8 +298,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """Bring a message at or above the cursor forward; durable with the next write, as a whole.
 
         Args:
-            number: The partition.
-            position: Of the message.
             due_ms: When it is to be due.
 
         Returns:
@@ -326,8 +321,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """Messages that were not taken, in order. Payloads are not read.
 
         Args:
-            number: The partition.
-            first: The lowest position.
             end: The position behind the last.
             limit: The most that are returned.
             origin: The only origin, if one is given.

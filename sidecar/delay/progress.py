@@ -19,7 +19,6 @@ class Progress:
 
     Args:
         identity: The identity of positions: of the store, not of a topic.
-        state: The state, in positions.
         topic_id: Id of the topic from which the last messages came.
         incarnation: Incarnation of the partition from which they came.
         parked: The number of the last parked part, of the partition itself, that counts since before this incarnation.

@@ -173,7 +173,6 @@ class Loaded:
     """Wheels by hour and partition. A wheel has what a partition has at or above its cursor.
 
     Args:
-        lanes: The partitions by number.
         left: Is corrected when an hour is loaded.
         damages: Gets what cannot be read any more.
     """
@@ -194,9 +193,6 @@ class Loaded:
         """Add the messages that were put last.
 
         Args:
-            number: Their partition.
-            file: Their hour.
-            count: How many.
             is_first: Whether the partition had nothing there that was not ended.
         """
         if file.hour not in self._hours:

@@ -42,7 +42,6 @@ class Replay:
     """Repeats on messages of files what happened since.
 
     Args:
-        lanes: Gets the messages.
         register: Gives the next number to a name.
         damages: Gets what cannot be read.
     """

@@ -31,7 +31,6 @@ class Saving:
         unsaved: Hours whose files are not as the snapshot has to know them.
         wasteful: Hours whose files are rewritten.
         removed: Files that the checkpoint does not need.
-        nbytes: Their size.
     """
 
     def __init__(

@@ -138,9 +138,6 @@ class DelayStore:
 
         Args:
             due_ms: Milliseconds since the epoch; a time in the past counts as now.
-            value: Anything.
-            key: Anything.
-            headers: Names and values.
             timestamp_ms: Milliseconds since the epoch.
             origin: A number of your own, such as an offset.
 

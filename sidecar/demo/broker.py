@@ -31,7 +31,6 @@ class Broker:
     """The mock cluster, its producer, and the offsets of a consumer group.
 
     Args:
-        total: Messages of the stream.
         delays: Whether most of the wanted ones have due times.
     """
 
@@ -87,7 +86,6 @@ def main(total: int, folder: str, *, delays: bool) -> None:
     """Serve commands until the parent is gone.
 
     Args:
-        total: Messages of the stream.
         folder: Removed when the parent is gone; empty for none.
         delays: Whether most of the wanted messages have due times.
     """
@@ -101,8 +99,6 @@ def serve(address: str, produce: Answer, offsets: Answer) -> None:
     """Answer commands until the parent is gone.
 
     Args:
-        address: Reported first.
-        produce: Answers a number.
         offsets: Answers the name of a group.
     """
     try:

@@ -33,8 +33,6 @@ class Child:
 
     Args:
         name: Name in messages, and of its log file.
-        arguments: Arguments of the interpreter.
-        folder: Takes the log.
         pipes: Whether stdin and stdout are pipes to here; such a process must end when its stdin does.
         env: Its environment; None for that of the demo.
     """

@@ -51,11 +51,7 @@ class HttpOutcome:
 
 
 class HttpAct:
-    """The daemon between broker and reference receiver.
-
-    Args:
-        stage: The stage.
-    """
+    """The daemon between broker and reference receiver."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

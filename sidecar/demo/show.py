@@ -27,11 +27,7 @@ _Arrived = tuple[str, int, str]
 
 
 class Show:
-    """The screen, as a context manager.
-
-    Args:
-        console: The console.
-    """
+    """The screen, as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -74,9 +74,7 @@ class Stage:
     """The broker, which runs as long as the block, and the shared parts of the demo.
 
     Args:
-        total: Messages of the stream.
         folder: Folder for configurations, states, logs and received messages.
-        audience: The output.
         keep: Whether the folder outlives a demo that is killed.
         rocketmq: Whether RocketMQ is the source, in place of the mock cluster.
         delays: Whether messages have due times.
@@ -169,7 +167,6 @@ class Daemon:
     """`sidecar run` with one configuration: a process, and after its kill another.
 
     Args:
-        stage: The stage.
         group: Its consumer group, and the name of its files.
         sections: Sections of its configuration that other daemons of the demo have in another form.
     """

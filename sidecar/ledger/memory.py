@@ -27,9 +27,6 @@ class _Missed:
 class MemoryLedger:
     """Rows in a dictionary.
 
-    Args:
-        now_ms: The ledger's clock.
-
     Attributes:
         failing: The reason for which every call fails; empty if none does.
         overtaken: Keys that were taken from another place, with their previous states.

@@ -105,7 +105,6 @@ class PostgresqlLedger:
 
     Args:
         url: The database, ``postgresql://...``, in libpq's form.
-        group: The consumer group.
         password: Password of the user; empty for none, or if libpq finds one itself.
         owner: The group with its cluster, once that is known.
     """

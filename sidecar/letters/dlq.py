@@ -32,11 +32,6 @@ _NOTHING_HERE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFF
 class DeadLetterQueues(LetterTopic):
     """The queues of the topic, one at each broker; none before the first dead letter.
 
-    Args:
-        settings: The configuration.
-        source: `source.rocketmq`.
-        stack: Closes the connections.
-
     Raises:
         ConfigError: The client reaches no name server.
         UnavailableError: Name servers or brokers do not answer.

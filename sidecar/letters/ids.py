@@ -15,9 +15,7 @@ class LetterIds:
     """What `dedup` says of dead letters that are produced again.
 
     Args:
-        settings: The configuration.
         as_new: Whether each gets another id.
-        token: Names the state file.
 
     Raises:
         ConfigError: `as_new` is wanted, and the id is in no header.

@@ -55,7 +55,6 @@ class ReplayPipeline:
     """Delivers parts of dead letters.
 
     Args:
-        rules: Rules of delivery.
         jitter: Uniform in [0, 1).
     """
 
@@ -78,7 +77,6 @@ class ReplayPipeline:
         Args:
             part: A part that is fixed, of the partition and scope that have begun.
             letters: Its letters; some may be gone.
-            fragment: Their rows.
             again: Whether an earlier process may have sent it.
         """
         range_ = self._owned[part.tp]

@@ -36,7 +36,6 @@ class Place:
     """The dead letters of one place, which a daemon may be adding to.
 
     Args:
-        settings: The configuration.
         name: The place; None for that in which the daemon stores them.
         tell: Called with a line for the operator.
         stack: Closes the state file and the topic.

@@ -108,13 +108,7 @@ class Plan(Protocol):
 
 
 class Lanes:
-    """Letters of one partition that are being cut into parts, by group.
-
-    Args:
-        source: Where they are.
-        target: Where they go.
-        limits: Bounds of a part.
-    """
+    """Letters of one partition that are being cut into parts, by group."""
 
     def __init__(self, source: str, target: Target, limits: Limits) -> None:
         self._source = source
@@ -142,13 +136,7 @@ class Lanes:
 
 
 class StatePlan(Replays):
-    """The letters in the state folder, which are deleted one by one.
-
-    Args:
-        letters: The state file.
-        target: Where they go.
-        limits: Bounds of a part.
-    """
+    """The letters in the state folder, which are deleted one by one."""
 
     def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
         super().__init__(letters)

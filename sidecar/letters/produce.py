@@ -33,13 +33,9 @@ class Production:
     """Produces dead letters again.
 
     Args:
-        settings: The configuration.
-        plan: The letters.
-        token: Names the state file.
         rate: The most messages a second.
         ids: What becomes of message ids.
         on_ended: Called with the number of letters that have ended.
-        stack: Closes the clients.
 
     Raises:
         UnavailableError: The broker does not answer, or refuses.

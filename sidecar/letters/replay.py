@@ -48,12 +48,9 @@ class Replay:
     """Delivers dead letters to the receiver.
 
     Args:
-        settings: The configuration.
-        plan: The letters.
         rate: The most messages a second.
         on_ended: Called with the number of letters that have ended.
         tell: Called with a line for the operator.
-        stack: Closes the senders.
     """
 
     def __init__(

@@ -39,12 +39,10 @@ class Sending:
     """Sends dead letters again.
 
     Args:
-        source: `source.rocketmq`.
         plan: The letters, in parts of at most `AT_ONCE`.
         rate: The most messages a second.
         ids: What becomes of message ids.
         on_ended: Called with the number of letters that have ended.
-        stack: Closes the connections.
 
     Raises:
         UnavailableError: Name servers do not answer.

@@ -54,11 +54,7 @@ class Record(NamedTuple):
 
 
 class LetterTopic(ABC):
-    """A topic as it is when this is made: later records are not read.
-
-    Args:
-        topic: The topic.
-    """
+    """A topic as it is when this is made: later records are not read."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -92,10 +88,6 @@ class LetterTopic(ABC):
 
 class KafkaLetterTopic(LetterTopic):
     """A topic of Kafka.
-
-    Args:
-        settings: The configuration.
-        topic: The topic.
 
     Raises:
         UnavailableError: The broker does not answer, or the topic does not exist.
@@ -176,10 +168,7 @@ class TopicPlan(Replays):
     """The letters in a topic of which no copy was replayed yet.
 
     Args:
-        topic: The topic.
         letters: The state file, which records what was replayed.
-        target: Where they go.
-        limits: Bounds of a part.
     """
 
     def __init__(self, topic: LetterTopic, letters: LettersBeside, target: Target, limits: Limits) -> None:

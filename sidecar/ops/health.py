@@ -92,7 +92,6 @@ class Problem(NamedTuple):
     """Something that an operator should know.
 
     Args:
-        kind: One of `KINDS`.
         text: The problem, without numbers that change while it lasts.
     """
 

@@ -30,7 +30,6 @@ class History:
     """Looks at the daemon every 10 s in a thread of its own, between `open` and `close`.
 
     Args:
-        snapshot: Called in that thread.
         every_s: From one look to the next.
     """
 

@@ -18,11 +18,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?")
 
 
 class Names:
-    """What `Host` may be: an IP address, a name without a dot or in a private domain, this host's name, and others.
-
-    Args:
-        others: Further names.
-    """
+    """What `Host` may be: an IP address, a name without a dot or in a private domain, this host's name, and others."""
 
     def __init__(self, others: Iterable[str]) -> None:
         self._others = {name.lower().rstrip(".") for name in (*others, socket.gethostname())}

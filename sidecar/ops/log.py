@@ -89,7 +89,6 @@ def configure(format: str = "auto", level: str = "info", stream: IO[str] | None 
     Args:
         format: ``console``, ``json``, or ``auto``: console on a terminal, JSON lines elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        stream: Replaces stderr.
     """
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]

@@ -52,7 +52,6 @@ class Metrics:
 
     Args:
         snapshot: Called once per scrape, so that the books of one answer balance.
-        *more: Further metrics.
     """
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot], *more: Collector) -> None:

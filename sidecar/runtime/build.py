@@ -248,7 +248,6 @@ def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = N
     """The sink of the settings.
 
     Args:
-        settings: The configuration.
         columns: Reads what is in a row.
         read_tags: Reads the tags of messages, if they are not read from these columns.
 

@@ -31,7 +31,6 @@ class DeadLetterWriter:
     """Stores dead letters one list after the other: each may wait seconds for the broker.
 
     Args:
-        store: Their destination.
         inbox: Takes a `LettersStored` for each list.
     """
 

@@ -63,12 +63,7 @@ class Keeper(Protocol):
 
 
 class Originals:
-    """Finds the whole message of a dead letter: in its row if that contains all of it, else at the broker.
-
-    Args:
-        format: The sink's format.
-        fetch: Reads a message again.
-    """
+    """Finds the whole message of a dead letter: in its row if that contains all of it, else at the broker."""
 
     def __init__(self, format: str, fetch: Fetch) -> None:  # noqa: A002
         self._format = format
@@ -123,11 +118,7 @@ def _text(name: Any) -> str:
 
 
 def producer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Configuration of the client that produces dead letters.
-
-    Args:
-        config: Configuration of all clients.
-    """
+    """Configuration of the client that produces dead letters."""
     return {name: value for name, value in config.items() if name != "isolation.level"} | _PRODUCER
 
 
@@ -137,9 +128,7 @@ def open_dead_letters(
     """Open the store of dead letters that the settings name.
 
     Args:
-        settings: The configuration.
         keeper: Stores them if no topic is named.
-        fetch: Reads a message again.
         send_back: Hands a message back; RocketMQ only.
     """
     originals, chosen = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
@@ -152,12 +141,7 @@ def open_dead_letters(
 
 
 class DeadLettersInState:
-    """Dead letters in the state folder, with their envelopes, so that they can be sent again.
-
-    Args:
-        keeper: Stores them.
-        originals: Finds the messages.
-    """
+    """Dead letters in the state folder, with their envelopes, so that they can be sent again."""
 
     def __init__(self, keeper: Keeper, originals: Originals) -> None:
         self._keeper = keeper
@@ -199,7 +183,6 @@ class DeadLettersAtBroker:
     """Dead letters that RocketMQ's brokers copy: to the group's dead-letter topic, or for redelivery.
 
     Args:
-        send_back: Has a message copied.
         level: Delay level of the redelivery, -1 for none.
         rest: Stores dead letters whose messages cannot be copied.
     """
@@ -236,14 +219,7 @@ def _known(letter: DeadLetter) -> str:
 
 
 class DeadLettersInTopic:
-    """Dead letters in a Kafka topic: original key, value and headers, and the history in `sidecar-*` headers.
-
-    Args:
-        config: The client's configuration.
-        topic: The topic.
-        originals: Finds the messages.
-        make: Creates a producer.
-    """
+    """Dead letters in a Kafka topic: original key, value and headers, and the history in `sidecar-*` headers."""
 
     def __init__(
         self,

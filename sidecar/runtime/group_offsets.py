@@ -63,7 +63,6 @@ class GroupOffsets:
     """Asks and resets, between `with` and its end.
 
     Args:
-        settings: `source.kafka`.
         rules: 4 bytes, the hash of the rules.
 
     Raises:

@@ -39,10 +39,7 @@ class LedgerWorker:
     """Calls the ledger on a separate thread, one call after the other.
 
     Args:
-        ledger: The ledger.
-        claim_timeout_ms: Duration of a claim.
         keep_ms: Time for which a key is remembered.
-        keys_max: Limit of remembered keys.
         inbox: Takes a `ClaimAnswered` for each claim.
     """
 
@@ -166,11 +163,6 @@ def open_ledger_worker(
     """The worker of the configured ledger, or None without a ledger. It connects at the first call.
 
     Args:
-        settings: The ledger's section.
-        group: The consumer group.
-        keys_max: `dedup.capacity`.
-        folder: The state folder.
-        inbox: Takes the answers.
         owner: The group with its cluster, once that is known; None to compare no cluster.
 
     Raises:

@@ -43,9 +43,6 @@ def offsets_of(settings: Settings) -> GroupOffsets | QueueOffsets:
 class QueueOffsets(Inquiry):
     """Asks and resets, between `with` and its end; see `GroupOffsets`.
 
-    Args:
-        settings: The configuration.
-
     Raises:
         ConfigError: The client is not `remoting`.
     """

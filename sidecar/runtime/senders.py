@@ -25,8 +25,6 @@ class Senders:
     """Threads that deliver batches.
 
     Args:
-        sink: The sink.
-        concurrency: Number of threads.
         inbox: Takes an `Answered` for each batch.
     """
 

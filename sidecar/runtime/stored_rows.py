@@ -31,9 +31,7 @@ class StoredFramer:
     """Frames in C; what is rare, in Python.
 
     Args:
-        library: The compiled part.
         tags_of: Reads the tags of messages.
-        python: Frames alike.
     """
 
     def __init__(self, library: fastlane.Library, tags_of: TagsOf, python: Framer) -> None:

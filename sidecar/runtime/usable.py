@@ -40,7 +40,6 @@ def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, s
     """Keys whose values are refused by the code that uses them, each with the reason.
 
     Args:
-        settings: The configuration.
         lane_refusal: What of it the fast lane does not do; empty if there is nothing.
     """
     if settings.source.kafka_ and settings.source.kafka.lane == "on" and lane_refusal:

@@ -28,7 +28,6 @@ class Worker:
     """One thread that runs jobs in order; it starts with the first job.
 
     Args:
-        name: Name of the thread.
         threads: More than one if jobs would delay each other and need no order.
     """
 

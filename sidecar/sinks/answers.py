@@ -70,8 +70,6 @@ def judge(reply: Reply, count: int, now: float, redact: Redact = bytes) -> Answe
     """The answer for a batch of `count` rows.
 
     Args:
-        reply: The HTTP answer.
-        count: Rows of the batch.
         now: Seconds since the epoch, for a `Retry-After` that is a date.
         redact: Removes secrets from the receiver's text, which may repeat them.
     """

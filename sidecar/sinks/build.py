@@ -16,7 +16,6 @@ def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
 
     Args:
         settings: Exactly one sink is set.
-        columns: Reads the source's messages.
         tags_of: The tags of each message, for `envelope`.
 
     Raises:

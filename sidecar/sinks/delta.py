@@ -69,7 +69,6 @@ class DeltaSink:
 
     Args:
         path: The table: a path, or a URL that deltalake knows. It is created if it is missing.
-        framer: Makes rows of messages.
         layout: How the table is kept.
         notes: Keep the time of maintenance; required if there is any.
 

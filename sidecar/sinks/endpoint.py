@@ -24,9 +24,7 @@ class Endpoint:
 
     Args:
         url: ``http://`` or ``https://``, without credentials in it.
-        headers: Sent with every request.
         credentials: A header, name and value, that is never shown.
-        tls: Certificates, for ``https://``.
 
     Raises:
         ConfigError: One of them cannot be used.

@@ -76,7 +76,6 @@ class HttpSink:
     """One endpoint, with as many persistent connections as there are threads in `deliver` at once.
 
     Args:
-        endpoint: The endpoint.
         framer: Turns messages into rows of `format`.
         format: Determines media type and framing of the body.
         compression: Compression of the body; the receiver must support it.

@@ -36,7 +36,6 @@ class Response:
 
     Args:
         limit: Most bytes of the body that are kept, by status; the rest is not read.
-        method: Of the request.
     """
 
     def __init__(self, limit: Callable[[int], int], method: str = "POST") -> None:

@@ -52,9 +52,7 @@ class SparkSink:
     Args:
         landing: The zone; created if it is missing.
         writer: Name of the writer, see `writer_name`.
-        framer: Makes rows of messages.
         format: Format of the data files.
-        retention: Bounds of retention.
 
     Raises:
         ConfigError: The zone cannot be created or written.

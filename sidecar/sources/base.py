@@ -50,7 +50,6 @@ class Assignment:
     """A partition that is owned from now on, and its starting state.
 
     Args:
-        tp: The partition.
         scope: Identity of the partition in the names of parts.
         state: The state to continue from.
         topic_id: Distinguishes a recreated topic; empty if the broker has no topic ids.
@@ -131,9 +130,6 @@ class TakesBack(Protocol):
         """Hand a message back; return whether the broker has it as a separate message.
 
         Args:
-            tp: Its partition.
-            offset: Its offset.
-            level: The delay level.
             known: Its `Details.offset_message_id`, if the topic may have been recreated since it was read.
         """
         ...

@@ -38,9 +38,7 @@ class SourceContext:
 
     Args:
         state: Storage that survives a crash.
-        folder: The state folder.
         place: Id of this place only, see `place_id`.
-        rules: The rules in force.
         queue_bytes: Maximum size of messages that a client holds and has not handed on.
         held_max_bytes: Maximum size of held messages of a source that owns messages until they are acknowledged.
         expression: Tags by which the broker may filter, ``*`` for none.
@@ -49,7 +47,6 @@ class SourceContext:
         remembers_ids: Whether message ids identify duplicates.
         lane_refusal: Why Kafka's messages cannot be sorted in the fast lane; empty if they can.
         exchange: Table through which members of the group exchange messages; None if there is none.
-        tell: Writes a log event.
     """
 
     state: State

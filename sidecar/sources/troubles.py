@@ -11,7 +11,6 @@ class Troubles:
     """Problems: sentences for an operator, each under a key.
 
     Args:
-        tell: Writes a log event.
         failed: The event for a new sentence; the key is its `what`, the sentence its `reason`.
         recovered: The event for a key whose problem is over.
     """

@@ -132,8 +132,6 @@ def read_kafka(
 
     Args:
         spark: The session, classic or Connect.
-        columns: See `read_kafka_stream`.
-        config: Likewise.
         **keys: Likewise; and `end`, which may be what `start` may be but for ``earliest``.
     """
     return _read(spark, "kafka", keys, {"config": config}, stream=False, columns=columns)
@@ -152,10 +150,6 @@ def read_rocketmq_stream(
 
     Args:
         spark: The session, classic or Connect.
-        state: See `read_kafka_stream`.
-        columns: Likewise.
-        max_offsets: Likewise.
-        config: Likewise.
         **keys: Keys of `source.rocketmq`, and the sections `tags` and `dedup`, as in the file:
             ``name_servers="h:9876", topics=["orders"], tags={"subscribe": "paid || refunded"}``.
     """
@@ -170,8 +164,6 @@ def read_rocketmq(
 
     Args:
         spark: The session, classic or Connect.
-        columns: See `read_kafka_stream`.
-        config: Likewise.
         **keys: See `read_rocketmq_stream`; and `end`, as in `read_kafka`.
     """
     return _read(spark, "rocketmq", keys, {"config": config}, stream=False, columns=columns)

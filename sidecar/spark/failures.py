@@ -24,9 +24,7 @@ class Failure(NamedTuple):
     """The end of a query.
 
     Args:
-        cause: One line.
         exit_code: Of the process; `EXIT_CONFIG` if a restart ends in the same way.
-        hint: What to do.
     """
 
     cause: str

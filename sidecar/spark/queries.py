@@ -28,8 +28,6 @@ class MicroBatch(NamedTuple):
     """A micro-batch that has ended.
 
     Args:
-        query: Name of its query.
-        seconds: Its duration.
         books: What became of messages, where tasks told it.
     """
 
@@ -63,11 +61,7 @@ class _Query:
 
 
 class Queries:
-    """Takes Spark's events, from any threads: a start comes in the thread that starts the query, the others do not.
-
-    Args:
-        application: Name of the application.
-    """
+    """Takes Spark's events, from any threads: a start comes in the thread that starts the query, the others do not."""
 
     def __init__(self, application: str) -> None:
         self._application = application
@@ -101,7 +95,6 @@ class Queries:
         """Take Spark's report of a micro-batch.
 
         Args:
-            report: The report.
             books: What became of messages, where tasks told it.
             expired: Offsets that expired before they were read.
 
@@ -130,7 +123,6 @@ class Queries:
         """Take the end of a query.
 
         Args:
-            query_id: Its id.
             problem: Why it failed; empty if it was stopped or is done.
         """
         with self._lock:

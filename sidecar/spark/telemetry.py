@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Records micro-batches.
-
-    Args:
-        meter: Makes the instruments.
-    """
+    """Records micro-batches."""
 
     def __init__(self, meter: Meter) -> None:
         names = {
@@ -35,12 +31,7 @@ class Telemetry:
         self._lag = meter.create_gauge("sidecar.partition.lag", "{message}")
 
     def tell(self, done: MicroBatch, partitions: Iterable[PartitionStatus]) -> None:
-        """Record a micro-batch, and the lag of its query.
-
-        Args:
-            done: The micro-batch.
-            partitions: Those of all queries.
-        """
+        """Record a micro-batch, and the lag of its query."""
         own = [status for status in partitions if status.query == done.query]
         systems = {_system(status.broker) for status in own}
         more = {"messaging.system": systems.pop()} if len(systems) == 1 else {}

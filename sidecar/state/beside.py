@@ -113,7 +113,6 @@ class LettersBeside:
     """A connection to the state file of a folder, whether a daemon runs or not.
 
     Args:
-        folder: The state folder.
         on_damage: Called for each damaged letter, which is left out.
 
     Raises:

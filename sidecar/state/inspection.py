@@ -47,10 +47,8 @@ class Held(NamedTuple):
     """What the folder holds of a partition, or of the delayed messages of one.
 
     Args:
-        tp: The partition.
         watermark: The offset of the last snapshot below which everything is settled; None if there is no snapshot.
         remembered: Offsets in the bitmaps of the snapshot.
-        bitmap_bytes: Their size.
         ids: Message ids that count as duplicates after a restart.
         id_bytes: Their size, in the state file and in files of their own.
         generations: Generations of these ids; a window has two.
@@ -111,9 +109,6 @@ class Fault(NamedTuple):
 
 class Inspection:
     """Reads the state file of a folder, and the files of message ids beside it, as they are at one moment.
-
-    Args:
-        folder: The state folder.
 
     Raises:
         NoStateError: There is no state file.

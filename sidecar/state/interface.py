@@ -153,7 +153,6 @@ class Ids(Protocol):
         """All ids that were appended and not dropped, sorted; may be called from other threads.
 
         Args:
-            tp: The partition.
             merge: Merge ids that are in many files, which may take seconds; writes continue meanwhile.
         """
         ...

@@ -23,9 +23,7 @@ class LetterStore:
     """The dead letters of one state folder.
 
     Args:
-        database: Has the rows.
         place: The folder, in messages to an operator.
-        bytes_max: Rows and envelopes together.
         on_damage: Called for each damage found.
     """
 

@@ -106,7 +106,6 @@ class MemoryLetters:
 
     Args:
         disk: Whether they can be written.
-        bytes_max: Rows and envelopes together.
     """
 
     def __init__(self, disk: Disk, bytes_max: int) -> None:
@@ -143,11 +142,7 @@ class MemoryLetters:
 
 
 class MemoryState:
-    """A `State` that lives as long as the object: pass it to the next simulated process as its disk.
-
-    Args:
-        dead_letters_bytes_max: As of `Store`.
-    """
+    """A `State` that lives as long as the object: pass it to the next simulated process as its disk."""
 
     def __init__(self, *, dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX) -> None:
         self._disk = Disk()

@@ -41,8 +41,6 @@ class Identity:
     """The identity of a partition's offsets.
 
     Args:
-        cluster_id: The Kafka cluster's id.
-        group_id: The consumer group.
         topic_id: The topic's id, empty if the broker has none.
         incarnation: Random number, drawn if no valid state was committed; 64 bits.
     """
@@ -105,10 +103,8 @@ def encode(
     Args:
         identity: The identity of the offsets.
         rules: 4 bytes, the hash of the rules.
-        state: The state.
         stamp: The stamp of this commit.
         parent: The stamp of the commit from which the ownership began.
-        ancestors: See `Lineage.named`.
 
     Raises:
         ValueError: The state does not fit; the core's bounds prevent that.
@@ -160,8 +156,6 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
     """Read the metadata of a committed offset; never an error.
 
     Args:
-        text: The metadata.
-        offset: The committed offset.
         known: The partition's present identity; its incarnation is ignored.
         rules: The hash of the rules in force.
     """

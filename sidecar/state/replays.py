@@ -40,13 +40,7 @@ class ReplayPart:
     """A part of dead letters: a name and its members.
 
     Args:
-        target: Where it goes.
         scope: Names of parts that have it are of one replay.
-        tp: The letters' partition.
-        group: The letters' group.
-        first: Lowest offset.
-        last: Highest offset.
-        letters: Ids of the letters.
         source: Where the letters are: `STATE`, or the name of a topic with `TOPIC` before it.
         id: Its place in the table, 0 before it is there.
     """
@@ -63,11 +57,7 @@ class ReplayPart:
 
 
 class Replays:
-    """The parts of dead letters that are fixed and not ended.
-
-    Args:
-        letters: The state file.
-    """
+    """The parts of dead letters that are fixed and not ended."""
 
     def __init__(self, letters: LettersBeside) -> None:
         self._letters = letters
@@ -112,7 +102,6 @@ class Replays:
         """End a part, durably.
 
         Args:
-            part: The part.
             delivered: Ids of the letters that the receiver has; they are deleted.
             refused: The letters that stay, each with the reason of the last refusal.
         """
@@ -145,7 +134,6 @@ class Replays:
         """End a part of letters in a topic, durably.
 
         Args:
-            part: The part.
             origins: What was replayed, each with the id of its letter.
         """
         with self._letters.transaction() as connection:

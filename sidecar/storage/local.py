@@ -15,11 +15,7 @@ LOCK: Final = "lock"
 
 
 class LocalStorage:
-    """A folder, which may be missing.
-
-    Args:
-        root: The folder.
-    """
+    """A folder, which may be missing."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -79,12 +75,7 @@ class LocalStorage:
 
 
 class LocalLog:
-    """Lines in files of `SEGMENT_LINES`, which are appended to; a lock keeps a second writer out.
-
-    Args:
-        root: The storage's folder.
-        folder: Its folder below that.
-    """
+    """Lines in files of `SEGMENT_LINES`, which are appended to; a lock keeps a second writer out."""
 
     remembered = 8_192
 

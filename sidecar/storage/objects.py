@@ -54,7 +54,6 @@ class ObjectStorage:
     """The objects below a prefix.
 
     Args:
-        bucket: Has the objects.
         prefix: Begins all keys; empty, or with a slash at its end.
         url: The place as a user writes it.
     """
@@ -110,11 +109,6 @@ class ObjectLog:
 
     No lock is needed: of two processes that append as the same writer, the second to store a number learns it. A
     reader asks for the next number, and for more at once if there are many.
-
-    Args:
-        bucket: Has the objects.
-        prefix: Of the storage.
-        folder: Its folder below that.
     """
 
     segment_lines = 1
@@ -203,8 +197,6 @@ class ObjectLine:
     stores the same bytes again. Another process that finds the data of the line stores the same bytes too.
 
     Args:
-        bucket: Has the object.
-        key: Of the line.
         marker: Key of an object that is there as long as the zone is.
     """
 

@@ -77,7 +77,6 @@ class S3Bucket:
 
     Args:
         client: Boto3's client for S3, which threads may share.
-        bucket: Its name.
     """
 
     def __init__(self, client: Any, bucket: str) -> None:

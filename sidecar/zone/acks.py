@@ -26,7 +26,6 @@ def acknowledge(root: Root, consumer: str, read: Mapping[str, int]) -> None:
     acknowledged. It never goes back: a lower number for a writer is ignored.
 
     Args:
-        root: The zone.
         consumer: 1 to 128 letters, digits, ``.``, ``_`` or ``-``; two queries never share one.
         read: Writer to the last sequence number read.
 

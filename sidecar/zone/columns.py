@@ -30,7 +30,6 @@ def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_i
     A timestamp outside of the years 1 to 9999 becomes null.
 
     Args:
-        parts: Framed by `RowFramer`.
         writer: For the column of this name.
         sequence: For the column of this name.
         batch_id: For the column of this name.

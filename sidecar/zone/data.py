@@ -53,8 +53,6 @@ def read(
     """The rows of an entry in their order, as record batches of the chosen fields of `SCHEMA`.
 
     Args:
-        root: The zone.
-        entry: What to read.
         columns: Names in the wanted order, None for all; only these are decompressed.
         drop: Offsets that are left out, by topic, scope and partition.
         groups: Wanted groups; None for all.
@@ -166,7 +164,6 @@ def entry_in(zone: Storage, file: str) -> Entry | None:
     """The entry that a data file carries; None if the file is incomplete.
 
     Args:
-        zone: The zone.
         file: The name, which the entry must have too.
 
     Raises:

@@ -124,7 +124,6 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
     """The entry of a document.
 
     Args:
-        fields: The parsed JSON.
         size: Size of the data file in bytes.
         crc: CRC-32 of the data file.
 

@@ -144,11 +144,7 @@ class Wanted:
         return sum(stretch.found for stretch in self.stretches(entry.index))
 
     def stretches(self, index: bytes) -> Iterator[Stretch]:
-        """The blocks that may have wanted rows.
-
-        Args:
-            index: By `index_of`.
-        """
+        """The blocks that may have wanted rows."""
         groups, tags = _Names(self.groups), _Names(self.tags)
         begin = 0
         for number, spans in enumerate(spans_of(index)):

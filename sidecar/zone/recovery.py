@@ -43,9 +43,6 @@ class Recovery:
       next is begun. Then the manifest is an older one, and nothing is removed.
 
     Args:
-        zone: The zone.
-        log: The writer's lines.
-        writer: The writer.
         report: Called once for each repair, with a text.
     """
 

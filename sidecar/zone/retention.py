@@ -56,10 +56,6 @@ def collect(
     because repeated batches are recognized by them.
 
     Args:
-        zone: The zone.
-        writer: The writer.
-        head: The writer's last entry.
-        retention: The bounds.
         now_ms: Milliseconds since the epoch.
         known: A floor that was written: an object store may later store an older one, whose request had failed.
 

@@ -45,7 +45,6 @@ class RowFramer:
     """Packs messages into rows; every message can be framed.
 
     Args:
-        columns: Reads the source's messages.
         tags_of: The tags of each message.
         groups: The tag group by tags, None for messages that are not wanted.
     """

@@ -67,7 +67,6 @@ def headers_of(ends: pa.Array, names: pa.Array, values: pa.Array) -> pa.Array:
     Args:
         ends: 0, then the number of headers up to and with each row.
         names: The texts of all their names.
-        values: All their values.
     """
     pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADER))
     has_none = pc.equal(ends.slice(1), ends.slice(0, len(ends) - 1))

@@ -61,13 +61,7 @@ class _Names:
 
 
 class _Room:
-    """The room for a writer's files under retention.
-
-    Args:
-        zone: The zone.
-        writer: The writer.
-        retention: Bounds of retention.
-    """
+    """The room for a writer's files under retention."""
 
     def __init__(self, zone: Storage, writer: str, retention: Retention) -> None:
         self.floor = read_floor(zone, writer)
@@ -102,7 +96,6 @@ class ZoneWriter:
         root: The zone; created if it is missing.
         writer: Name of the writer: always the same for one state folder.
         format: Format of the data files.
-        retention: Bounds of retention.
         report: Called once for each repair, with a text.
         clock_ms: Milliseconds since the epoch. Only retention's age depends on it, so a jump moves no row.
 

@@ -199,7 +199,6 @@ def rendered(answers: Answers, file: str, environ: Mapping[str, str]) -> str:
     """The text of the file.
 
     Args:
-        answers: Values that were checked.
         file: Its name, for the commands in it.
         environ: The variables, from which the default of the state folder follows.
     """

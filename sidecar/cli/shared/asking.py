@@ -132,11 +132,6 @@ def _tell(line: str) -> None:
 def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The answer of the daemon that runs with these settings.
 
-    Args:
-        settings: The configuration.
-        path: That of the request.
-        fields: Those of the request.
-
     Raises:
         UnavailableError: It cannot answer.
     """

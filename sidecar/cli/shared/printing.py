@@ -45,8 +45,6 @@ class Column(NamedTuple):
     """A column of a listing, which is never cut.
 
     Args:
-        name: Its head.
-        number: Whether it is right-justified.
         prose: Whether it may be wrapped in a table.
     """
 
@@ -166,7 +164,6 @@ def agreed(question: str, *, yes: bool) -> bool:
     """Whether the user wants it.
 
     Args:
-        question: Without a question mark.
         yes: Whether `--yes` has answered it.
 
     Raises:

@@ -17,7 +17,6 @@ def default_dir(environ: Mapping[str, str], group_id: str) -> Path:
 
     Args:
         environ: The variables. As the specification demands, relative paths in them are ignored.
-        group_id: The consumer group.
 
     Raises:
         ValueError: There is no variable from which to derive it.

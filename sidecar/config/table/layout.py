@@ -127,8 +127,6 @@ def layout_of(chosen: Any, section: str, base: TableLayout | None = None) -> Tab
     """The layout that a section of the file has.
 
     Args:
-        chosen: The section.
-        section: Its name.
         base: Has what the section does not set.
     """
     given = KEYS & chosen.model_fields_set

@@ -35,7 +35,6 @@ class BatchRules:
 
     Args:
         by_group: A batch may hold parts of several partitions.
-        limits: Upper bounds.
         linger_ms: Longest time that a message stays open while a sender is free.
         span_max: Offsets between watermark and position at which a partition pauses.
         held_max_bytes: Memory for held messages; intake pauses at 80 % of it and resumes at 50 %.
@@ -69,7 +68,6 @@ class Cutter:
         rules: Rules by which they become due.
         concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding, or more
             while commits take longer than these.
-        owned: The owned partitions.
         groups: The state of each group.
         memory: The count of held memory.
         lingers_ms: How long messages of a group stay open at a monotonic time, if its parts are parked and not sent.

@@ -12,7 +12,6 @@ class Admission:
     """Holds back new batches until a successor would know of them.
 
     Args:
-        outbox: Takes the batches.
         settlement: Takes messages without a row.
     """
 

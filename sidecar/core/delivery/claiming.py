@@ -46,10 +46,6 @@ class Claiming:
     Args:
         rules: Rules of delivery, with `lease_ms`.
         chance: Uniform in [0, 1).
-        owned: The owned partitions.
-        outbox: The batches.
-        admission: Takes new batches.
-        settlement: Takes duplicates.
         output: Gets claims, and partitions that must be read again.
     """
 

@@ -37,8 +37,6 @@ class Delivery:
     """Owns all batches from cut to end.
 
     Args:
-        rules: Rules of delivery.
-        owned: The owned partitions.
         memory: The count of held memory.
         jitter: Uniform in [0, 1).
     """

@@ -46,8 +46,6 @@ class Outbox:
         """Move the batch to the stage that follows the event.
 
         Args:
-            batch: The batch.
-            event: The event.
             first: Whether it is placed before all others of its new stage.
 
         Raises:

@@ -23,11 +23,7 @@ class Parker:
     """Parks the parts of a group that waits, and brings them back: one of a failing group, some of any other.
 
     Args:
-        rules: Rules of delivery.
-        owned: The owned partitions.
-        outbox: The batches.
         memory: The count of held memory.
-        output: Gets requests and outcomes.
     """
 
     def __init__(self, rules: DeliveryRules, owned: Ownerships, outbox: Outbox, memory: Memory, output: Output) -> None:
@@ -126,7 +122,6 @@ class Parker:
 
         Args:
             tp: The partition, which was just assigned.
-            found: What the store has.
             counted: The last number that counts.
             now_ms: Monotonic time.
         """

@@ -13,10 +13,7 @@ class DeliveryRules:
     """Rules by which batches are delivered; `Pipeline.change` may change them in place.
 
     Args:
-        backoff: Waits between tries.
-        concurrency: Concurrent sends.
         ordered: Whether a group's parts of one partition go one after the other.
-        separator: The rows' separator.
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
         give_up_ms: Time since the first failed send after which a batch is dead-lettered; None for never.
         lease_ms: With a ledger, the time after the request of its claim during which a batch may be sent.

@@ -17,13 +17,6 @@ class Sending:
 
     Nothing of a fenced partition is sent. A failing group is tested with one batch. With `ordered`, a part waits for
     all parts before it in its lane. With a ledger, rows that are not owned are claimed first.
-
-    Args:
-        rules: Rules of delivery.
-        owned: The owned partitions.
-        outbox: The batches.
-        claims: With a ledger only.
-        output: Takes the sends.
     """
 
     def __init__(

@@ -20,10 +20,6 @@ def fragment_of(
     """The fragment of messages that were read together, at least one; an unframeable message has only its offset.
 
     Args:
-        reading: Rules of reading messages.
-        tp: Their partition.
-        messages: The messages.
-        now_ms: Time of the read.
         refused: Offsets of messages that are given up, perhaps of others too, with the reasons.
     """
     offsets: array[int] = array("q", reading.columns.offsets(messages))

@@ -14,12 +14,7 @@ from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingSet
 
 
 class Identities:
-    """Remembers ids from the first look-up on; they are durable only once their messages are settled.
-
-    Args:
-        reading: Rules of reading ids.
-        windows: The windows, by partition.
-    """
+    """Remembers ids from the first look-up on; they are durable only once their messages are settled."""
 
     def __init__(self, reading: Reading, windows: Deduplicator[TopicPartition]) -> None:
         self._read = reading.ids
@@ -44,9 +39,7 @@ class Identities:
         """Whether the id of each message is new, in the order of their offsets; new ids are known from now on.
 
         Args:
-            partition: Their partition.
             last: The offset of the last of them, -1 if there is none.
-            numbers: Their ids.
             now_ms: Monotonic time.
         """
         moment = Moment(last, partition.reach.committed, now_ms)

@@ -67,8 +67,6 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
     """By raw tags, what takes a message into its group. Of refused ones it remembers those that `Refused` does.
 
     Args:
-        reading: Has the groups.
-        chosen: Messages by group.
         masked: Takes messages whose tags the mask refuses.
     """
 
@@ -100,11 +98,7 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
 
 
 class Intake:
-    """Sorts runs: each message of a run has one outcome, or is in one fragment.
-
-    Args:
-        reading: Rules of reading messages.
-    """
+    """Sorts runs: each message of a run has one outcome, or is in one fragment."""
 
     def __init__(self, reading: Reading) -> None:
         self._r = reading

@@ -20,7 +20,6 @@ class Positions:
     """Recognizes offsets that were read before, so that each message is decided once in an ownership.
 
     Args:
-        columns: The source's column readers.
         capacity: Number of offsets remembered per partition.
     """
 

@@ -25,8 +25,6 @@ class Reading:
     """Rules by which messages are read.
 
     Args:
-        columns: The source's column readers.
-        framer: The sink's format.
         tags: Reads the raw tags of messages.
         groups: Group by raw tags, None for unwanted; missing entries are computed.
         ids: Reads message ids, None if duplicates are recognized by position only.

@@ -140,7 +140,6 @@ class Batcher(Generic[G, M]):
         """The batches to send now; call `delivered`, `failed` or `rejected` for each.
 
         Args:
-            now_ms: The time.
             batches_max: Maximum number of batches, such as 1 for a free sender; the others stay and grow. None for all.
         """
         self._filling.ripen(now_ms)

@@ -15,11 +15,7 @@ BATCH_BYTES = 1_024
 
 
 class Budget(Generic[G, M]):
-    """Counts each message in, and out with the end of its batch: added = ended + held, at any time.
-
-    Args:
-        held_max_bytes: Memory for held messages.
-    """
+    """Counts each message in, and out with the end of its batch: added = ended + held, at any time."""
 
     def __init__(self, held_max_bytes: int) -> None:
         self._held_max_bytes = held_max_bytes

@@ -16,7 +16,6 @@ class Retries:
     """Rules by which a failed batch is sent again or given up.
 
     Args:
-        backoff: Waits between sends.
         give_up_after: Failed sends after which it is given up; None for never.
         jitter: Uniform in [0, 1).
     """

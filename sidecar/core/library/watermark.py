@@ -78,7 +78,6 @@ class Progress(Generic[K]):
         A key that is known, for example after `load`, continues: its messages below `offset` count as settled.
 
         Args:
-            key: The key.
             offset: The committed offset: all below it is settled, and it is the next one to read.
 
         Raises:

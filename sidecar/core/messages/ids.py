@@ -36,8 +36,6 @@ class OddIds:
 
     Args:
         field: The field with the id.
-        kind: How ids are compared.
-        columns: The source's readers.
     """
 
     def __init__(self, field: Field, kind: Literal["text", "int"], columns: Columns) -> None:
@@ -89,8 +87,6 @@ def key_reader(
 
     Args:
         field: The field with the id.
-        kind: How ids are compared.
-        columns: The source's readers.
         group_id: The consumer group; other groups with the same ledger have other keys.
         odd: Counts ids that cannot be compared.
     """

@@ -88,9 +88,7 @@ class TagMask:
         """What is known of raw values, each of which is one tag, or several apart.
 
         Args:
-            raws: The values.
             known: What is known of each; None for a gap.
-            ask: Fills a gap.
             refused: Fills it if the mask refuses the value.
         """
         pairs, hashes, hashed, last = self._pairs, self.hashes, hash_of, _PAIR

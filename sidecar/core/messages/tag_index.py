@@ -28,7 +28,6 @@ class TagIndex:
     are other tags.
 
     Args:
-        filter_: The subscription.
         rules: Says where tags are in a message, and what separates them; equal for the same tags only.
     """
 

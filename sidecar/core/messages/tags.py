@@ -105,8 +105,6 @@ class Memo(dict[K, V], Generic[K, V]):
     What producers, brokers or receivers write is remembered here, and nowhere by its count alone.
 
     Args:
-        compute: The function.
-        most: Number of results.
         within: Results are remembered only for what this has once they are computed.
     """
 

@@ -8,12 +8,7 @@ from sidecar.core.parts import Part
 
 
 class Lane:
-    """The open messages of one group in one partition.
-
-    Args:
-        group: The group.
-        separator: The rows' separator.
-    """
+    """The open messages of one group in one partition."""
 
     __slots__ = ("buffer", "group", "key", "live")
 

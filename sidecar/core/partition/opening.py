@@ -15,10 +15,8 @@ class Opening:
     """Cuts lanes. Each message of the group in an intent's range is open or in that part, and none is settled.
 
     Args:
-        lanes: The lanes.
         promises: Gets an intent for each cut.
         passed: Settled messages, which must not be in the range of a shared intent.
-        outstanding: Gets the parts.
         reach: The offsets read so far.
     """
 

@@ -25,12 +25,7 @@ class Outstanding:
     successor can derive their names after a crash. An intent stays as long as one of its parts is live.
 
     Args:
-        tp: The partition.
         scope: The partition's scope, in which an offset is one message.
-        lanes: The lanes.
-        promises: The intents.
-        dues: Gets the finished intents.
-        parking: The parked parts.
     """
 
     def __init__(
@@ -153,7 +148,6 @@ class Outstanding:
         """Replace a part by the pieces that the ledger distinguishes, under its own intent; names follow from tokens.
 
         Args:
-            part: The part.
             pieces: Its unsettled rows by token; not empty.
             token: The part's own token: the piece under it keeps the part's name.
         """

@@ -13,11 +13,7 @@ from sidecar.core.records import TopicPartition
 
 
 class Ownerships(dict[TopicPartition, Partition]):
-    """Owned partitions by name. A live part belongs to the ownership that is listed here.
-
-    Args:
-        separator: The rows' separator.
-    """
+    """Owned partitions by name. A live part belongs to the ownership that is listed here."""
 
     def __init__(self, separator: bytes) -> None:
         super().__init__()

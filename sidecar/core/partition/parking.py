@@ -76,7 +76,6 @@ class Parking:
         """Take over what the store has, before anything else.
 
         Args:
-            found: The records.
             counted: The last number that counts.
         """
         found = sorted(found, key=attrgetter("number"))

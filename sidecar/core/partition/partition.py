@@ -34,12 +34,9 @@ class Partition:
     """The read, open, promised and settled messages of one partition.
 
     Args:
-        tp: The partition.
         scope: Hash of cluster, consumer group, topic id and incarnation.
         state: The predecessor's state; for a fresh partition `watermark == seen`.
-        separator: The rows' separator.
         lineage: The commits that its state came after.
-        room: Bounds of the state.
     """
 
     def __init__(
@@ -105,10 +102,6 @@ class Partition:
 
     def place(self, group: str, offsets: Sequence[int]) -> Iterator[tuple[Intent | Lane | None, int, int]]:
         """Sort messages that are read again: into an intent, the open lane, or None if they are settled.
-
-        Args:
-            group: Their group.
-            offsets: Rising, all below `seen`.
 
         Yields:
             The place, and the slice [start, stop) of `offsets` that belongs there.

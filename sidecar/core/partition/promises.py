@@ -27,8 +27,6 @@ class Promises:
     Each cut, split and exclusion is asked for in advance, so that the state always fits into a commit's metadata.
 
     Args:
-        state: The predecessor's state.
-        room: Bounds of the state.
         durable: Whether the broker has the predecessor's intents, and not only the folder.
     """
 
@@ -97,9 +95,7 @@ class Promises:
         """Record a shared intent; end sharing if the groups are few and no message is left outside of parts.
 
         Args:
-            last: Its last offset.
             parts: Number of groups that it served.
-            lanes: The lanes.
             rest: Whether anything below the position is in no part, or is still to be read again.
         """
         few = parts + len(self._own_keys(lanes)) <= self._room.lanes // 2
@@ -109,7 +105,6 @@ class Promises:
         """Give the halves of a part intents of their own; a shared intent loses its group.
 
         Args:
-            part: The part.
             border: Last offset of the first half, and first offset of the second.
         """
         key, intent = lane_key(part.group), part.intent
@@ -152,7 +147,6 @@ class Promises:
         Below that offset, messages that no intent covers are settled.
 
         Args:
-            key: Stands for the group.
             seen: The offset from which no owner has read.
         """
         own = [intent for intent in self.intents if intent.key == key]

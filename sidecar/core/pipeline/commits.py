@@ -26,7 +26,6 @@ class Commits:
     from an older state, which must not be overtaken.
 
     Args:
-        owned: The owned partitions.
         identities: Have windows, whose generations the journal distinguishes.
     """
 

@@ -85,9 +85,7 @@ class Gate:
     never end.
 
     Args:
-        rules: The bounds.
         orders: The requests of the shell.
-        owned: The owned partitions.
         origins: The partitions that wait for others.
         delivery: The outstanding batches, and the state of the receiver.
         memory: The count of held memory.

@@ -13,7 +13,6 @@ class Origins:
     """Determines which partitions wait for others.
 
     Args:
-        owned: The owned partitions.
         identities: Know which partitions have copies.
         any_copies: Whether any partition may have copies.
     """

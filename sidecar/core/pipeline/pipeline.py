@@ -40,9 +40,6 @@ class Pipeline:
     """Conducts reading, cutting, commits and delivery; each knows only lower modules, and none knows this class.
 
     Args:
-        reading: Rules of reading messages.
-        batching: Rules of cutting batches.
-        rules: Rules of delivery.
         jitter: Uniform in [0, 1); the only source of chance.
     """
 
@@ -160,7 +157,6 @@ class Pipeline:
         """Record that the store has the messages of each `Hold` up to a token, and that this is durable.
 
         Args:
-            tp: The partition.
             token: That of the last `Hold`.
             position: The lowest position that the store gave to a message of these.
             now_ms: Monotonic time.
@@ -241,8 +237,6 @@ class Pipeline:
         """Take over, right after `assign`, the parts that the store has.
 
         Args:
-            tp: The partition.
-            found: The parts.
             counted: The number of the last one that counts.
             now_ms: Monotonic time.
         """

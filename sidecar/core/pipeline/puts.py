@@ -20,7 +20,6 @@ class Puts:
     """Begins and ends hand-overs; an answer to an earlier ownership is ignored.
 
     Args:
-        owned: The owned partitions.
         intake: Reads offsets and message ids.
     """
 
@@ -43,7 +42,6 @@ class Puts:
         """Tell, right after `Pipeline.assign`, what the store of delayed messages has.
 
         Args:
-            tp: The partition.
             offsets: The offsets of its messages, at or above `seen`.
             stores: This store and those of earlier owners.
 

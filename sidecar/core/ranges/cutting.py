@@ -19,8 +19,6 @@ class RangeCutter:
     """Cuts a range.
 
     Args:
-        range_: The range.
-        limits: Upper bounds of batches.
         open_max_bytes: Size of the open rows above which the largest group is cut.
         separator: The bytes between two rows of a body.
     """

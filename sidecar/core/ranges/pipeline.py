@@ -101,12 +101,7 @@ class RangePipeline:
     """Connects reading, cutting and delivery of one range.
 
     Args:
-        reading: Rules of reading messages.
-        limits: Upper bounds of batches.
-        held_max_bytes: Memory for held messages.
-        rules: Rules of delivery.
         jitter: Uniform in [0, 1).
-        tp: The partition.
         scope: Identity of the partition in the names of parts.
         halved: The parts that an earlier attempt replaced by their halves.
         again: Whether an earlier attempt may have sent anything.

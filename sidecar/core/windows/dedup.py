@@ -169,7 +169,6 @@ class RotatingSet:
         """Continue from the runs that an earlier process stored.
 
         Args:
-            runs: Runs of each generation.
             begun_ms: Start of each generation, in monotonic time; now, if unknown.
             now_ms: Monotonic time.
             decided: The highest offset of messages that these ids may have decided.
@@ -230,8 +229,6 @@ class RotatingBitmap:
         """Remember `first` to `last`, both included, if none of them is known: 0.3 microseconds for any length.
 
         Args:
-            first: Lowest number.
-            last: Highest number.
             keep_from: Postpones a rotation that would forget this number or a higher number.
 
         Returns:

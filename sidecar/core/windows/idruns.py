@@ -73,7 +73,6 @@ class SortedRun:
     """Rising keys without repetition.
 
     Args:
-        keys: The keys.
         index: Start of the keys with each value of the first bits, and the end of the last.
         filter: A bit for each value of a key's first bits, set if there is such a key.
     """

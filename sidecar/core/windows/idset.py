@@ -46,11 +46,7 @@ class Room:
 
 
 class IdSet:
-    """A set of numbers, added many at a time.
-
-    Args:
-        room: Limits the newest keys.
-    """
+    """A set of numbers, added many at a time."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -83,7 +79,6 @@ class IdSet:
         """A mask of the keys that are in the set.
 
         Args:
-            keys: Any keys.
             last: The highest offset of their messages.
         """
         runs = (*self.runs, *self.stored)

@@ -44,7 +44,6 @@ def listing(peek: Callable[[int], Peeked], asked: Listing, sought: Sought, patie
 
     Args:
         peek: Opens the hours from a position on.
-        asked: What is wanted.
         sought: Says which have the tag and the group.
         patience_s: How long it may take.
 
@@ -165,10 +164,8 @@ def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answ
     """The position of the message that is meant, or the answer that there is no such message.
 
     Args:
-        store: Holds it.
         number: The store's number of its partition.
         lowest: The position below which messages are on the way.
-        asked: What is wanted.
 
     Raises:
         StateError: A file cannot be read.

@@ -51,13 +51,7 @@ def open_delays(
     """Open the store; None if there is no section `delay`.
 
     Args:
-        stack: Closes it.
-        settings: The configuration.
-        rules: The rules in force.
-        pipeline: The core.
-        columns: Of the source's messages.
         inbox: Takes the results of threads.
-        tell: Writes a log event.
         owner: The group with its cluster, once that is known.
 
     Raises:

@@ -49,8 +49,6 @@ class Cancels:
     """The cancellations that are not made yet.
 
     Args:
-        pipeline: The core.
-        store: Holds the messages.
         numbers: The store's numbers of the owned partitions.
         changes: Get the cancellations that were made.
         when_durable: Calls something once all changes so far are durable.

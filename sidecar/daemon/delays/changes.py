@@ -31,8 +31,6 @@ class Changes:
     """The changes that are not final yet.
 
     Args:
-        pipeline: The core.
-        store: Holds the messages.
         when_durable: Calls something once all changes so far are durable.
     """
 
@@ -56,7 +54,6 @@ class Changes:
         """Record that a partition, which is owned, was changed.
 
         Args:
-            tp: The partition.
             number: The store's number of it.
             cancelled: Positions of the messages that were cancelled.
             tell: Called once the change is final; with False if the ownership ended before.

@@ -44,11 +44,6 @@ class Delays:
     """The delayed messages of the owned partitions; only for the main thread.
 
     Args:
-        pipeline: The core.
-        store: Holds the messages.
-        columns: Of the source's messages.
-        group_id: The consumer group.
-        rules: The rules in force.
         disk_max_bytes: Size of the store at which partitions are read no more.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
         takeovers: Restore what other owners put; None if no other host has the store.
@@ -303,7 +298,6 @@ class Delays:
         """Keep the states of delayed messages.
 
         Args:
-            items: The states.
             then: Called once they, and all messages that are on the way, are durable, or with False if they cannot be.
         """
         if self._keep(items, self._cancel_s):

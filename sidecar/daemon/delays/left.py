@@ -41,7 +41,6 @@ class LeftBehind:
     """Looks for them after partitions came or went, and every 5 minutes; for the main thread.
 
     Args:
-        look: Finds them.
         begin: Runs a job, at once or on another thread.
         clock: Monotonic, in seconds.
     """
@@ -84,11 +83,7 @@ class LeftBehind:
 
 
 class Reads:
-    """Which topics are read.
-
-    Args:
-        source: The settings.
-    """
+    """Which topics are read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -50,9 +50,7 @@ class Offline:
     """A store that no daemon has opened here.
 
     Args:
-        store: Holds the messages.
         numbers: The store's numbers of the partitions.
-        settings: The configuration.
         check: Whether all answers are from one moment.
     """
 
@@ -112,8 +110,6 @@ def open_offline(stack: ExitStack, settings: Settings, is_wanted: IsWanted, tell
     """Open the store of a configuration that has the section `delay`.
 
     Args:
-        stack: Closes it.
-        settings: The configuration.
         is_wanted: Whether a partition is asked about; others may be left out.
         tell: Is told what is read.
 
@@ -234,8 +230,6 @@ class _Reading:
     """Reads changelogs into a store, some at once.
 
     Args:
-        cache: Gets the messages.
-        group_id: The consumer group.
         tell: Is told how far it is.
     """
 

@@ -36,14 +36,9 @@ class Owned:
     """The owned partitions, with the numbers that the store knows them by; only for the main thread.
 
     Args:
-        pipeline: The core.
-        store: Holds the messages.
-        group_id: The consumer group.
-        rules: The rules in force.
         tell_held: Tells the core, once all changes so far are durable, that messages are held: with the partition, the
             token and their lowest position.
         numbers: Gets the store's numbers of the owned partitions.
-        parked: Their parked parts.
     """
 
     def __init__(

@@ -45,12 +45,9 @@ class ParkedParts:
     """The parked parts of the owned partitions, and of their delayed messages; only for the main thread.
 
     Args:
-        pipeline: The core.
-        store: Keeps the parts.
         numbers: The store's numbers of the owned partitions.
         when_durable: Calls something once all changes so far are durable.
         now_ms: Monotonic time in milliseconds.
-        wall_ms: The time of day.
     """
 
     def __init__(

@@ -25,12 +25,9 @@ class Requests:
     """The questions that are not answered yet.
 
     Args:
-        pipeline: The core.
-        store: Holds the messages.
         numbers: The store's numbers of the owned partitions.
         is_loading: Whether a partition is being taken over, or what it holds is being searched.
         changes: Get the changes that are made.
-        wall_ms: The time of day.
     """
 
     def __init__(

@@ -84,12 +84,8 @@ class Takeovers:
     """The partitions that are being taken over; only for the main thread.
 
     Args:
-        store: Gets the messages.
-        restorer: Reads changelogs.
         name_of: The store's name of a partition.
         do: Runs a job on another thread.
-        inbox: Brings its results.
-        wall_ms: The time of day.
         clock: Monotonic seconds.
     """
 

@@ -29,7 +29,6 @@ class Writing:
     """The writes of a store; only for the main thread.
 
     Args:
-        store: The store.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
     """
 

@@ -53,8 +53,6 @@ class StatusKeeper:
     Args:
         supervisor: The supervisor of the daemon.
         ledger: The ledger, if there is one.
-        state: Counts the dead letters.
-        group_id: The consumer group.
         budget_bytes: What held messages may take of `memory.budget`.
         reload: Has the settings in force.
     """

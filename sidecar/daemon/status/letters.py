@@ -26,7 +26,6 @@ class PageLetters:
     """What the page shows of dead letters, and does with them.
 
     Args:
-        folder: The state folder.
         config: The configuration file, for a replay; None if there is none.
     """
 

@@ -80,8 +80,6 @@ class Problems:
 
         Args:
             partitions: The partitions in the status.
-            totals: The books.
-            retrying: The failing groups.
             now_s: Monotonic time.
         """
         supervisor = self._supervisor

@@ -40,7 +40,6 @@ class Tap:
     """What one who looks wants, and the rows that wait for it.
 
     Args:
-        outcomes: Of `TAP_OUTCOMES`.
         group: The label of a tag group; None for all.
         step: Of so many messages, one is shown.
     """

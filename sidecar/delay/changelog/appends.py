@@ -36,11 +36,7 @@ class _Call:
 
 
 class Appends:
-    """Appends entries of owned partitions, and counts what is on the way. For the main thread.
-
-    Args:
-        changelog: Takes the entries.
-    """
+    """Appends entries of owned partitions, and counts what is on the way. For the main thread."""
 
     def __init__(self, changelog: Changelog) -> None:
         self._changelog = changelog
@@ -76,7 +72,6 @@ class Appends:
         """Append entries.
 
         Args:
-            owned: The partition.
             entries: At least one.
             then: Called exactly once: with the offset of the last one when all are acknowledged, or with `LOST` when
                 that cannot happen any more, because another owner has claimed the partition or it was left.

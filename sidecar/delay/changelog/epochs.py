@@ -29,6 +29,5 @@ def counts(named: int, offset: int, epoch: int) -> bool:
     Args:
         named: The epoch in the commit.
         offset: The offset of the record.
-        epoch: That of its owner.
     """
     return offset < named or epoch == named

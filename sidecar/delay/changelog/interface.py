@@ -48,7 +48,6 @@ class Changelog(Protocol):
 
         Args:
             tp: A partition of the source, for which `Restorer.open` was called.
-            entries: The entries.
             done: Called from a later `serve` with the offset of the last one, once all of them are acknowledged by all
                 replicas in sync; in the order of the calls, for one partition. `LOST` if they are refused.
         """

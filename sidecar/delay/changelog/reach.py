@@ -86,8 +86,6 @@ def resumed(reach: Reach | None, lineage: Lineage, watermark: int, seen: int, ha
         lineage: What the source's offsets count, as this host knows it.
         watermark: The offset from which everything is read again after a reset.
         seen: The offset from which the source reads.
-        handed: More of the source.
-        epoch: Of the owner.
 
     Raises:
         DoubtError: The source is to be asked again.

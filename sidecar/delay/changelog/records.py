@@ -167,7 +167,6 @@ def change_entry(message: bytes, epoch: int, position: int) -> Entry:
 
     Args:
         message: The key of the message.
-        epoch: Of who changes it.
         position: Where the message is from now on, or `CANCELLED`.
     """
     _, *fields = KEY.unpack(message)

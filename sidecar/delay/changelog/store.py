@@ -47,7 +47,6 @@ class ChangelogStore(Proofs, ParkedParts):
 
     Args:
         cache: Has the rows of owned partitions, and those of an earlier process.
-        changelog: Has all.
         clock: Seconds.
         entries_max: Entries in the changelogs from which on the local files are vouched for again.
     """

@@ -108,8 +108,6 @@ class Takeover:
     """One attempt.
 
     Args:
-        restorer: Reads and appends.
-        tp: The partition.
         start: Where the owner goes on.
         adopt: Is given the messages that are held, and perhaps some that are not any more. The argument tells whether
             they begin anew: what was adopted before, and what the local files had, does not count.
@@ -215,7 +213,6 @@ class Reading:
 
     Args:
         start: Where the owner goes on.
-        named: The epoch that counts.
         void_from: The offset from which an owner with another store read on, up to `Start.seen`.
         note: What the local files have; they may have messages whose records are not read.
     """

@@ -48,11 +48,9 @@ class Vouching:
     """The notes of a store.
 
     Args:
-        cache: The local files.
         owned: The owned partitions by number.
         appends: Appends the bookmarks, and counts entries.
         clock: Seconds.
-        entries_max: See `ENTRIES_MAX`.
     """
 
     def __init__(

@@ -108,9 +108,7 @@ def read_held(read: Read, table_at: int, payloads_at: int, index: int, leave: Le
     """A message of a block; None if the block is shorter than it was.
 
     Args:
-        read: Reads the file.
         table_at: Offset of the block's table.
-        payloads_at: Offset of its payloads.
         index: Number of the message in the block.
         leave: Says of which messages only the row is read.
     """
@@ -218,7 +216,6 @@ class Block:
         Args:
             first: Number of its first message in the hour.
             sequence: The hour's sequence number after its last message.
-            salt: The file's.
         """
         keys = encoded(self.keys())
         crcs = zlib.crc32(self.table, salt), zlib.crc32(keys, zlib.crc32(self.payloads, salt))

@@ -50,7 +50,6 @@ class Gathered:
 
         Args:
             table: Their rows, with ends that count from the beginning of `payloads`.
-            payloads: Their payloads.
         """
         self._tables.append(table)
         self._payloads.append(payloads)

@@ -91,8 +91,6 @@ class HourFile:
     What was added is in memory until `flush` appends it to the file as a block.
 
     Args:
-        folder: The folder.
-        hour: Hours since the epoch.
         known: What an earlier process knew of the file; None for a new file.
     """
 

@@ -105,7 +105,6 @@ class Hours:
         """Put messages; return their positions.
 
         Args:
-            rows: The messages.
             changes: Gets them too, for the log.
         """
         hours, floor, positions, total = self._hours, (self.mark >> SEQUENCE_BITS) + 1, [], 0
@@ -203,7 +202,6 @@ class Hours:
 
         Args:
             table: Their rows, with ends that count from the beginning of `payloads`.
-            payloads: Their payloads.
             has: Tells what a file has.
 
         Raises:

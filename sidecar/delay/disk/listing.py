@@ -55,7 +55,6 @@ class HourView:
     """An hour as it is now, while its owner goes on: what is appended, ended or removed later has no effect.
 
     Args:
-        file: The hour.
         lowest: The lowest position of each partition that is wanted, by its number.
         end: The position behind the last.
 

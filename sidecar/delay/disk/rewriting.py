@@ -26,8 +26,6 @@ class Rewrite:
     """The way of an hour into another file. The hour may get messages meanwhile.
 
     Args:
-        file: The hour.
-        ended: What is left out.
         mark: No message is put at or below this position.
 
     Raises:

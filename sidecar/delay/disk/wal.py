@@ -30,7 +30,6 @@ class Wal:
     """One new file of records. What was written is durable after `sync`.
 
     Args:
-        folder: Gets the file.
         number: Of the log; another one with this number is removed.
 
     Raises:
@@ -95,7 +94,6 @@ def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
     What follows the last record was never durable.
 
     Args:
-        path: The log.
         until: Its durable bytes, if they are known: what follows is left out, and what lacks counts as damaged.
 
     Raises:

@@ -108,7 +108,6 @@ class LaneWheel:
     """The wheel of some of the messages of an hour: 16 bytes for each of these, nothing for the others.
 
     Args:
-        positions: Their positions.
         numbers: Their numbers in the hour.
     """
 

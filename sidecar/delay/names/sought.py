@@ -20,7 +20,6 @@ class Sought:
     """What is sought; with neither a tag nor a group, nothing is read.
 
     Args:
-        filter_: The subscription.
         read: Reads the raw tags of held messages.
         index: Made with the same rules.
         tag: A tag that messages must have, wanted or not; None for any.

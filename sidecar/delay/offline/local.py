@@ -46,9 +46,6 @@ class OfflineStore:
 
     No lock is held, so that a daemon can start meanwhile.
 
-    Args:
-        path: The folder.
-
     Raises:
         NoStateError: There is no such folder.
         UnavailableError: A process uses the folder.

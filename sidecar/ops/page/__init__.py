@@ -58,9 +58,6 @@ def page(
     """The whole page in UTF-8. It refreshes itself every `REFRESH_SECONDS`, without a script twice as seldom.
 
     Args:
-        now: The daemon.
-        points: Its last half hour.
-        kinds: Its dead letters.
         acts: Whether these can be shown and replayed, with a token.
     """
     wall_s = time.time()

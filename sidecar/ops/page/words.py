@@ -73,9 +73,6 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[objec
     """A table whose first column names its rows.
 
     Args:
-        caption: What it is.
-        columns: Its columns.
-        rows: Its cells.
         more: Told below it, for example how many rows are left out.
     """
     kinds = ["n" if column.is_number else "t" for column in columns]

@@ -32,7 +32,6 @@ def optimize(table: DeltaTable, path: str, guard: Int96Guard) -> None:
 
     Args:
         table: The table at present; at its new version afterwards.
-        path: Its path.
         guard: Knows files that were looked at before.
 
     Raises:

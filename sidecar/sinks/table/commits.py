@@ -40,8 +40,6 @@ def sync_commits(path: str, first: int, last: int) -> None:
 
     Args:
         path: The table; nothing is done for a URL.
-        first: The first version.
-        last: The last version.
 
     Raises:
         OSError: It failed.

@@ -36,7 +36,6 @@ class Constraint(NamedTuple):
     """A condition that must be true of each row, not null.
 
     Args:
-        name: Its name, for people.
         sql: The condition; `{}` stands for the column, if there is one.
         column: The column; empty if the condition names its columns by itself.
     """
@@ -63,7 +62,6 @@ def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Fie
     """The constraints of a table: CHECK, NOT NULL, lengths of texts, invariants.
 
     Args:
-        configuration: Its properties.
         fields: Its columns; those in columns are not looked at.
     """
     checks = (

@@ -33,7 +33,6 @@ def refuse_features(table: DeltaTable, path: str, otherwise: str) -> None:
     """Refuse a table that deltalake cannot write.
 
     Args:
-        table: The table.
         path: Its path, for the error.
         otherwise: What to do if the features cannot be removed.
 

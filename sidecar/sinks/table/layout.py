@@ -21,7 +21,6 @@ class Column(NamedTuple):
     """A column of a table.
 
     Args:
-        name: Its name.
         source: One of Sidecar's columns, `data`, or `data.FIELD`.
     """
 
@@ -35,7 +34,6 @@ def partitions_of(
     """The columns by which a table is partitioned.
 
     Args:
-        layout: The settings.
         default: For a new table whose settings do not say.
         there: Those of the table; None if there is none.
         path: Of the table, for errors.
@@ -67,7 +65,6 @@ def columns_of(layout: TableLayout, partitioned_by: Sequence[str], fields: Seque
     """The columns of a table, those by which it is partitioned included.
 
     Args:
-        layout: The settings.
         partitioned_by: The columns by which it is partitioned.
         fields: The fields of the JSON values; None if values are not parsed.
 
@@ -125,7 +122,6 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
     """The error of a table that lacks columns which it had.
 
     Args:
-        path: The table.
         names: The columns; fields of a column have its name and a dot before theirs.
         key: The key of the file that chooses columns.
     """

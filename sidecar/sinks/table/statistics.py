@@ -37,8 +37,6 @@ def keep_exact(table: DeltaTable, path: str, columns: pa.Schema) -> None:
 
     Args:
         table: The table; at its new version afterwards.
-        path: Its path.
-        columns: Of the rows.
     """
     wanted = exact_statistics(columns)
     if wanted and PROPERTY not in table.metadata().configuration:

@@ -52,10 +52,7 @@ class Upkeep:
 
     Args:
         table: Path of the table, for the log.
-        maintenance: The intervals.
-        steps: The operations by name.
         notes: Keeps the time of the last run, so that a restart neither repeats nor puts off an operation.
-        counts: Counts the runs.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ def violated(rows: pa.Table, constraints: Sequence[Constraint]) -> dict[int, Con
 
     Args:
         rows: The rows, as they are written. Columns that constraints name are put into a temporary folder.
-        constraints: The constraints.
 
     Raises:
         DeltaError: A condition cannot be evaluated.
@@ -50,7 +49,6 @@ def refuse_unknown(rows: pa.Table, constraints: Sequence[Constraint], path: str)
 
     Args:
         rows: No rows, of the table's columns.
-        constraints: Of the table.
         path: Of the table, for the error.
 
     Raises:

@@ -29,7 +29,6 @@ class Client:
     """A consumer of confluent-kafka, used on one thread.
 
     Args:
-        settings: `source.kafka`.
         queue_bytes: Limit of the client's queue.
         client_id: Its client id, unless the settings have one.
         lane: Reads in its place; None if there is none.

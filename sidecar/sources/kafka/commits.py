@@ -35,10 +35,7 @@ class Commits:
 
     Args:
         consumer: The group's consumer, used on its own thread.
-        listener: Gets the ends.
-        rules: The rules in force.
         identities: Of the owned partitions; others are never named in a commit.
-        memories: Keep acknowledged states.
     """
 
     def __init__(

@@ -61,9 +61,7 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
     """The consumer's configuration.
 
     Args:
-        settings: The user's part.
         queue_bytes: Limit of the client's queue.
-        client_id: See `client_config`.
     """
     fetch_bytes = queue_bytes // FETCH_SHARE
     return {
@@ -95,7 +93,6 @@ def refused(
     """Names of unusable properties, each with the reason.
 
     Args:
-        properties: The user's properties.
         configs: The constructor of each client, and its whole configuration, including these properties.
 
     Raises:

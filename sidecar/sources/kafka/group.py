@@ -62,7 +62,6 @@ def evict_predecessors(
     """Remove the member of a killed predecessor, so that its partitions are assigned at once.
 
     Args:
-        settings: Of the source.
         member_id: The member id in the state; empty if there is none.
         find: Looks for members if the state has none.
         tell: Writes a log event; a failure costs 9 s and loses no message.
@@ -88,8 +87,6 @@ def leave_behind_nothing(
     that connection: after a stop during a rebalance, the partitions would have no owner until the session times out.
 
     Args:
-        settings: Of the source.
-        admin: Has its own connection.
         member_id: The own id; empty if the broker gave none.
         tell: Writes a log event; a failure costs 9 s and loses no message.
     """

@@ -26,8 +26,6 @@ class Membership:
     Args:
         consumer: The group's consumer, used on its own thread.
         admin: Has its own connections; None if the cluster does not answer requests about members.
-        settings: `source.kafka`.
-        state: Keeps the member's id.
         tell: Writes a log event; failures here cost time and lose no message.
     """
 
@@ -85,8 +83,6 @@ class Rebalances:
     """Rebalance callbacks of the client.
 
     Args:
-        partitions: The owned partitions.
-        membership: The own member.
         listener: Is told of revoked and lost partitions.
         troubles: Are told if the session has ended.
     """

@@ -28,11 +28,7 @@ _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError
 
 
 class Waiting:
-    """Owned partitions whose start offset could not be determined, with the reasons.
-
-    Args:
-        troubles: Are told of them.
-    """
+    """Owned partitions whose start offset could not be determined, with the reasons."""
 
     def __init__(self, troubles: Troubles) -> None:
         self._troubles = troubles
@@ -66,11 +62,7 @@ class Partitions:
     """Takes partitions and gives them up, on the thread of the consumer.
 
     Args:
-        consumer: The group's consumer.
-        settings: `source.kafka`.
         listener: Is told of partitions that are taken or temporarily given up.
-        troubles: Are told of problems.
-        starts: Determines start offsets.
         ends: Requests the ends of logs.
         topic_ids: Knows topics that were recreated or deleted.
         lane: Takes their messages; None if the consumer does.

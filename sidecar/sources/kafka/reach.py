@@ -32,7 +32,6 @@ def await_topics(
 
     Args:
         consumer: Asks; its callbacks are served.
-        settings: Of the source.
         refusal: The reason for which the broker refused the credentials; empty if it did not.
         problems: The client's last error about the broker, under `client`.
         waiting: Gets a text of what is waited for.

@@ -39,9 +39,7 @@ class KafkaSource:
     """The source on confluent-kafka.
 
     Args:
-        settings: `source.kafka`.
         state: Has the member id and the state of partitions.
-        rules: The rules in force.
         queue_bytes: Limit of the client's queue.
         client_id: See `place_id`. A `client.id` of the settings may be shared, so no member is looked up by it.
         lane: Reads in place of the client; the reason if there is none.

@@ -64,7 +64,6 @@ class TopicIds:
     """Requests topic ids, at once or periodically.
 
     Args:
-        admin: The client that asks.
         cluster_id: librdkafka's mock cluster never answers, so it is not asked.
         made_again: Knows which ids were replaced.
     """

@@ -86,8 +86,6 @@ class QueueProgress(NamedTuple):
 
     Args:
         text: The core's state, as in the metadata of a commit.
-        incarnation: Of that state.
-        watermark: Of that state.
         floor: An offset that the broker certainly has on disk: it writes committed offsets every 5 s.
         marks: Messages that were read, the newest first; see `with_newest`.
         told: The newest offset that the broker accepted, and the run of its process.

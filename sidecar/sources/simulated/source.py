@@ -75,15 +75,7 @@ class _Owned:
 
 
 class _Commits:
-    """Makes states durable; their ends are reported later.
-
-    Args:
-        broker: Keeps them.
-        group: The consumer group.
-        rules: See `SimulatedSource`.
-        owned: The owned partitions.
-        listener: Gets the ends.
-    """
+    """Makes states durable; their ends are reported later."""
 
     def __init__(
         self,
@@ -129,9 +121,6 @@ class SimulatedSource:
     """A member of a group on a simulated broker.
 
     Args:
-        broker: The broker.
-        group: The consumer group.
-        topics: Their names.
         rules: 4 bytes, the hash of the rules: other rules discard the committed state.
     """
 

@@ -44,8 +44,6 @@ class SparkIngest:
     """Fills the table of one configuration from its zone.
 
     Args:
-        settings: The result of `load_for_ingest`.
-        stop_asked: Returns whether to stop.
         once: Read the present data and end.
     """
 

@@ -34,7 +34,6 @@ class IngestProgress:
 
     Args:
         group_id: The consumer group, for the snapshot.
-        lag: Follows the zone.
     """
 
     def __init__(self, group_id: str, lag: Lag) -> None:

@@ -21,7 +21,6 @@ def consumer_of(checkpoint: str, target: Target) -> str:
     Args:
         checkpoint: Of the job. One name per checkpoint: rows that this one needs may already be removed under the name
             of an earlier one.
-        target: The table.
     """
     path = _place(target.path)
     digest = hashlib.blake2b(f"{_place(checkpoint)}\n{path}".encode(), digest_size=4).hexdigest()

@@ -55,12 +55,7 @@ class ByRange(AccumulatorParam[Counted]):
 
 
 class Counts:
-    """The counts of an application's tasks, on the driver, between `count` and `close`.
-
-    Args:
-        application: Its id.
-        accumulator: Passes them on.
-    """
+    """The counts of an application's tasks, on the driver, between `count` and `close`."""
 
     def __init__(self, application: str, accumulator: Accumulator[Counted]) -> None:
         self._application = application

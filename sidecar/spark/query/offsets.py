@@ -27,9 +27,6 @@ class Span:
     """Offsets of one partition, without `end`.
 
     Args:
-        tp: The partition.
-        topic_id: Id of its topic.
-        start: The first.
         end: The offset after the last.
         is_first: Whether the query reads nothing of the partition before.
         query: Name of the query; empty if it began without message ids.
@@ -48,11 +45,6 @@ class Span:
 def begin(logs: Logs, start: Place, name: str = "") -> Offsets:
     """The offsets of a query that has read nothing.
 
-    Args:
-        logs: The logs.
-        start: Where it begins.
-        name: That of the query.
-
     Raises:
         ConfigError: See `offsets_at`.
     """
@@ -70,8 +62,6 @@ def advance(
     """The offsets after the next micro-batch; `start` itself if there is nothing to read.
 
     Args:
-        logs: The logs.
-        start: The offsets before it.
         most: Limit of offsets; None for none.
         bounds: The bounds of all logs.
         on_gap: What to do where messages expired before they were read.
@@ -120,8 +110,6 @@ def spans(start: Offsets, end: Offsets, lows: Mapping[TopicPartition, int] | Non
     """The ranges of a micro-batch, of partitions with new offsets.
 
     Args:
-        start: The offsets before it.
-        end: Those after it.
         lows: Where the logs begin that lack messages of it by now; None if it was planned a moment ago.
     """
     known, firsts, ids = by_partition(start["next"]), by_partition(end["from"]), end["ids"]

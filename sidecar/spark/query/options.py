@@ -59,9 +59,7 @@ class Query:
     """What is read.
 
     Args:
-        broker: Whose messages.
         settings: Source, tags and dedup; other sections mean nothing here.
-        columns: The wanted columns.
         offsets_max: Limit of offsets in a micro-batch.
         state: The folder of the windows of ids, on storage that all executors share; None if nothing is remembered
             between micro-batches.
@@ -94,8 +92,6 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
     """Parse the options that Spark passes, whatever the case of their names.
 
     Args:
-        broker: Whose source it is.
-        given: Name to text.
         stream: Whether it is for ``readStream``; None if it is not known yet.
 
     Raises:

@@ -91,12 +91,6 @@ def ended(
 ) -> dict[TopicPartition, Between]:
     """The bounds of a read that ends there.
 
-    Args:
-        logs: The logs.
-        bounds: Their bounds.
-        firsts: Where the read begins.
-        end: Where it ends.
-
     Raises:
         ConfigError: See `offsets_at`; or an offset is before the one where the read begins.
     """

@@ -79,8 +79,6 @@ def read_span(
     begin, nothing is stored, and the next range of the partition reads this one again for its ids.
 
     Args:
-        query: The options.
-        span: The range.
         query_id: Id of the query, under which ids are kept if it has no name; None for a batch read, which keeps none.
         tell: Called with the books of the range, once all rows are taken.
 

@@ -36,9 +36,7 @@ def outsider(kafka: KafkaSource, lane: Lane | None = None, **more: Any) -> Itera
     """A consumer that never joins its group, and ends with the block.
 
     Args:
-        kafka: The source.
         lane: Reads in its place, and ends with it; None if nothing does.
-        **more: Further properties.
 
     Raises:
         UnavailableError: The broker does not answer a request in the block.

@@ -81,7 +81,6 @@ def refuse_error(client: ck.Consumer, error: ck.KafkaError | None, tp: TopicPart
     Args:
         client: Asks for the start of the log if that is behind what was to be read.
         error: The error; None for a message.
-        tp: The partition.
         offset: The offset up to which it was read.
     """
     if error is None or error.code() == ck.KafkaError._PARTITION_EOF:

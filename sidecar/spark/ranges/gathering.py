@@ -23,7 +23,6 @@ def gather(
     """The messages of one offset range as runs of at most `RUN_ROWS` and about `RUN_BYTES`, for any chunks.
 
     Args:
-        tp: Their partition.
         chunks: All of them, in order.
         sizes_of: The bytes of each value.
         offset_of: The offset of a message.

@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 class KafkaLogs:
-    """The logs of a source. Nothing is open before the first request.
-
-    Args:
-        kafka: The source.
-    """
+    """The logs of a source. Nothing is open before the first request."""
 
     def __init__(self, kafka: KafkaSource) -> None:
         self._kafka = kafka

@@ -65,7 +65,6 @@ def firsts_of(logs: Logs, bounds: Mapping[TopicPartition, Bounds], start: str | 
     """Where a new query begins in each log.
 
     Args:
-        logs: Asks.
         bounds: The bounds of the logs.
         start: ``earliest``, ``latest``, or milliseconds since the epoch.
     """

@@ -19,7 +19,6 @@ def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> 
     """Where the ranges of a micro-batch end; partitions with more lag get more of it.
 
     Args:
-        begun: Where each range begins.
         ends: The end of each log.
         most: Limit of offsets of all ranges together, exceeded by less than the number of partitions; None for none.
     """
@@ -34,7 +33,6 @@ def expired(reached: Mapping[P, int], lows: Mapping[P, int]) -> dict[P, int]:
     """The partitions whose log begins behind the offset up to which they were read, with that beginning.
 
     Args:
-        reached: Where each range begins.
         lows: The first offset of each log.
     """
     return {p: low for p, low in lows.items() if reached.get(p, low) < low}
@@ -44,10 +42,8 @@ def gap(place: object, offset: int, low: int, key: str) -> str:
     """What to tell of messages that expired before they were read.
 
     Args:
-        place: The partition.
         offset: The offset up to which it was read.
         low: The first offset of its log.
-        key: The setting that decides.
     """
     return (
         f"{place} was read to {offset}, and its log begins at {low}: {low - offset} offsets expired before they were "
@@ -59,7 +55,6 @@ class ExpiredError(UnavailableError):
     """Messages of a range expired after it was planned; the next start decides as `gap` says.
 
     Args:
-        place: The partition.
         offset: The offset up to which it was read.
         low: The first offset of its log.
     """
@@ -76,7 +71,6 @@ def lost(place: object, offset: int, end: int | None) -> str:
     """Why a partition cannot be read on, empty if it can.
 
     Args:
-        place: The partition.
         offset: The offset up to which it was read.
         end: The end of its log; None if it is gone.
     """

@@ -15,7 +15,6 @@ def tell_expired(tp: TopicPartition, offset: int, low: int, form: tuple[str, str
     """Log that a partition goes on at its log's start, as the daemon does.
 
     Args:
-        tp: The partition.
         offset: The offset up to which it was read.
         low: The first offset of its log.
         form: Format and level of the log.

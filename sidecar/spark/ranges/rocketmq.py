@@ -35,7 +35,6 @@ class RocketMqLogs:
     """The queues of a source. Nothing is open before the first request.
 
     Args:
-        settings: The source.
         retried: Whether the retry topic of the group is read too.
     """
 
@@ -126,12 +125,7 @@ def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
 
 
 class QueueReader:
-    """Reads one queue for a task. Nothing is open before the first request.
-
-    Args:
-        settings: The source.
-        tp: The queue.
-    """
+    """Reads one queue for a task. Nothing is open before the first request."""
 
     def __init__(self, settings: RocketMqSource, tp: TopicPartition) -> None:
         self._settings = settings
@@ -212,10 +206,7 @@ def messages_of(
     """See `QueueReader.messages`.
 
     Args:
-        settings: The source.
         expression: The filter: ``a || b``, or ``*``.
-        tp: The queue.
-        start: The first offset.
         end: The offset after the last.
     """
     with closing(QueueReader(settings, tp)) as queue:

@@ -70,7 +70,6 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
 
     Args:
         path: The file; its folder is created if it is missing.
-        data: The content.
         exclusive: Whether an existing file stays unchanged.
 
     Raises:

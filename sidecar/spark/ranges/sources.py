@@ -23,7 +23,6 @@ def logs_of(source: Source, *, retried: bool = False) -> Logs:
     """The logs of a source.
 
     Args:
-        source: The source.
         retried: Whether messages that the consumer group handed back are read too; RocketMQ only.
     """
     if source.rocketmq is not None:

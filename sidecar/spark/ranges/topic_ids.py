@@ -22,9 +22,7 @@ def topic_id(kafka: KafkaSource, cluster_id: str, topic: str, *, anew: bool) -> 
     """The topic's id; empty if the broker has none.
 
     Args:
-        kafka: The source.
         cluster_id: Id of the cluster; empty if it is known to have topic ids.
-        topic: The topic.
         anew: Whether to request it now; else an answer may be 5 s old.
 
     Raises:

@@ -36,11 +36,7 @@ class _Stored(NamedTuple):
 
 
 class Windows:
-    """The versions of one partition's window.
-
-    Args:
-        folder: Of this partition alone.
-    """
+    """The versions of one partition's window."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,7 +55,6 @@ class Windows:
         """Fill a fresh window.
 
         Args:
-            window: The window.
             most: The highest version to take.
 
         Returns:

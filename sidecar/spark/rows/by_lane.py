@@ -38,7 +38,6 @@ class LaneRows:
     Args:
         settings: The configuration; its tags and ids are where the lane finds them.
         sieve: Has the window of ids, and the books, which take what became of messages. It does not take the messages.
-        names: The wanted columns.
     """
 
     def __init__(self, settings: Settings, sieve: Sieve, names: Sequence[str]) -> None:

@@ -30,13 +30,7 @@ _Read = Callable[[TopicPartition, Kept], pa.Array]
 
 
 class Rows:
-    """Makes columns of messages.
-
-    Args:
-        settings: The tags.
-        columns: Reads messages.
-        names: The wanted columns.
-    """
+    """Makes columns of messages."""
 
     def __init__(self, settings: Settings, columns: Columns, names: Sequence[str]) -> None:
         self._filter: TagFilter = settings.tags.filter()

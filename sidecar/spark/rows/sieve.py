@@ -17,24 +17,14 @@ from sidecar.core.windows.dedup import RotatingSet
 
 @dataclass(slots=True)
 class Kept:
-    """Messages that the query gets.
-
-    Args:
-        messages: The messages.
-        raws: Their raw tags.
-    """
+    """Messages that the query gets."""
 
     messages: Sequence[Message]
     raws: Sequence[Raw]
 
 
 class Sieve:
-    """Takes the messages of one partition, in order.
-
-    Args:
-        settings: Tags and dedup.
-        columns: Reads messages.
-    """
+    """Takes the messages of one partition, in order."""
 
     def __init__(self, settings: Settings, columns: Columns) -> None:
         tags, dedup = settings.tags, settings.dedup

@@ -38,13 +38,7 @@ class Gap(NamedTuple):
 
 
 class Gaps:
-    """The gaps of one checkpoint.
-
-    Args:
-        settings: The configuration.
-        query: Spark's own checkpoint.
-        folder: Sidecar's folder beside it.
-    """
+    """The gaps of one checkpoint."""
 
     def __init__(self, settings: Settings, query: Path, folder: Path) -> None:
         assert settings.spark is not None, "checked before"

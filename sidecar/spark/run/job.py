@@ -52,7 +52,6 @@ class SparkRun:
 
     Args:
         settings: The configuration, accepted by `refusals`.
-        stop_asked: Returns whether to stop.
         once: Read the present messages and end.
     """
 

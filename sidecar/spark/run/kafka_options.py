@@ -156,7 +156,6 @@ def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | N
     """The start of a new checkpoint; topics and partitions that are added later are read from their start.
 
     Args:
-        kafka: The source.
         stood: The offsets of the daemon's consumer group, if it ever existed.
     """
     if stood is not None:

@@ -25,7 +25,6 @@ class LetterFiles:
     """Stores the letters of one task attempt: one file per call.
 
     Args:
-        folder: `letters/<micro-batch>` of the run.
         stem: Distinguishes this attempt's files from those of others.
     """
 

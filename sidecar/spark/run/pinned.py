@@ -33,8 +33,6 @@ class Checkpoint(NamedTuple):
 
     Args:
         incarnation: Random number, drawn once; 64 bits.
-        cluster_id: Id of the cluster.
-        group_id: The consumer group.
         rules: Hash of the pinned settings.
         ids: The settings that define message ids, as JSON.
         pending: The micro-batch that an earlier process began and did not finish; -1 for none.
@@ -95,12 +93,6 @@ def rules_of(settings: Settings) -> dict[str, Any]:
 
 def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
     """Bind a checkpoint to these settings, or check that it is bound to them.
-
-    Args:
-        queries: Spark's own checkpoints.
-        folder: Sidecar's folder beside them.
-        settings: The present settings.
-        cluster_id: Reported by the broker.
 
     Raises:
         ConfigError: It is bound to other settings, and a micro-batch is pending, or the queries have not read equally

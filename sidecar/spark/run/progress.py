@@ -43,11 +43,7 @@ log = structlog.get_logger()
 
 
 class Tally:
-    """The sum of the books, and the offsets of partitions.
-
-    Args:
-        query: Spark's own checkpoint.
-    """
+    """The sum of the books, and the offsets of partitions."""
 
     def __init__(self, query: Path) -> None:
         self.totals = Books()
@@ -88,7 +84,6 @@ class Tally:
         """Add a committed micro-batch.
 
         Args:
-            batch: Its number.
             books: The books of its tasks.
             report: Spark's report, empty if it was not received.
         """
@@ -201,10 +196,7 @@ class RunProgress:
     """Keeps the books of one run.
 
     Args:
-        settings: The configuration.
         folder: Has the books and notes of tasks.
-        query: Spark's own checkpoint.
-        state: Takes the dead letters.
     """
 
     def __init__(self, settings: Settings, folder: RunFolder, query: Path, state: State) -> None:

@@ -37,7 +37,6 @@ class Reading:
     """Parameters of the source.
 
     Args:
-        source: The source.
         folder: The run's folder, which keeps the start offsets of a new checkpoint and of partitions added to it.
         offsets_max: Limit of offsets in a micro-batch.
         stood: The offsets of the daemon's consumer group, if it ever existed.
@@ -68,11 +67,7 @@ class Range(InputPartition):
 
 
 class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans ranges.
-
-    Args:
-        reading: The parameters.
-    """
+    """Plans ranges."""
 
     def __init__(self, reading: Reading) -> None:
         self._packed = pickle.dumps(reading)  # code that passes ranges on need not import settings and client

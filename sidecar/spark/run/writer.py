@@ -35,11 +35,7 @@ class Delivered(WriterCommitMessage):
 
 
 class RangeWriter(DataSourceStreamArrowWriter):
-    """Delivers ranges.
-
-    Args:
-        job: The parameters of tasks.
-    """
+    """Delivers ranges."""
 
     def __init__(self, job: Job) -> None:
         self._path = job.folder

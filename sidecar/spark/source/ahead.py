@@ -19,7 +19,6 @@ class Ahead:
     """Follows the manifests of all writers.
 
     Args:
-        zone: The zone.
         last: The number of each writer before the first to read.
         report: Called for each damaged line that was restored, with a text.
     """

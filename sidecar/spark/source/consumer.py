@@ -13,12 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Consumer:
-    """Acknowledges under a name; without a name it acknowledges nothing.
-
-    Args:
-        root: The zone.
-        name: The consumer's name.
-    """
+    """Acknowledges under a name; without a name it acknowledges nothing."""
 
     def __init__(self, root: Root, name: str | None) -> None:
         self._root = root

@@ -72,7 +72,6 @@ def parse(given: Mapping[str, str], *, stream: bool) -> Options:
     """Parse the options that Spark passes, whatever the case of their names.
 
     Args:
-        given: Name to text.
         stream: Whether options of streams are allowed.
 
     Raises:

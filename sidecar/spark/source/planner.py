@@ -77,7 +77,6 @@ class Planner:
         """The end of a micro-batch: writers take turns, one entry each, until the limit is reached.
 
         Args:
-            start: Its start.
             limit: Its limit; only batches that may have wanted rows count, with those rows.
             target: Entries after this are not taken.
 

@@ -68,7 +68,6 @@ def pack(shares: Sequence[Share], tasks_max: int | None) -> list[list[Share]]:
     """Distribute shares over tasks of about equal bytes, in their order within a task.
 
     Args:
-        shares: The shares to read.
         tasks_max: Limit of tasks; None: at most one per core of this host and `TASK_BYTES_MIN`, but more if a task
             would have more than `TASK_BYTES_MAX`.
     """

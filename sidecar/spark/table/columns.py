@@ -167,8 +167,6 @@ def refuse_unresolved(frame: DataFrame, constraints: Sequence[Constraint], path:
     """Refuse a table with a constraint on columns that are not written, or that is no condition.
 
     Args:
-        frame: Rows of the table.
-        constraints: Its constraints.
         path: Of the table, for errors.
 
     Raises:
@@ -196,7 +194,6 @@ def rejected_too(
         frame: The rows as they were read; with a schema, those of `parsed`.
         reason: Null for rows that fit.
         rows: Makes rows of the table; it keeps the column `RAW`.
-        constraints: Of the table.
     """
     names = [name for name in frame.columns if name != PARSED]
     held = frame.withColumn(RAW, F.struct(*(F.col(f"`{name}`") for name in names), reason.alias(REASON)))

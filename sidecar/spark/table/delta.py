@@ -40,9 +40,6 @@ class OwnDelta:
 
     Without them Delta cannot optimize or vacuum, and creates tables without clusters. They can only be set before a
     session is created; this one is a copy of the user's, with its settings.
-
-    Args:
-        session: The user's session.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -167,7 +164,6 @@ def appending(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], No
     A micro-batch is identified as in Delta's own sink, so that each may replace the other.
 
     Args:
-        path: The table, which exists.
         query_id: Set once the query has started.
     """
 
@@ -182,7 +178,6 @@ def replacing(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], No
     """A function for `foreachBatch`: merge a micro-batch by Spark's Delta, unless the table has it.
 
     Args:
-        path: The table, which exists.
         query_id: Set once the query has started.
     """
 

@@ -49,10 +49,7 @@ class TableRules:
     """A table, as the settings have it.
 
     Args:
-        path: Folder or URL.
-        format: `parquet` or `delta`.
         schema: Of the JSON values: its text or its file; None if values are not parsed.
-        every_ms: Shortest interval of additions.
         partitioned_by: Columns by which a new table is partitioned if its layout does not say.
         layout: How the table is kept.
         merge: How rows replace others by key; None if they are appended.
@@ -73,7 +70,6 @@ class Filling:
     """The queries of one table.
 
     Args:
-        table: The table.
         checkpoint: Of the job; it has the checkpoints of the queries, and the schema.
         once: Whether the queries end with the present data.
 
@@ -112,7 +108,6 @@ class Filling:
 
         Args:
             session: The session of the queries.
-            origin: What they read.
 
         Raises:
             ConfigError: They do not, or they may not.
@@ -330,8 +325,6 @@ class Filling:
 
         Args:
             progress: Takes the reports of the query for the table.
-            stop_asked: Returns whether to stop.
-            turn: Called every `TURN_S`.
             stop: Called before a stop; returns the time limit of running micro-batches, in seconds.
 
         Raises:

@@ -27,13 +27,7 @@ def table_layout(settings: Settings) -> TableLayout:
 
 
 def refused_keys(settings: Settings, form: Literal["delta", "parquet"], path: str) -> Iterator[tuple[KeyPath, str]]:
-    """Keys that are refused.
-
-    Args:
-        settings: The configuration.
-        form: Format of the table.
-        path: Path of the table.
-    """
+    """Keys that are refused."""
     assert settings.spark is not None, "checked before"
     table, of_sink = settings.spark.table or Table(), settings.sink.delta
     given = (KEYS | {"resume"}) & table.model_fields_set

@@ -37,11 +37,7 @@ def tending(
 
 
 class SmallFiles:
-    """Reports once that partitions make many small files.
-
-    Args:
-        table: Path of the table.
-    """
+    """Reports once that partitions make many small files."""
 
     def __init__(self, table: str) -> None:
         self._table = table

@@ -114,7 +114,6 @@ def refuse_other_rule(path: str, comments: Mapping[str, str] | None, rule: Merge
     """Refuse a table whose rows were made by another rule, or a rule where rows were appended, or the other way.
 
     Args:
-        path: The table.
         comments: Comment of each of its columns; None if there is no table.
         rule: The rule; None if rows are appended.
 

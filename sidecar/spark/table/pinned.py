@@ -116,12 +116,7 @@ class SparkStorage:
 
 
 class StoredText:
-    """A file that keeps a small text.
-
-    Args:
-        storage: Its file system.
-        path: Its path.
-    """
+    """A file that keeps a small text."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage = storage
@@ -154,7 +149,6 @@ def refuse_other_progress(storage: Storage, target: Target, there: int | None) -
 
     Args:
         storage: File system of the checkpoint.
-        target: The table.
         there: The last micro-batch that it has; -1 for none, None if there is no table.
 
     Raises:
@@ -192,7 +186,6 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
 
     Args:
         storage: File system of the checkpoint.
-        checkpoint: Checkpoint of the job.
         schema: The schema as JSON; empty if there is none.
 
     Raises:
@@ -220,7 +213,6 @@ def pin_constraints(storage: Storage, checkpoint: str, names: Sequence[str]) -> 
 
     Args:
         storage: File system of the checkpoint.
-        checkpoint: Checkpoint of the job.
         names: The constraints of the table.
 
     Raises:
@@ -256,7 +248,6 @@ class DeltaTables(NamedTuple):
     """The tables of Delta and the rows for them, by name of the target.
 
     Args:
-        there: The tables that exist.
         wanted: The fields of the rows; see `fields_of`.
     """
 
@@ -303,11 +294,9 @@ def refuse_layout(
 
     Args:
         storage: File system of the checkpoint.
-        checkpoint: Checkpoint of the job.
         plan: How the table is to be made.
         unset: How a job of an earlier version has made it, which kept no plan.
         tables: The tables, if they are of Delta.
-        is_parquet: Whether it is Parquet.
 
     Raises:
         ConfigError: The table has rows that were made otherwise, or lacks columns that it had.
@@ -333,7 +322,6 @@ def pin_layout(storage: Storage, checkpoint: str, plan: Plan, fields: Mapping[st
 
     Args:
         storage: File system of the checkpoint.
-        checkpoint: Checkpoint of the job.
         plan: How the table is to be made.
         fields: Those that each table has, or will have once it is created, by name of the target.
     """

@@ -19,12 +19,7 @@ class Existing(NamedTuple):
     """A Delta table that exists.
 
     Args:
-        partitioned_by: Its partition columns.
-        clustered_by: Its clustering columns.
-        properties: Its properties.
         comments: The comment of each column, empty if it has none.
-        fields: The result of `fields_of`.
-        path: The table.
         constraints: Conditions that its rows must fulfil.
     """
 
@@ -63,13 +58,7 @@ def _paths(kind: Any, path: str) -> Iterator[str]:
 
 
 class Plan(NamedTuple):
-    """How a table is made.
-
-    Args:
-        partitioned_by: Its partition columns.
-        columns: All of its columns.
-        layout: The settings.
-    """
+    """How a table is made."""
 
     partitioned_by: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -87,7 +76,6 @@ def plan_of(
     """The plan of a table.
 
     Args:
-        layout: The settings.
         default: Columns by which a new table is partitioned if the settings do not say.
         path: Of the table, for errors.
         fields: The fields of the JSON values; None if the table has none of them.

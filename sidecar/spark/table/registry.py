@@ -55,8 +55,6 @@ class Registry:
 
     Args:
         storage: File system of table and checkpoint.
-        target: The table.
-        source: Name of its origin.
     """
 
     def __init__(self, storage: Storage, target: Target, source: str) -> None:
@@ -157,7 +155,6 @@ def beginnings(
     Args:
         storage: File system of tables and checkpoints.
         targets: The table, and that of the rejects if there is one.
-        origin: What the queries read.
         last: Returns the last micro-batch of a query in the table at a path; -1 or None for none.
         resume: What to do with a table that has rows of the same messages.
 

@@ -31,7 +31,6 @@ def targets(checkpoint: str, path: str, schema: str | None, merge: Merge | None)
 
     Args:
         checkpoint: Of the job; the queries' are in it.
-        path: Of the table.
         schema: Of the JSON values, if they are parsed; what does not fit is a reject.
         merge: How rows replace others, if they do; what has no key or order is a reject.
     """

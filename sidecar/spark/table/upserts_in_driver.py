@@ -34,8 +34,6 @@ def merge(table: deltalake.DeltaTable, rows: pa.Table, properties: deltalake.Com
 
     Args:
         table: The table; it has all of their columns.
-        rows: One for each key.
-        properties: Of the commit.
     """
     merger = table.merge(rows, ON, "s", "t", commit_properties=properties)
     merger.when_matched_update_all(LATER).when_not_matched_insert_all().execute()

@@ -68,9 +68,6 @@ class MappedRun(SortedRun):
     """A run in a mapped file, whose bytes stay as long as nobody changes or truncates the file itself.
 
     Args:
-        keys: See `SortedRun`.
-        index: Likewise.
-        filter: Likewise.
         look: The look of the file when it was mapped.
         total: The checksum of the whole file.
     """

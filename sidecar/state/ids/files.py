@@ -29,7 +29,6 @@ class IdFiles:
     """All files of ids below a state folder.
 
     Args:
-        folder: The state folder.
         on_damage: Called for each file that was set aside.
     """
 
@@ -47,8 +46,6 @@ class IdFiles:
         """Drop the files of another owner, that is, of another cluster or group.
 
         Args:
-            cluster_id: The owner's.
-            group_id: The owner's.
             ours: Whether the state beside them is this owner's: then files without an owner are, too.
 
         Raises:

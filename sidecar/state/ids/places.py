@@ -55,7 +55,6 @@ class Places:
         """Remove the files of another owner.
 
         Args:
-            owner: Cluster and group.
             ours: Whether files without an owner are this owner's, too.
 
         Returns:

@@ -35,8 +35,6 @@ class IdStore:
     """The ids of all partitions of one state folder.
 
     Args:
-        database: Has the rows.
-        folder: The state folder.
         on_damage: Called for each damage found.
     """
 

@@ -32,9 +32,6 @@ class DeadLetters:
     """Dead letters that are being stored, and those that wait to be stored again.
 
     A message counts as dead-lettered once its letter is durable, never before; until then its part is not settled.
-
-    Args:
-        rules: Rules of delivery.
     """
 
     def __init__(self, rules: DeliveryRules) -> None:

@@ -33,16 +33,10 @@ class Refusals:
     partly, so the names of its pieces follow from that.
 
     Args:
-        rules: Rules of delivery.
-        owned: The owned partitions.
-        outbox: The batches.
-        admission: Takes new batches.
         settlement: Takes messages that reached their end.
-        receiver: Counts refusals.
         retries: Takes batches to be sent again.
         claims: Tells the ledger of halves, if there is a ledger.
         parker: Takes the halves of parked parts.
-        output: Gets the halves.
     """
 
     def __init__(

@@ -18,12 +18,9 @@ class Retries:
     """Lengthens the wait each time; failures that no message causes use up no tries.
 
     Args:
-        rules: Rules of delivery.
         jitter: Uniform in [0, 1).
-        outbox: The batches.
         settlement: Takes batches that are given up.
         receiver: While it is doubted, nothing is given up.
-        output: Gets reports of failures.
     """
 
     def __init__(

@@ -17,11 +17,7 @@ class Settlement:
     """Settles each message once, frees its memory, and tells the ledger if there is one.
 
     Args:
-        rules: Rules of delivery.
-        owned: The owned partitions.
         memory: The count of held memory.
-        letters: Takes dead letters.
-        output: Gets the outcomes.
     """
 
     def __init__(

@@ -52,7 +52,6 @@ class Appender:
     """Appends to the changelogs of partitions, on one thread; see `Changelog`.
 
     Args:
-        topics: Opened the topics.
         clock: Monotonic, in seconds.
     """
 
@@ -182,7 +181,6 @@ class KafkaChangelog(Appender):
     """See `Changelog`; it also finds topics that were deleted, or created again without the entries of before.
 
     Args:
-        topics: Opened the topics.
         clock: Monotonic, in seconds.
     """
 

@@ -40,7 +40,6 @@ class KafkaRestorer:
     """See `Restorer`. Entries of several partitions are appended one after another.
 
     Args:
-        topics: Opens the topics.
         patience_s: How long nothing may be read, or acknowledged.
     """
 
@@ -72,7 +71,6 @@ class KafkaRestorer:
         """Refuse a topic that is another group's; return whether it has a mark.
 
         Args:
-            name: The topic.
             records_max: The number of records after which nothing more is read; None to read to the end.
 
         Raises:

@@ -40,7 +40,6 @@ def settings_of(source: Config, replicas: int) -> dict[str, str]:
 
     Args:
         source: Settings of the source's topic; empty if they may not be read.
-        replicas: The replication factor.
     """
     in_sync = min(replicas, int(source.get(IN_SYNC, 1)))
     return {
@@ -78,8 +77,6 @@ def refusal(servers: str, name: str, mine: Config, source: Config) -> ConfigErro
 
     Args:
         servers: The brokers, for the command.
-        name: The topic.
-        mine: Its settings.
         source: Settings of the source's topic; empty if they may not be read.
     """
     least = largest_bytes(source)
@@ -101,9 +98,7 @@ def warnings(mine: Config, source: Config, replicas: int, source_replicas: int) 
     """What makes the topic less durable than it should be.
 
     Args:
-        mine: The topic's settings.
         source: Settings of the source's topic; empty if they may not be read.
-        replicas: The topic's replication factor.
         source_replicas: That of the source's topic.
     """
     if not source:

@@ -66,9 +66,6 @@ class Topics:
     """Opens the topics of changelogs. For any thread.
 
     Args:
-        kafka: `source.kafka`.
-        changelog: `delay.changelog`.
-        tell: Writes a log event.
         part_bytes: Size of the largest part that is parked.
     """
 

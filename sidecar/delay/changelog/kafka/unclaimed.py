@@ -71,8 +71,6 @@ class UnclaimedRestorer:
     """A `Restorer` for a `Takeover` that takes nothing over: each read ends where the changelog ended.
 
     Args:
-        restorer: Reads.
-        known: The changelogs.
         count: Is told the number of records that were read.
     """
 
@@ -105,7 +103,6 @@ class Look:
     """Looks at changelogs once: at those of the source's topics, or at those of topics that it does not read.
 
     Args:
-        settings: `source.kafka`.
         name_of: The name of a topic's changelog.
         rules: 4 bytes, the hash of the rules.
         now: The position of the present time.

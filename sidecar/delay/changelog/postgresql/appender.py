@@ -50,7 +50,6 @@ class PostgresqlChangelog:
     """See `Changelog`. A transaction has what gathered while the one before it was under way.
 
     Args:
-        tables: Connects.
         claim_of: The claim of a partition that is owned.
         clock: Monotonic, in seconds.
     """

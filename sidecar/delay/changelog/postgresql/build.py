@@ -19,9 +19,6 @@ def open_postgresql(
     """What appends, and what restores.
 
     Args:
-        stack: Closes both.
-        database: `delay.postgresql`.
-        group_id: The consumer group.
         owner: The same with its cluster, once that is known.
     """
     tables = Tables(database.url, database.secret, group_id, owner)

@@ -28,11 +28,7 @@ class Claim(NamedTuple):
 
 
 class PostgresqlRestorer:
-    """See `FencingRestorer`.
-
-    Args:
-        tables: Connects.
-    """
+    """See `FencingRestorer`."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

@@ -66,9 +66,7 @@ class Tables:
     """Connections for threads that read and claim. May be called by any thread.
 
     Args:
-        url: The database.
         password: Of its user; empty for none.
-        group: The consumer group.
         owner: The group with its cluster, once that is known.
     """
 

@@ -23,7 +23,6 @@ class UnclaimedTables(PostgresqlRestorer):
     """Reads what partitions have now.
 
     Args:
-        tables: Connects.
         now: The position of the present time.
     """
 

@@ -25,7 +25,6 @@ class Lane:
     """Reads the group's client in C.
 
     Args:
-        library: The compiled part.
         queue_bytes: Limit of the client's queue.
     """
 
@@ -122,7 +121,6 @@ def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: in
     """The lane, or the reason why there is none.
 
     Args:
-        wanted: `source.kafka.lane`.
         refusal: What of the settings it does not do; empty if there is nothing.
         queue_bytes: Limit of the client's queue.
 

@@ -53,11 +53,7 @@ class LaneColumns:
 
 
 class LaneMessages(Sequence["fastlane.Message"]):
-    """The messages of a run, which come from C when they are asked for; they sort themselves there.
-
-    Args:
-        run: The run in C.
-    """
+    """The messages of a run, which come from C when they are asked for; they sort themselves there."""
 
     def __init__(self, run: fastlane.Run) -> None:
         self._run = run

@@ -27,7 +27,6 @@ class Memory(NamedTuple):
     """The kept row of a partition.
 
     Args:
-        watermark: The committed offset.
         text: The metadata of the commit.
         topic_id: The topic's id, empty if the broker has none.
         ancestors: See `Lineage`; pairs of token and number.
@@ -64,12 +63,7 @@ class Kept(NamedTuple):
 
 
 class Memories:
-    """Keeps the newest row of each partition.
-
-    Args:
-        state: Stores the rows.
-        tell: Writes a log event.
-    """
+    """Keeps the newest row of each partition."""
 
     def __init__(self, state: State, tell: Tell) -> None:
         self._state = state

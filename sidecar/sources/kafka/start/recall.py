@@ -46,10 +46,7 @@ class Recall:
     """Decides between the broker's state and the folder's.
 
     Args:
-        memories: The folder's rows.
-        rules: The rules in force.
         digest_at: Reads a message of the log again.
-        tell: Writes a log event.
     """
 
     def __init__(self, memories: Memories, rules: Rules, digest_at: DigestAt, tell: Tell) -> None:
@@ -79,10 +76,8 @@ class Recall:
         """The state to continue from, and the folder's row of its incarnation.
 
         Args:
-            tp: The partition.
             committed: The committed state, None if there is none.
             known: The identity in the commit, or in the folder's row if nothing is committed.
-            bounds: Bounds of the log.
 
         Raises:
             KafkaException: The log seems to be too short, or cannot be read; retriable.

@@ -41,13 +41,9 @@ class StartOffsets:
 
     Args:
         offsets: Queries offsets from the broker.
-        topic_ids: Queries ids of topics.
-        settings: `source.kafka`.
         cluster_id: The id that the cluster reports.
-        rules: The rules in force.
         known: Returns the state file's snapshot of a partition.
         recall: Decides between broker and state folder.
-        tell: Writes a log event.
     """
 
     def __init__(

@@ -39,8 +39,6 @@ class Acks:
     """Messages to be acknowledged, by topic, and the tasks that do so.
 
     Args:
-        requests: Makes the requests.
-        call: Sends them.
         attempts: Counts unacknowledged messages by attempt id.
     """
 

@@ -84,7 +84,6 @@ class Attempts:
         """End a request.
 
         Args:
-            use: Its id.
             came: The queue of each message it brought.
             wholly: Whether these were fewer than requested.
             cut: Whether it may have brought more.

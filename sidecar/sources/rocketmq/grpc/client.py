@@ -32,7 +32,6 @@ class GrpcClient:
     """A group member by simple consumption: receive, acknowledge, change the invisible time.
 
     Args:
-        settings: `source.rocketmq`.
         expression: The tags that brokers filter by, `a || b`, or `*`.
         queue_bytes: Limit of messages received ahead.
         tell: Writes a log event; called from a separate thread.

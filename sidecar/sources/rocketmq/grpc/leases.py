@@ -24,8 +24,6 @@ class Leases:
     """Keeps receipt handles under numbers, since a handle changes with each extension.
 
     Args:
-        requests: Makes the requests.
-        call: Sends them.
         attempts: Counts unacknowledged messages by attempt id.
     """
 

@@ -23,10 +23,7 @@ class Receiver:
     """Receives messages of a session until it breaks.
 
     Args:
-        requests: Makes the requests.
-        attempts: Their attempt ids.
         leases: Keeps the receipts of received messages.
-        arrivals: Takes received messages.
         problems: Problems of topics and brokers are noted here.
     """
 

@@ -80,11 +80,7 @@ class Requests:
     """Makes requests.
 
     Args:
-        stubs: The generated code.
-        settings: `source.rocketmq`.
-        client_id: Identity of this process.
         expression: The tags that brokers filter by, `a || b`, or `*`.
-        tell: Writes a log event.
     """
 
     def __init__(self, stubs: Stubs, settings: RocketMqSettings, client_id: str, expression: str, tell: Tell) -> None:

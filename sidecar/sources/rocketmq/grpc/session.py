@@ -41,9 +41,6 @@ class Session:
     """Opens a connection, and serves it until it breaks.
 
     Args:
-        stubs: The generated code.
-        settings: `source.rocketmq`.
-        requests: Makes the requests.
         server: The server to connect to.
         credentials: TLS credentials, None without TLS.
     """

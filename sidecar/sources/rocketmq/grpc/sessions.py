@@ -36,11 +36,6 @@ _HINTS = {
 class Sessions:
     """Keeps a session open.
 
-    Args:
-        stubs: The generated code.
-        settings: `source.rocketmq`.
-        requests: Makes the requests.
-
     Raises:
         ConfigError: A certificate cannot be used.
     """

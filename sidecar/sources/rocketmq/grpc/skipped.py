@@ -49,11 +49,7 @@ class _Topic:
 
 
 class Skipped:
-    """Watches the messages that are handed over.
-
-    Args:
-        tell: Writes a log event.
-    """
+    """Watches the messages that are handed over."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell

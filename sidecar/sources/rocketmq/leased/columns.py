@@ -25,8 +25,6 @@ class Taken:
     """A message from the moment it is handed over until it is settled.
 
     Args:
-        handed: The client's message.
-        identity: See `identity_of`.
         number: Its offset for the core.
     """
 
@@ -48,11 +46,7 @@ class Taken:
 
 
 class Keys:
-    """Keys of groups in a partition's state; those of some are remembered.
-
-    Args:
-        groups_of: The groups of messages.
-    """
+    """Keys of groups in a partition's state; those of some are remembered."""
 
     def __init__(self, groups_of: GroupsOf) -> None:
         self._groups_of = groups_of

@@ -32,9 +32,6 @@ class Commits:
     """Writes the state file.
 
     Args:
-        state: Keeps the rows.
-        group: The consumer group.
-        disk: Calls the state.
         clock: Monotonic seconds.
     """
 

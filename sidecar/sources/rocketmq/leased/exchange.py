@@ -34,7 +34,6 @@ class Exchange:
 
     Args:
         table: The one of the group.
-        group: The consumer group.
         clock: Monotonic seconds.
     """
 
@@ -54,7 +53,6 @@ class Exchange:
         """Missed messages that were found; those settled by another member are no longer missed.
 
         Args:
-            slots: The earlier numberings.
             known: Held messages that are not settled, by identity.
             settled: Identities of recently settled messages.
         """

@@ -110,7 +110,6 @@ class Gate:
     """Lets the client receive while there is room, and extends the leases of held messages.
 
     Args:
-        client: Hands messages over.
         held: Messages that were handed over.
         held_max_bytes: Limit of held bytes.
         clock: Monotonic seconds.
@@ -145,7 +144,6 @@ class Gate:
         """Decide whether to receive: awaited messages are received even while full, because only they make room.
 
         Args:
-            recovery: The awaited messages.
             is_idle: Whether new messages of no topic are read.
         """
         new, again, awaited = self._held.new, self._held.again, recovery.awaits

@@ -36,7 +36,6 @@ class Members:
     """The rows of the state file that have the members of a numbering's intents.
 
     Args:
-        tp: The numbering.
         rows: Unsettled members from before a crash, by row.
         kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
     """
@@ -95,11 +94,7 @@ class Members:
 
 
 class Awaited:
-    """Members from before a crash, until they are handed over again and all earlier ones are there.
-
-    Args:
-        rows: The members, by row.
-    """
+    """Members from before a crash, until they are handed over again and all earlier ones are there."""
 
     def __init__(self, rows: Mapping[int, list[Member]]) -> None:
         self._members: dict[bytes, list[tuple[int, int]]] = {}

@@ -53,7 +53,6 @@ class Numberings:
     """The numberings of all topics.
 
     Args:
-        state: Has their message ids.
         in_order: Whether a topic's recovery must be complete before its new messages are handed on.
     """
 

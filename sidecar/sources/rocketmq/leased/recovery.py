@@ -21,7 +21,6 @@ class Recovery:
     """The messages that earlier numberings await.
 
     Args:
-        client: Hands messages over again.
         exchange: Takes them from the members that received them; None without one.
         clock: Monotonic seconds.
     """

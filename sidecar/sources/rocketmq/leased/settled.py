@@ -24,7 +24,6 @@ class Settled:
     """The window. Adding returns rows for `State.save_progress`; acknowledgements must wait until these are written.
 
     Args:
-        rows: The result of `State.load_progress`.
         now_s: Monotonic time.
     """
 

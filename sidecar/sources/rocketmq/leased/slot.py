@@ -31,7 +31,6 @@ class Slot:
         state: The state that it resumes.
         members: Members of its intents from before a crash, by row.
         resumed: Whether it was in the state file.
-        kept: See `Members`.
     """
 
     def __init__(

@@ -43,13 +43,9 @@ class LeasedSource:
     """A source over a client.
 
     Args:
-        client: Hands messages over.
-        topics: Their names.
-        group: The consumer group.
         state: Keeps data that must outlive a crash.
         rules: 4 bytes, the hash of the rules.
         held_max_bytes: Limit of held bytes.
-        groups_of: The groups of messages.
         in_order: Whether recovery must be complete before new messages are handed on: for order, and for message ids.
         keep_rows: Whether the state file keeps the messages of sent parts, so that parts are complete without the
             broker: a FIFO broker hands over the rest of a queue only after its first messages are acknowledged.

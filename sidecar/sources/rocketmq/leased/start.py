@@ -31,7 +31,6 @@ class Start(NamedTuple):
     """The numberings of a topic at the start.
 
     Args:
-        current: Numbers new messages.
         earlier: Earlier numberings with pending messages, the oldest first.
         inherits: The numbering whose message ids a new current one takes over.
         stale: Rows that are no longer needed.
@@ -87,12 +86,8 @@ def start(
     """Determine the numberings of a topic.
 
     Args:
-        topic: Its name.
-        rows: The result of `State.load_progress`.
-        group: The consumer group.
         rules: 4 bytes, the hash of the rules.
         now_us: Wall time: numbers begin there, so that none is used twice, even if the state is lost.
-        keep: See `Slot`.
     """
     left, other_rules = _left(topic, rows, group, rules)
     earlier = [slot for slot in left if slot.pending.lanes or slot.pending.shared]

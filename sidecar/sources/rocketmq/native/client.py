@@ -29,11 +29,9 @@ class NativeClient:
     """A member of the group by push consumption.
 
     Args:
-        settings: `source.rocketmq`.
         expression: The tags that brokers filter by, `a || b`, or `*`.
         held_bytes_max: Limit of messages handed over and not settled.
         home: Folder for the child; it is emptied.
-        tell: Writes a log event.
 
     Raises:
         ConfigError: The library is not installed.

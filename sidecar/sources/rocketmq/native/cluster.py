@@ -28,12 +28,7 @@ ASK_AGAIN_S = 0.5
 
 
 class Cluster:
-    """Asks name servers and brokers.
-
-    Args:
-        settings: `source.rocketmq`.
-        client_id: Identifies this process.
-    """
+    """Asks name servers and brokers."""
 
     def __init__(self, settings: RocketMqSettings, client_id: str) -> None:
         assert settings.name_servers is not None

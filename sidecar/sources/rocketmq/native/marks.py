@@ -37,7 +37,6 @@ class Marks:
     """Marks of messages that were handed over, by queue.
 
     Args:
-        asks: Makes the requests.
         link_of: The connection to a broker.
     """
 

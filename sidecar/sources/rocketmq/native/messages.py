@@ -27,7 +27,6 @@ class Messages:
         cluster: Has the names of brokers, and notes which messages were read.
         namespace: What precedes the names of topics; empty without one.
         held_bytes_max: Limit of what is taken at once.
-        tell: Writes a log event.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, held_bytes_max: int, tell: Tell) -> None:

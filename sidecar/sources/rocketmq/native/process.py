@@ -36,7 +36,6 @@ class ChildProcess:
 
     Args:
         home: Created anew for it; takes its output and the library's logs.
-        settings: See `native.child.subscribe`.
     """
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:

@@ -23,13 +23,7 @@ class Rewound(NamedTuple):
 
 
 class Rewinds:
-    """Finds the start of replaced queues, and commits it until the brokers keep it.
-
-    Args:
-        asks: Makes the requests.
-        brokers: Takes them.
-        marks: Messages that were read.
-    """
+    """Finds the start of replaced queues, and commits it until the brokers keep it."""
 
     def __init__(self, asks: Asks, brokers: Brokers, marks: Marks) -> None:
         self._asks = asks

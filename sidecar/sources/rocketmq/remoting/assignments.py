@@ -64,16 +64,7 @@ class _Leaving:
 
 
 class Assignments:
-    """The queues that are assigned to this member.
-
-    Args:
-        cluster: The cluster.
-        starts: Determines start offsets.
-        commits: Makes states durable.
-        pulls: Reads queues.
-        state: Keeps the core's states.
-        listener: Is told of queues.
-    """
+    """The queues that are assigned to this member."""
 
     def __init__(
         self, cluster: Cluster, starts: StartOffsets, commits: Commits, pulls: Pulls, state: State, listener: Listener

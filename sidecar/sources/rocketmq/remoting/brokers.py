@@ -30,8 +30,6 @@ class Brokers:
     """The brokers of a group.
 
     Args:
-        network: Asks.
-        asks: Makes the requests.
         link_of: The connection to a broker.
     """
 

@@ -23,7 +23,6 @@ class Cluster:
     """The cluster.
 
     Args:
-        settings: `source.rocketmq`.
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.
         expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
         told: Takes requests that brokers send.

@@ -46,9 +46,6 @@ class Commits:
     """Makes states durable.
 
     Args:
-        cluster: The cluster.
-        state: Keeps the core's states.
-        listener: Receives the results.
         rules: 4 bytes, the hash of the rules.
 
     Attributes:

@@ -22,9 +22,6 @@ class Fetcher:
     """Fetches by place and offset; used by one thread.
 
     Args:
-        asks: Makes the requests.
-        sign: See `Network`.
-        tls: See `Network`.
         addresses: The present address of each broker, by name.
     """
 
@@ -56,9 +53,6 @@ class Fetcher:
         """Have the broker copy a message to the group's retry topic or, with level -1, to its dead letters.
 
         Args:
-            tp: Its queue.
-            offset: Its offset.
-            level: The delay level.
             known: Its `Details.offset_message_id`; empty if the offset is enough.
 
         Returns:

@@ -31,7 +31,6 @@ class Inquiry:
     """Asks name servers and brokers, between `with` and its end.
 
     Args:
-        settings: `source.rocketmq`.
         topics: Topics whose routes must be known; those of the source if it is empty.
         beside: Topics that need not exist.
         start_ms: Longest wait for name servers, if that of the source is longer.

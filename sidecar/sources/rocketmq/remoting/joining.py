@@ -23,11 +23,7 @@ class Joining:
     """A startup; `start_timeout` begins when it is created.
 
     Args:
-        settings: `source.rocketmq`.
-        network: Sends the requests.
-        asks: Makes the requests.
         routes: Queues and brokers of the topics.
-        members: Membership in the group.
         waiting: Takes the servers that startup waits for, as text.
     """
 

@@ -57,9 +57,6 @@ class Members:
 
     Args:
         routes: Queues and brokers of the topics.
-        asks: Makes the requests.
-        share: Shares queues among members.
-        subscriptions: Of all topics.
     """
 
     def __init__(self, routes: Routes, asks: Asks, share: Share, subscriptions: Iterable[Subscription]) -> None:

@@ -20,8 +20,6 @@ class NameServers:
     """Asks name servers.
 
     Args:
-        network: Sends the requests.
-        asks: Makes the requests.
         addresses: Addresses of the name servers.
     """
 
@@ -96,9 +94,6 @@ class Routes:
     """Keeps routes.
 
     Args:
-        network: Sends the requests.
-        asks: Makes the requests.
-        name_servers: Their addresses.
         topics: Topics to find routes of.
     """
 

@@ -37,8 +37,6 @@ class RocketMqSource:
     """The source on RocketMQ's remoting protocol.
 
     Args:
-        settings: `source.rocketmq`.
-        state: Keeps the core's states.
         rules: 4 bytes, the hash of the rules.
         queue_bytes: Limit of messages read ahead.
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.

@@ -57,13 +57,9 @@ class StartOffsets:
     """Determines start offsets.
 
     Args:
-        network: Sends requests.
-        asks: Builds requests.
         link_of: Returns the connection to a broker.
-        cluster_id: The cluster's name.
         start: Start of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
         rules: A 4-byte hash of the settings that decide where a message goes.
-        tell: Writes a log event.
         room_bytes: Limit of messages that are requested at the same time; one is always allowed.
     """
 
@@ -157,7 +153,6 @@ class StartOffsets:
         """The queues whose offset another program has set, or whose broker does not answer.
 
         Args:
-            tps: The queues.
             ours: The newest commits of this process.
             known: Progress of queues in the state file; the broker may accept its commit after reporting a reset.
         """
@@ -343,9 +338,6 @@ class StartOffsets:
         """A start under new names.
 
         Args:
-            tp: The queue.
-            offset: The offset.
-            resumed: See `Assignment`.
             held_below: See `Assignment`; the offset itself if it is not given. Another member that continued has read
                 everything from this host's last watermark on, held messages too, and perhaps from an earlier commit if
                 that watermark did not reach the broker: these may come twice, and none is lost.

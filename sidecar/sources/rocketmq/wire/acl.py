@@ -11,13 +11,7 @@ from sidecar.sources.rocketmq.wire.network import Sign
 
 
 def signer(access_key: str, secret_key: str, security_token: str = "") -> Sign:
-    """A function that adds key and signature: HMAC-SHA1 over the fields' values, in order of names, and the body.
-
-    Args:
-        access_key: The user.
-        secret_key: The password.
-        security_token: Token of temporary credentials.
-    """
+    """A function that adds key and signature: HMAC-SHA1 over the fields' values, in order of names, and the body."""
     ours = {"AccessKey": access_key} | ({"SecurityToken": security_token} if security_token else {})
 
     def sign(fields: Mapping[str, str], body: bytes) -> Mapping[str, str]:

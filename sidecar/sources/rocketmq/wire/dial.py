@@ -20,7 +20,6 @@ class Dial:
     """Connects, one attempt at a time.
 
     Args:
-        address: ``host:port``.
         tls: None without TLS.
     """
 

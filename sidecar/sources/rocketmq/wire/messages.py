@@ -106,8 +106,6 @@ def decode_some(
     """The first messages of a pull's body that decompress to at most `bytes_max`.
 
     Args:
-        data: The body.
-        wanted: The requested offset.
         bytes_max: Limit of the decompressed bodies.
         one: Whether the message at `wanted` is decompressed at any size, so that the next request makes progress.
 

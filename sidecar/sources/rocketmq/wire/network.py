@@ -109,12 +109,7 @@ class _Awaited:
 
 
 class Link:
-    """The connection to an address; reconnects until it is closed.
-
-    Args:
-        network: Its network.
-        address: ``host:port``.
-    """
+    """The connection to an address; reconnects until it is closed."""
 
     def __init__(self, network: Network, address: str) -> None:
         self.address = address

@@ -33,7 +33,6 @@ class Route:
     """The route of a topic.
 
     Args:
-        cluster: The cluster's name.
         addresses: Address of the master, by the broker's name.
         queues: All queues that can be read.
         slaves: Addresses of the slaves by number, by the broker's name.
@@ -50,9 +49,7 @@ class Subscription:
     """The wanted messages of a topic.
 
     Args:
-        topic: Its name.
         expression: ``*`` or ``a || b``: tags; or SQL92, over properties.
-        kind: ``TAG`` or ``SQL92``.
     """
 
     topic: str
@@ -73,7 +70,6 @@ class Asks:
 
     Args:
         client_id: Identity of the member; the same after a restart.
-        group: The consumer group.
         namespace: Prefix of the names of topics and groups on the wire; empty for none.
     """
 

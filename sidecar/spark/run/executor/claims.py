@@ -30,8 +30,6 @@ class Claims:
 
     Args:
         settings: The configuration; without a ledger there is nothing to do.
-        inbox: Takes the answers.
-        stack: Closes the connection.
 
     Raises:
         ConfigError: The ledger's package is not installed.

@@ -61,10 +61,8 @@ class Task:
     """A range to deliver.
 
     Args:
-        tp: The partition.
         scope: Identity of the partition in the names of parts.
         ids_scope: Identity of the partition for its message ids.
-        batch: The micro-batch.
         attempt: Distinguishes this attempt's files from those of others.
         again: Whether an earlier attempt may have sent anything.
         letters: Folder of the dead letters' files; None for that of the micro-batch.
@@ -91,13 +89,6 @@ class Task:
 
 def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
     """Deliver all wanted messages of a range; return when each is settled.
-
-    Args:
-        settings: The configuration.
-        folder: The run's folder.
-        task: The range.
-        columns: Reads its messages.
-        runs: Its messages.
 
     Raises:
         ConfigError: The sink's certificates cannot be used.
@@ -127,9 +118,7 @@ def deliver_carried(
 
     Args:
         settings: The configuration, with a ledger.
-        folder: The run's folder.
         task: Their partition, with the scope that they have their names in.
-        columns: Reads their messages.
         parts: Gives group, first and last offset of each part, and the rows, framed by these rules.
         stopped: Whether to end at once.
 
@@ -148,7 +137,6 @@ class _Letters:
     """The task's dead letters.
 
     Args:
-        settings: The configuration.
         files: Keep them if no topic is configured.
         stack: Closes the store and its clients.
     """
@@ -193,7 +181,6 @@ class _Note:
 
     Args:
         notes: The notes of all tasks.
-        name: Of the note.
     """
 
     def __init__(self, notes: Notes, name: str) -> None:

@@ -32,7 +32,6 @@ def rows_of_range(job: Job, span: Range) -> Iterator[pa.RecordBatch]:
 
     Args:
         job: The parameters, with a query.
-        span: The range.
 
     Raises:
         StateError: The folder beside the checkpoint cannot be used.

@@ -36,7 +36,6 @@ class Job:
     """The parameters of all tasks; sent to the executors with the query.
 
     Args:
-        settings: The configuration, including secrets.
         folder: The run's folder, on shared storage.
         checkpoint: The identity from which names are made.
         query: Names the query's own folder in that of the run; empty if it is that of the run.
@@ -53,16 +52,12 @@ class Place:
     """The range of a task, and where its files lie.
 
     Args:
-        tp: The partition.
-        found: Its messages.
         confirm: Called when the last of them was read; raises like `opened` if the topic was created again meanwhile:
             a client reads on at the old offset.
         start: Its first offset; 0 if Spark's connector reads.
         end: The offset behind it; 0 if Spark's connector reads.
         scope: Identity of the partition in the names of parts.
         ids_scope: Identity of the partition for its message ids.
-        batch: The micro-batch.
-        folder: The query's folder.
         expired: Number of offsets before it that expired before they were read.
     """
 

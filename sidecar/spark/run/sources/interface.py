@@ -19,9 +19,7 @@ class Found(NamedTuple):
     """The messages of a range.
 
     Args:
-        columns: Reads them.
         runs: The messages; they are read as they are taken.
-        told: See `Outcome.lane`.
         lane: Reads Kafka in C, also without these runs; None if Python reads.
     """
 
@@ -35,7 +33,6 @@ class Single(NamedTuple):
     """Single messages of a source.
 
     Args:
-        columns: Reads them.
         message: The message at an offset, None if it is gone; raises `UnavailableError`.
     """
 
@@ -75,9 +72,6 @@ class RunSource(Protocol):
         """The identity under which this checkpoint reads the topic.
 
         Args:
-            cluster_id: Id of the cluster.
-            folder: The run's folder.
-            topic: The topic.
             anew: Whether to ask the cluster now; else what was found in the last 5 s is enough.
 
         Raises:

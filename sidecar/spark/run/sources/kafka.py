@@ -23,11 +23,7 @@ from sidecar.spark.run.sources.interface import Found, Single
 
 
 class KafkaRun:
-    """See `RunSource`.
-
-    Args:
-        settings: The configuration.
-    """
+    """See `RunSource`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

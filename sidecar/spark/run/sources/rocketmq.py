@@ -44,11 +44,7 @@ log = structlog.get_logger()
 
 
 class RocketMqRun:
-    """See `RunSource`.
-
-    Args:
-        settings: The configuration.
-    """
+    """See `RunSource`."""
 
     def __init__(self, settings: Settings) -> None:
         assert settings.source.rocketmq is not None
@@ -152,11 +148,7 @@ def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: Mark | None) 
 
 
 class _Again:
-    """Single messages, read again or handed back. Nothing is open before the first request.
-
-    Args:
-        settings: The source.
-    """
+    """Single messages, read again or handed back. Nothing is open before the first request."""
 
     def __init__(self, settings: RocketMqSource) -> None:
         self._settings = settings

@@ -27,7 +27,6 @@ class Kept:
     """What is left to do for one partition.
 
     Args:
-        tp: The partition.
         scope: Its identity in the names of parts.
         carried: Rows whose keys twins held.
         errors: Dead letters, of which the ledger is to be told.
@@ -45,11 +44,7 @@ class Kept:
 
 
 class TwinFiles:
-    """The files ``twins/<micro-batch>``; one counts once Spark's log has the commit of its micro-batch.
-
-    Args:
-        root: The run's folder.
-    """
+    """The files ``twins/<micro-batch>``; one counts once Spark's log has the commit of its micro-batch."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / "twins"

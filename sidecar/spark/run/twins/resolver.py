@@ -82,7 +82,6 @@ class Resolver:
 
     Args:
         settings: The configuration, with a ledger.
-        folder: The run's folder.
         begun_after: The last micro-batch that an earlier process committed: its rows are in no books here.
 
     Raises:

@@ -32,7 +32,6 @@ def own_session(stack: ExitStack, session: SparkSession, *, is_delta: bool) -> S
 
     Args:
         stack: Makes the user's session the active one again when it is closed.
-        session: The user's.
         is_delta: Whether the table is one of Delta.
 
     Raises:

@@ -34,7 +34,6 @@ class Ahead:
 
     Args:
         bytes_max: Limit of all that is read ahead.
-        queues: Number of queues.
         allocated: Returns the bytes that the process has allocated.
     """
 

@@ -108,9 +108,6 @@ def load(folder: Path) -> Any:
 class Reader:
     """Reads messages from the library's memory: a call of the library for each field took most of the time.
 
-    Args:
-        dll: The library of `rocketmq.ffi`.
-
     Raises:
         LibraryError: The library lacks a symbol.
     """
@@ -203,8 +200,6 @@ class Listener:
     the second would wait until the first is settled.
 
     Args:
-        dll: The library.
-        consumer: Its push consumer.
         take: Takes the messages, and returns when they are consumed.
     """
 

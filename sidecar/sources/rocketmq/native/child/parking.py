@@ -84,9 +84,7 @@ class Parking:
     """Callbacks that wait until their messages are settled.
 
     Args:
-        reader: Reads messages.
         held_bytes_max: Limit of messages handed over and not settled; a single message may be larger.
-        first: The first message's number.
         batches_max: Limit of batches at once.
     """
 

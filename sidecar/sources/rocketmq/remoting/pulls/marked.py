@@ -43,8 +43,6 @@ class Marked:
     """Asks for marked messages.
 
     Args:
-        brokers: Answer.
-        asks: Builds requests.
         room_bytes: Limit of messages that are requested at the same time; one is always allowed.
     """
 

@@ -24,7 +24,6 @@ class Popped:
     """Counts them, without waiting.
 
     Args:
-        asks: Makes the requests.
         routes: Connections to name servers and brokers.
         topics: The topics of the group.
     """

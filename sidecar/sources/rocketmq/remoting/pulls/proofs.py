@@ -45,9 +45,7 @@ class Proofs:
     """Asks for proofs.
 
     Args:
-        asks: Makes the requests.
         queues: The queues that are read.
-        findings: Take the results.
     """
 
     def __init__(self, asks: Asks, queues: Mapping[TopicPartition, Pulling], findings: Findings) -> None:

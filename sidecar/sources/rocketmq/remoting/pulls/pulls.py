@@ -85,7 +85,6 @@ class Pulls:
     """Reads queues.
 
     Args:
-        asks: Makes the requests.
         bytes_max: Limit of messages held and requested, together; one request is always allowed.
     """
 
@@ -114,8 +113,6 @@ class Pulls:
         """Read a queue from an offset on.
 
         Args:
-            tp: The queue.
-            offset: The first offset wanted.
             subscription: The filter at the broker.
             find: Finds the node to ask.
             mark: A message of the queue that was read before.
