@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import xxhash
 
-from sidecar.core.claims import Mark, State, Want
+from sidecar.core.claims import ClaimEnd, ClaimState, Want
 from sidecar.ledger.interface import Ledger
 from sidecar.ledger.postgresql import PostgresqlLedger
 from sidecar.ledger.sqlite import SqliteLedger
@@ -50,7 +50,7 @@ def batches(ledger: Ledger, fresh: Iterator[bytes], size: int, count: int) -> fl
     for number, blob in enumerate(blobs):
         offsets = range(number * size, (number + 1) * size)
         ledger.claim([Want(1, offsets, blob, 0)], CLAIM_MS)
-        ledger.settle([Mark(1, State.SUCCESS, offsets, blob)])
+        ledger.settle([ClaimEnd(1, ClaimState.SUCCESS, offsets, blob)])
     return (time.perf_counter() - begun) / (size * count)
 
 

@@ -20,7 +20,7 @@ DUPLICATE, HELD = -1, -2
 _BIAS = 1 << 63
 
 
-class State(enum.IntEnum):
+class ClaimState(enum.IntEnum):
     """State of a key's entry; a key without an entry is unclaimed."""
 
     PROCESSING = 1
@@ -28,7 +28,7 @@ class State(enum.IntEnum):
     ERROR = 3
 
 
-ENDS = {"delivered": State.SUCCESS, "dead_lettered": State.ERROR}
+ENDS = {"delivered": ClaimState.SUCCESS, "dead_lettered": ClaimState.ERROR}
 """The states that the ledger is told by outcome; a duplicate's entry is its twin's."""
 
 
@@ -53,15 +53,15 @@ class Want(NamedTuple):
     twin's claim has expired: the owner that replaced this one may have sent the other rows under the token's name."""
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """A key's entry in the ledger."""
 
     place: int
     offset: int
     token: int
-    state: State
+    state: ClaimState
     expired: bool = False
-    """Whether its claim has expired; only with `State.PROCESSING`."""
+    """Whether its claim has expired; only with `ClaimState.PROCESSING`."""
 
 
 class Claimed(NamedTuple):
@@ -73,11 +73,11 @@ class Claimed(NamedTuple):
     token: int
 
 
-class Mark(NamedTuple):
+class ClaimEnd(NamedTuple):
     """The end of rows that were claimed."""
 
     place: int
-    state: State
+    state: ClaimState
     offsets: Sequence[int]
     keys: bytes
 
@@ -103,7 +103,7 @@ def keys_in(keys: bytes) -> list[bytes]:
     return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
 
 
-def mark_of(number: int, fragments: Sequence[Fragment], state: State, but: Collection[int] = ()) -> Mark:
+def mark_of(number: int, fragments: Sequence[Fragment], state: ClaimState, but: Collection[int] = ()) -> ClaimEnd:
     """The end of the rows of these fragments, except those whose index is in `but`."""
     offsets = [offset for fragment in fragments for offset in fragment.offsets]
     keys = b"".join([fragment.keys for fragment in fragments])
@@ -111,10 +111,10 @@ def mark_of(number: int, fragments: Sequence[Fragment], state: State, but: Colle
         ended = [i for i in range(len(offsets)) if i not in but]
         single = keys_in(keys)
         offsets, keys = [offsets[i] for i in ended], b"".join([single[i] for i in ended])
-    return Mark(number, state, offsets, keys)
+    return ClaimEnd(number, state, offsets, keys)
 
 
-def decide(wants: Sequence[Want], entries: Mapping[bytes, Entry]) -> tuple[list[list[int]], list[Claimed]]:
+def decide(wants: Sequence[Want], entries: Mapping[bytes, LedgerEntry]) -> tuple[list[list[int]], list[Claimed]]:
     """Decide who owns each row, and which entries are to be written; call it within one transaction.
 
     Args:
@@ -140,7 +140,7 @@ def _keep(
     want: Want,
     keys: list[bytes],
     verdict: list[int],
-    entries: Mapping[bytes, Entry],
+    entries: Mapping[bytes, LedgerEntry],
     taken: set[bytes],
     writes: list[Claimed],
 ) -> None:
@@ -150,7 +150,7 @@ def _keep(
             continue
         verdict[i] = want.token if entry.token == want.was else entry.token
         taken.add(key)
-        if entry.state != State.SUCCESS or verdict[i] != entry.token:
+        if entry.state != ClaimState.SUCCESS or verdict[i] != entry.token:
             writes.append(Claimed(key, want.place, offset, verdict[i]))
 
 
@@ -158,7 +158,7 @@ def _take(
     want: Want,
     keys: list[bytes],
     verdict: list[int],
-    entries: Mapping[bytes, Entry],
+    entries: Mapping[bytes, LedgerEntry],
     taken: set[bytes],
     writes: list[Claimed],
 ) -> None:
@@ -167,7 +167,7 @@ def _take(
         if verdict[i] >= 0:
             continue
         entry = entries.get(key)
-        if entry is not None and entry.state == State.SUCCESS:
+        if entry is not None and entry.state == ClaimState.SUCCESS:
             verdict[i] = DUPLICATE
         elif blocked or key in taken or (entry and (want.renewed or _runs(entry))):
             blocked = want.ordered
@@ -177,5 +177,5 @@ def _take(
             writes.append(Claimed(key, want.place, offset, want.token))
 
 
-def _runs(entry: Entry) -> bool:
-    return entry.state == State.PROCESSING and not entry.expired
+def _runs(entry: LedgerEntry) -> bool:
+    return entry.state == ClaimState.PROCESSING and not entry.expired

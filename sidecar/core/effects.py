@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sidecar.core.claims import Mark, Want
+from sidecar.core.claims import ClaimEnd, Want
 from sidecar.core.lineage import Lineage, Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch
@@ -28,7 +28,7 @@ class CommitItem:
     """Generation of the window that `ids` belong to."""
     ids: array[int] | None = None
     """Message ids settled since the last commit: durable in the journal before the commit is sent."""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ClaimEnd, ...] = ()
     """Claims that ended since the last commit: durable in the ledger before the commit is sent."""
     stamp: Stamp | None = None
     lineage: Lineage | None = None
@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreDeadLetters:
     """Make these dead letters durable; answer with `Pipeline.stored`."""
 
     token: int
@@ -68,12 +68,12 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldUntilDue:
     """Hold these messages until they are due; answer with `Pipeline.held` once that is durable."""
 
     tp: TopicPartition
     token: int
-    """Rises with each `Hold`."""
+    """Rises with each `HoldUntilDue`."""
     messages: Sequence[Message]
     due_ms: Sequence[int]
     tags: Sequence[bytes]
@@ -86,7 +86,7 @@ class CancelHeld:
 
     tp: TopicPartition
     token: int
-    """See `Hold`."""
+    """See `HoldUntilDue`."""
     names: Mapping[bytes, int]
     """By name, the offset below which messages with that name are cancelled."""
 
@@ -140,4 +140,17 @@ class Report:
     fields: dict[str, FieldValue] = field(default_factory=dict)
 
 
-Effect: TypeAlias = Commit | Send | Claim | Store | Hold | CancelHeld | Park | Fetch | Unpark | Flow | Reload | Report
+Effect: TypeAlias = (
+    Commit
+    | Send
+    | Claim
+    | StoreDeadLetters
+    | HoldUntilDue
+    | CancelHeld
+    | Park
+    | Fetch
+    | Unpark
+    | Flow
+    | Reload
+    | Report
+)

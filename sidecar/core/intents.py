@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sidecar.core.batching import Buffer
-from sidecar.core.claims import Mark
+from sidecar.core.claims import ClaimEnd
 from sidecar.core.partition_state import NO_TRIES, Tries
 
 
@@ -28,7 +28,7 @@ class Withheld:
 
     ids: array[int] = field(default_factory=partial(array, "q"))
     """Message ids of settled rows."""
-    errors: list[Mark] = field(default_factory=list)
+    errors: list[ClaimEnd] = field(default_factory=list)
     """Marks of dead letters: a twin may take their keys once no part of the intent can be sent again."""
 
 

@@ -106,7 +106,7 @@ class Basis(enum.Enum):
     """The commit names none of the commits that the folder knows: more owners came in between than a commit names."""
 
 
-class Log(Protocol):
+class ComparedLog(Protocol):
     """A partition's log as it is at the broker now."""
 
     @property
@@ -153,7 +153,9 @@ class Recalled(NamedTuple):
         return self.whose in (Basis.BROKER, Basis.UNKNOWN)
 
 
-def recall(committed: Committed | None, memory: Remembered | None, log: Log, *, is_outdated: bool = False) -> Recalled:
+def recall(
+    committed: Committed | None, memory: Remembered | None, log: ComparedLog, *, is_outdated: bool = False
+) -> Recalled:
     """Choose the state to continue from.
 
     Args:
@@ -224,7 +226,7 @@ def _forked(committed: Committed, memory: Remembered) -> bool:
     return any(each.number <= known.get(each.token, 0) for each in committed.line)
 
 
-def _agreed(memory: Remembered, log: Log) -> int | None:
+def _agreed(memory: Remembered, log: ComparedLog) -> int | None:
     """See `Recalled`. Messages deleted by retention prove nothing; messages missing at the end are a difference."""
     compared = False
     for mark in reversed(memory.fingerprints):

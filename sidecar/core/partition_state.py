@@ -110,7 +110,7 @@ class PartitionState:
     shared_from: int | None = None
     shared: tuple[SharedIntent, ...] = ()
     tries: dict[tuple[int, int, int], Tries] = field(default_factory=dict)
-    """Tries of failed intents by lane, first and last offset; only of lanes, and at most `Room.tries`."""
+    """Tries of failed intents by lane, first and last offset; only of lanes, and at most `StateBudget.tries`."""
     stores: Stores = NO_STORES
     parked: int = 0
     """The number of the last part that was parked: parked parts with higher numbers do not count."""

@@ -16,7 +16,7 @@ HISTORY_MAX = 20
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
+class PartClaim:
     """A part's side of its claims in the ledger."""
 
     token: int = 0
@@ -74,7 +74,7 @@ class Part:
     home: str = ""
     """The partition's own scope: within it an offset is one message. Empty: the same as `scope`."""
     life: Life = field(default_factory=Life)
-    hold: Hold | None = None
+    hold: PartClaim | None = None
     """Its claims; None without a ledger, or before the first claim."""
 
     @property

@@ -204,7 +204,7 @@ class SortedRows(Protocol):
 
 
 class RunSorter(Protocol):
-    """Sorts a run by the rules of `Reading.sorting`, with the result that the core has by the others of `Reading`."""
+    """Sorts a run by `ReadingRules.sorting`, with the same result as the core has by the other rules."""
 
     def ids(self, rules: Any, /) -> tuple[array[int], int]:
         """The ids of the wanted messages or `NO_ID`, and the offset of the last of these; -1 if there is none."""

@@ -21,7 +21,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.ids import IdKeeper
-from sidecar.daemon.record import CHANGELOG, COMMIT, IDS, LEDGER, STORE, Record
+from sidecar.daemon.record import CHANGELOG, COMMIT, IDS, LEDGER, STORE, LoopRecord
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.runtime.worker import Inbox, Worker
@@ -58,7 +58,7 @@ class Committer:
         ids: IdKeeper,
         ledger: LedgerWorker | None,
         watch: StateWatch,
-        record: Record,
+        record: LoopRecord,
         delays: Delays | None = None,
     ) -> None:
         self._pipeline = pipeline

@@ -11,7 +11,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.takeovers import TakeoverEnded
-from sidecar.daemon.ids import IdKeeper, IdsSorted, Taken
+from sidecar.daemon.ids import IdKeeper, IdsSorted, TakenPartition
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Remembers, Settled, Source
 from sidecar.state.interface import Damage, PartitionSnapshot
@@ -68,7 +68,7 @@ class Feed:
         if (taken := self._takeovers.ended(told)) is not None:
             self._give([(taken.assignment, taken.known)])
 
-    def _go_on(self, taken: Taken) -> None:
+    def _go_on(self, taken: TakenPartition) -> None:
         self.pause()
         for item in taken.come:
             self._read(item)
@@ -147,7 +147,7 @@ class Feed:
         """The partitions that the core does not have yet, or may not read."""
         return frozenset(self._ids.loading) | frozenset(self._takeovers.loading if self._takeovers is not None else ())
 
-    def _waiting(self, tp: TopicPartition) -> Taken | None:
+    def _waiting(self, tp: TopicPartition) -> TakenPartition | None:
         """A partition of `_loading`."""
         taken = self._ids.loading.get(tp)
         return taken if taken or self._takeovers is None else self._takeovers.loading.get(tp)

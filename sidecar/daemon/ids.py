@@ -63,7 +63,7 @@ class IdsSorted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenPartition:
     """An owned partition whose ids are being loaded."""
 
     assignment: Assignment
@@ -90,7 +90,7 @@ class _Kept:
     """Whether its ids could not be put into files."""
 
 
-def overdue(loading: Mapping[TopicPartition, Taken], now_s: float) -> str:
+def overdue(loading: Mapping[TopicPartition, TakenPartition], now_s: float) -> str:
     """The partitions that have waited for too long, and that they are not read; empty if there is none."""
     late = [tp for tp, taken in loading.items() if now_s - taken.since_s >= OVERDUE_S]
     others = f" and {len(late) - 1} more" if len(late) > 1 else ""
@@ -186,7 +186,7 @@ class IdKeeper:
     ) -> None:
         self.journal = IdJournal(stored)
         self.sorter = Sorter(stored, inbox)
-        self.loading: dict[TopicPartition, Taken] = {}
+        self.loading: dict[TopicPartition, TakenPartition] = {}
         self._pipeline = pipeline
         self._writer = writer
         self._inbox = inbox
@@ -205,11 +205,11 @@ class IdKeeper:
             return True
         self._number += 1
         self._kept[assignment.tp] = _Kept(self._number)
-        taken = self.loading[assignment.tp] = Taken(assignment, known, self._number, time.monotonic())
+        taken = self.loading[assignment.tp] = TakenPartition(assignment, known, self._number, time.monotonic())
         self._restore(taken)
         return False
 
-    def _restore(self, taken: Taken) -> None:
+    def _restore(self, taken: TakenPartition) -> None:
         taken.retry_at_s = None
         assignment = taken.assignment
 
@@ -223,7 +223,7 @@ class IdKeeper:
 
         self._writer.do(write)
 
-    def sorted(self, result: IdsSorted) -> Taken | None:
+    def sorted(self, result: IdsSorted) -> TakenPartition | None:
         """Handle a sorter's result; return the partition that waited for it, to be given to the core now."""
         kept = self._kept.get(result.tp)
         if kept is None or kept.number != result.number:
@@ -258,7 +258,7 @@ class IdKeeper:
             log.info("ids.sorted", **tp.fields())
         kept.unfiled = bool(problem)
 
-    def _restored(self, taken: Taken, stored: StoredIds) -> None:
+    def _restored(self, taken: TakenPartition, stored: StoredIds) -> None:
         tp = taken.assignment.tp
         now_ms, wall_ms = time.monotonic() * 1000, time.time_ns() // 1_000_000
         begun = {generation: now_ms - max(0, wall_ms - at_ms) for generation, at_ms in stored.begun_at_ms.items()}

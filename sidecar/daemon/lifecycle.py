@@ -16,15 +16,15 @@ import structlog
 from sidecar import threads
 from sidecar.allocator import give_back_large, share_heaps
 from sidecar.config.model import Settings
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.daemon.delays.answers import listing
 from sidecar.daemon.delays.build import open_delays
 from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Questions
 from sidecar.daemon.heap import Heap
 from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier
-from sidecar.daemon.record import Record
-from sidecar.daemon.reload import Reload
+from sidecar.daemon.record import LoopRecord
+from sidecar.daemon.reload import ConfigReload
 from sidecar.daemon.statewatch import tell_damages
 from sidecar.daemon.status.keeper import StatusKeeper, status_line
 from sidecar.daemon.status.letters import PageLetters
@@ -111,7 +111,7 @@ class Daemon:
             leave()
             log.info("daemon.stopped")
 
-    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, Reload, Callable[[], None]]:
+    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, ConfigReload, Callable[[], None]]:
         settings, rules = self._settings, Rules(rules_hash(self._settings))
         share_heaps()
         if settings.source.chosen.holds_large_blocks:
@@ -144,7 +144,9 @@ class Daemon:
         )
         supervisor.record.damaged(damages, time.monotonic())
         stack.callback(supervisor.ids.sorter.close)
-        reload = Reload(settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading)
+        reload = ConfigReload(
+            settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading
+        )
         keeper = StatusKeeper(
             supervisor, ledger, state, group, plan_memory(settings.memory.budget_bytes).held_max_bytes, reload
         )
@@ -164,7 +166,7 @@ class Daemon:
         with _tells_when_slow(supervisor.record):
             source.open(supervisor.listener)
             reserved = STORES_CHARACTERS if delays else 0
-            pipeline.partitions.limit(Room.within(source.metadata_characters - reserved))
+            pipeline.partitions.limit(StateBudget.within(source.metadata_characters - reserved))
         supervisor.record.joined()
         stack.callback(source.close)
         stack.callback(dead_letter_writer.close)  # before the source that it reads and the state that it writes
@@ -195,7 +197,7 @@ class Daemon:
         stack.callback(admin.close)
         return admin.url
 
-    def _serve(self, supervisor: Supervisor, keeper: StatusKeeper, reload: Reload) -> None:
+    def _serve(self, supervisor: Supervisor, keeper: StatusKeeper, reload: ConfigReload) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0
         heap, is_stopping = Heap(), False
         self._stop_asked()
@@ -238,7 +240,7 @@ def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writ
 
 
 @contextmanager
-def _tells_when_slow(record: Record) -> Iterator[None]:
+def _tells_when_slow(record: LoopRecord) -> Iterator[None]:
     """Log what a slow start waits for; otherwise the terminal would stay empty."""
     done = threading.Event()
 
@@ -253,7 +255,7 @@ def _tells_when_slow(record: Record) -> Iterator[None]:
         done.set()
 
 
-def _listing(reload: Reload, peek: Callable[[int], Peeked], asked: Listing) -> Answer:
+def _listing(reload: ConfigReload, peek: Callable[[int], Peeked], asked: Listing) -> Answer:
     return listing(peek, asked, sought_of(reload.settings, asked.tag, asked.group))
 
 

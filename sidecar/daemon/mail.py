@@ -15,7 +15,7 @@ from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded
 from sidecar.daemon.delays.writing import Synced
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
-from sidecar.daemon.record import Record
+from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapped, Snapshots
 from sidecar.runtime.dead_letter_writer import LettersStored
 from sidecar.runtime.ledger_worker import ClaimAnswered
@@ -55,7 +55,7 @@ class Mail:
         self,
         inbox: queue.SimpleQueue[Told],
         pipeline: Pipeline,
-        record: Record,
+        record: LoopRecord,
         committer: Committer,
         ids: IdKeeper,
         feed: Feed,

@@ -14,7 +14,7 @@ from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.mail import Mail
-from sidecar.daemon.record import Record
+from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment
 
@@ -24,7 +24,7 @@ REVOKE_DRAIN_S = 3.0
 log = structlog.get_logger()
 
 
-class Rebalances:
+class RebalanceListener:
     """A `sources.base.Listener`; only for the main thread.
 
     Args:
@@ -38,7 +38,7 @@ class Rebalances:
     def __init__(
         self,
         pipeline: Pipeline,
-        record: Record,
+        record: LoopRecord,
         committer: Committer,
         ids: IdKeeper,
         feed: Feed,

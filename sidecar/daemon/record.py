@@ -100,7 +100,7 @@ class CommitRecord:
             yield Problem(kind, f"{min(late)}{others} could not be committed for {OVERDUE_S:.0f} s: {reason}")
 
 
-class Record:
+class LoopRecord:
     """The record of one daemon, written on its main thread."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Read(NamedTuple):
     answer: Future[ReloadStatus]
 
 
-class Reload:
+class ConfigReload:
     """Reads the configuration on another thread, and applies it on the main thread.
 
     Args:

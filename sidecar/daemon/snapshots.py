@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.record import Record
+from sidecar.daemon.record import LoopRecord
 from sidecar.errors import SidecarError
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Assignment
@@ -31,7 +31,9 @@ class Snapshots:
         inbox: Takes a `Snapped` for each write in the background.
     """
 
-    def __init__(self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox[Snapped], record: Record) -> None:
+    def __init__(
+        self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox[Snapped], record: LoopRecord
+    ) -> None:
         self.assignments: dict[TopicPartition, Assignment] = {}
         """Assignments of the partitions that are written."""
         self._pipeline = pipeline

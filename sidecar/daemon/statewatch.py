@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.daemon.record import Record
+from sidecar.daemon.record import LoopRecord
 from sidecar.errors import SidecarError
 from sidecar.state.interface import Damage, State
 
@@ -21,7 +21,7 @@ class StateWatch:
         pipeline: Reads nothing while the state is missing.
     """
 
-    def __init__(self, state: State, pipeline: Pipeline, record: Record) -> None:
+    def __init__(self, state: State, pipeline: Pipeline, record: LoopRecord) -> None:
         self._state = state
         self._pipeline = pipeline
         self._record = record

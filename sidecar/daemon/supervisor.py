@@ -17,12 +17,12 @@ from sidecar.core.effects import (
     Effect,
     Fetch,
     Flow,
-    Hold,
+    HoldUntilDue,
     Park,
     Reload,
     Report,
     Send,
-    Store,
+    StoreDeadLetters,
     Unpark,
 )
 from sidecar.core.parts import Batch
@@ -33,8 +33,8 @@ from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper
 from sidecar.daemon.mail import Mail, Told
-from sidecar.daemon.rebalances import Rebalances
-from sidecar.daemon.record import Record
+from sidecar.daemon.rebalances import RebalanceListener
+from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter
@@ -63,7 +63,7 @@ class Effects:
         ledger: LedgerWorker | None,
         dead_letter_writer: DeadLetterWriter,
         feed: Feed,
-        listener: Rebalances,
+        listener: RebalanceListener,
         delays: Delays | None = None,
     ) -> None:
         self._delays = delays
@@ -88,12 +88,12 @@ class Effects:
             case Claim():
                 assert self._ledger is not None
                 self._ledger.claim(effect)
-            case Store(token, letters):
+            case StoreDeadLetters(token, letters):
                 traced = letters if self._delays is None else self._delays.traced(letters)
                 if self.letters_tap is not None:
                     self.letters_tap(traced)
                 self._dead_letter_writer.store(token, traced)
-            case Hold() | CancelHeld() | Park() | Fetch() | Unpark():
+            case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
                 assert self._delays is not None
                 self._delays.perform(effect)
             case Flow():
@@ -144,7 +144,7 @@ class Supervisor:
         self.pipeline = pipeline
         self.source = source
         self.senders = senders
-        self.record = record = Record()
+        self.record = record = LoopRecord()
         self.progressed_s = inf
         """Time of the loop's last round; infinite before the first."""
         self.emptied_s = 0.0
@@ -155,7 +155,7 @@ class Supervisor:
         watch = StateWatch(state, pipeline, record)
         committer = Committer(pipeline, source, writer, inbox, ids, ledger, watch, record, delays)
         self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots, delays)
-        self.listener = Rebalances(pipeline, record, committer, ids, feed, snapshots, self._mail, delays)
+        self.listener = RebalanceListener(pipeline, record, committer, ids, feed, snapshots, self._mail, delays)
         """The source's listener."""
         self.effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener, delays)
         self._tended = (watch, snapshots, ids, *([ledger] if ledger is not None else ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from sidecar.core.claims import Exchanged, Mark, Want
+from sidecar.core.claims import ClaimEnd, Exchanged, Want
 from sidecar.errors import SidecarError
 
 MISSED_FOR_MS = 10_000
@@ -36,7 +36,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def settle(self, marks: Sequence[Mark]) -> None:
+    def settle(self, marks: Sequence[ClaimEnd]) -> None:
         """Make the ends of rows durable, if these are still owned; a row that is SUCCESS stays that."""
         ...
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
+from sidecar.core.claims import ClaimEnd, ClaimState, Exchanged, LedgerEntry, Want, decide, keys_in
 from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, LedgerError
 
 
 @dataclass(slots=True)
 class _LedgerRow:
-    entry: Entry
+    entry: LedgerEntry
     since_ms: float
     until_ms: float
 
@@ -40,9 +40,9 @@ class MemoryLedger:
         self._rows: dict[bytes, _LedgerRow] = {}
         self._missed: dict[tuple[str, bytes], _Missed] = {}
         self.failing = ""
-        self.overtaken: dict[bytes, set[State]] = {}
+        self.overtaken: dict[bytes, set[ClaimState]] = {}
 
-    def entry(self, key: bytes) -> Entry | None:
+    def entry(self, key: bytes) -> LedgerEntry | None:
         """The entry of a key."""
         row = self._rows.get(key)
         return None if row is None else row.entry
@@ -57,17 +57,17 @@ class MemoryLedger:
             verdicts, writes = decide(wants, entries)
             for key, place, offset, token in writes:
                 before = rows.get(key)
-                state, since_ms = State.PROCESSING, now_ms
+                state, since_ms = ClaimState.PROCESSING, now_ms
                 if before is not None:
                     since_ms = before.since_ms
-                    if before.entry.state == State.SUCCESS:
-                        state = State.SUCCESS
+                    if before.entry.state == ClaimState.SUCCESS:
+                        state = ClaimState.SUCCESS
                     elif (before.entry.place, before.entry.offset) != (place, offset):
                         self.overtaken.setdefault(key, set()).add(before.entry.state)
-                self._rows[key] = _LedgerRow(Entry(place, offset, token, state), since_ms, now_ms + timeout_ms)
+                self._rows[key] = _LedgerRow(LedgerEntry(place, offset, token, state), since_ms, now_ms + timeout_ms)
             return verdicts
 
-    def settle(self, marks: Sequence[Mark]) -> None:
+    def settle(self, marks: Sequence[ClaimEnd]) -> None:
         """See `Ledger.settle`."""
         with self._alone():
             for mark in marks:
@@ -75,7 +75,7 @@ class MemoryLedger:
                     row = self._rows.get(key)
                     if row is None or (row.entry.place, row.entry.offset) != (mark.place, offset):
                         continue
-                    if row.entry.state != State.SUCCESS:
+                    if row.entry.state != ClaimState.SUCCESS:
                         row.entry = row.entry._replace(state=mark.state)
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
@@ -112,7 +112,7 @@ class MemoryLedger:
             return len(idle)
 
     def _runs(self, row: _LedgerRow, now_ms: float) -> bool:
-        return row.entry.state == State.PROCESSING and row.until_ms > now_ms
+        return row.entry.state == ClaimState.PROCESSING and row.until_ms > now_ms
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

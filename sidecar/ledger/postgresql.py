@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import Connection
 
-from sidecar.core.claims import Claimed, Entry, Exchanged, Mark, State, Want, decide, keys_in
+from sidecar.core.claims import Claimed, ClaimEnd, ClaimState, Exchanged, LedgerEntry, Want, decide, keys_in
 from sidecar.ledger.interface import GIVEN_FOR_MS, MISSED_FOR_MS, MISSED_MAX, LedgerError
 from sidecar.owner import Owner
 from sidecar.postgresql import LOCK, OWNER, OWNER_TABLE, claim_rows, connect, text_of
@@ -50,24 +50,24 @@ WHERE key = ANY(%b::bytea[]) ORDER BY key FOR UPDATE
 ROWS = "unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[]) AS row (key, place, position, token)"
 INSERT = f"""
 INSERT INTO {{table}} (key, place, position, token, state, since_ms, until_ms)
-SELECT row.key, row.place, row.position, row.token, {State.PROCESSING:d}, {NOW}, {NOW} + %s FROM {ROWS}
+SELECT row.key, row.place, row.position, row.token, {ClaimState.PROCESSING:d}, {NOW}, {NOW} + %s FROM {ROWS}
 ON CONFLICT (key) DO NOTHING
 """
 UPDATE = f"""
 UPDATE {{table}} AS old SET
   place = row.place, position = row.position, token = row.token, until_ms = {NOW} + %s,
-  state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE {State.PROCESSING:d} END
+  state = CASE old.state WHEN {ClaimState.SUCCESS:d} THEN old.state ELSE {ClaimState.PROCESSING:d} END
 FROM {ROWS} WHERE old.key = row.key
 """
 # No condition on the state: nearly all rows are SUCCESS, so the planner would begin with the few that are not.
 SETTLE = f"""
-UPDATE {{table}} AS old SET state = CASE old.state WHEN {State.SUCCESS:d} THEN old.state ELSE row.token END
+UPDATE {{table}} AS old SET state = CASE old.state WHEN {ClaimState.SUCCESS:d} THEN old.state ELSE row.token END
 FROM {ROWS} WHERE old.key = row.key AND old.place = row.place AND old.position = row.position
 """
 PRUNE = f"""
 DELETE FROM {{table}} WHERE key IN (
   SELECT key FROM (
-    SELECT * FROM {{table}} WHERE NOT (state = {State.PROCESSING:d} AND until_ms > {NOW})
+    SELECT * FROM {{table}} WHERE NOT (state = {ClaimState.PROCESSING:d} AND until_ms > {NOW})
     ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED) AS oldest
   WHERE id <= (SELECT max(id) FROM {{table}}) - %s OR since_ms <= {NOW} - %s)
 """
@@ -142,7 +142,7 @@ class PostgresqlLedger:
         new = [_columns(some) for some in _chunks([row for row in writes if row.key not in known])]
         return all(db.execute(self._insert, (timeout_ms, *some)).rowcount == len(some[0]) for some in new)
 
-    def settle(self, marks: Sequence[Mark]) -> None:
+    def settle(self, marks: Sequence[ClaimEnd]) -> None:
         """See `Ledger.settle`."""
         rows = [  # the state takes the token's place: the same columns serve
             Claimed(key, mark.place, offset, mark.state)
@@ -199,9 +199,9 @@ class PostgresqlLedger:
             self._connection = None
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
+def _entry(row: tuple[Any, ...]) -> LedgerEntry:
     _, place, position, token, state, expired = row
-    return Entry(place, position, token, State(state), expired)
+    return LedgerEntry(place, position, token, ClaimState(state), expired)
 
 
 def _columns(rows: Sequence[Claimed]) -> list[list[Any]]:

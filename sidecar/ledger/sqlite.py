@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sidecar.core.claims import Entry, Exchanged, Mark, State, Want, decide, keys_in
+from sidecar.core.claims import ClaimEnd, ClaimState, Exchanged, LedgerEntry, Want, decide, keys_in
 from sidecar.errors import ConfigError, StateError
 from sidecar.ledger.interface import LedgerError
 from sidecar.owner import Owner, read
@@ -36,15 +36,15 @@ FIND = (
 )
 CLAIM = f"""
 INSERT INTO keys (key, place, position, token, state, since_ms, until_ms)
-VALUES (?, ?, ?, ?, {State.PROCESSING:d}, ?, ?)
+VALUES (?, ?, ?, ?, {ClaimState.PROCESSING:d}, ?, ?)
 ON CONFLICT (key) DO UPDATE SET
   place = excluded.place, position = excluded.position, token = excluded.token, until_ms = excluded.until_ms,
-  state = CASE state WHEN {State.SUCCESS:d} THEN state ELSE excluded.state END
+  state = CASE state WHEN {ClaimState.SUCCESS:d} THEN state ELSE excluded.state END
 """
-SETTLE = f"UPDATE keys SET state = ? WHERE key = ? AND place = ? AND position = ? AND state <> {State.SUCCESS:d}"
+SETTLE = f"UPDATE keys SET state = ? WHERE key = ? AND place = ? AND position = ? AND state <> {ClaimState.SUCCESS:d}"
 PRUNE = f"""
 DELETE FROM keys WHERE id IN (
-  SELECT id FROM keys WHERE NOT (state = {State.PROCESSING:d} AND until_ms > ?) ORDER BY id LIMIT ?)
+  SELECT id FROM keys WHERE NOT (state = {ClaimState.PROCESSING:d} AND until_ms > ?) ORDER BY id LIMIT ?)
 AND (id <= (SELECT max(id) FROM keys) - ? OR since_ms <= ?)
 """
 
@@ -84,7 +84,7 @@ class SqliteLedger:
             db.executemany(CLAIM, [(*row, now_ms, now_ms + timeout_ms) for row in writes])
         return verdicts
 
-    def settle(self, marks: Sequence[Mark]) -> None:
+    def settle(self, marks: Sequence[ClaimEnd]) -> None:
         """See `Ledger.settle`."""
         with self._transaction() as db:
             for mark in marks:
@@ -165,11 +165,11 @@ class SqliteLedger:
             self._connection = None
 
 
-def _find(db: sqlite3.Connection, keys: Sequence[bytes], now_ms: int) -> dict[bytes, Entry]:
+def _find(db: sqlite3.Connection, keys: Sequence[bytes], now_ms: int) -> dict[bytes, LedgerEntry]:
     entries = {}
     for start in range(0, len(keys), KEYS_ASKED):
         some = keys[start : start + KEYS_ASKED]
         padded = (now_ms, *some, *[None] * (KEYS_ASKED - len(some)))
         for key, place, position, token, state, expired in db.execute(FIND, padded):
-            entries[key] = Entry(place, position, token, State(state), bool(expired))
+            entries[key] = LedgerEntry(place, position, token, ClaimState(state), bool(expired))
     return entries

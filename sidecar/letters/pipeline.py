@@ -13,11 +13,11 @@ from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import Halved, Settled
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Effect, Store
+from sidecar.core.effects import Effect, StoreDeadLetters
 from sidecar.core.intents import Intent
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import HISTORY_MAX
 from sidecar.core.records import Answer, DeadLetter, Fragment, TopicPartition
@@ -60,7 +60,7 @@ class ReplayPipeline:
 
     def __init__(self, rules: DeliveryRules, jitter: Callable[[], float]) -> None:
         self._owned = Ownerships(rules.separator)
-        self._owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room is a table
+        self._owned.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room is a table
         self._delivery = Delivery(rules, self._owned, Memory(), jitter)
         self._open: dict[Intent, _Open] = {}
         self.outcomes: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class ReplayPipeline:
         self._delivery.step(now_ms)
         effects: list[Effect | Halve | End] = []
         for effect in self._delivery.output.take_effects():
-            if isinstance(effect, Store):
+            if isinstance(effect, StoreDeadLetters):
                 self._refuse(effect.letters)
                 self._delivery.stored(effect.token, ok=True, now_ms=now_ms)
             else:

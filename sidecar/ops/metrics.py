@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Distribution
 from sidecar.core.intake.unwanted import LOOKS
 from sidecar.core.records import group_label
@@ -165,7 +165,7 @@ def maintenance(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
         yield family
 
 
-def _delivered(groups: Iterable[str], done: Delivered) -> Iterator[Metric]:
+def _delivered(groups: Iterable[str], done: DeliveryCounts) -> Iterator[Metric]:
     for name, text, counts in (
         ("sidecar_group_delivered", "Messages in batches that were accepted as a whole.", done.messages),
         ("sidecar_group_delivered_bytes", "Bytes of their bodies, before compression.", done.nbytes),

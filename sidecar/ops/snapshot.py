@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
 from sidecar.core.books import BOOKS, Books, Counts
-from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Distribution, Histogram
 from sidecar.core.intake.unwanted import LOOKS
 from sidecar.core.records import TopicPartition, Verdict, group_label
@@ -205,11 +205,11 @@ class Activity:
     """Messages that were filtered, by what refused their tags: see `LOOKS`."""
     send_seconds: Distribution
     commit_seconds: Distribution
-    delivered: Delivered
+    delivered: DeliveryCounts
 
 
 NO_SECONDS = Histogram(SECONDS_BOUNDS).read()
-NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, {}, {}, NO_SECONDS, NO_SECONDS, Delivered())
+NO_ACTIVITY = Activity((), {}, {}, {}, {}, {}, {}, {}, 0, {}, {}, NO_SECONDS, NO_SECONDS, DeliveryCounts())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.intake.reading import Reading, ReadTags
+from sidecar.core.intake.reading import ReadingRules, ReadTags
 from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.due import ReadDue, due_reader
 from sidecar.core.messages.fields import Field, Raw
@@ -171,7 +171,7 @@ def due_reader_of(settings: Settings, columns: Columns) -> ReadDue | None:
 class Parts(NamedTuple):
     """What the daemon's pipeline is made of, and the sink."""
 
-    reading: Reading
+    reading: ReadingRules
     batching: BatchRules
     rules: DeliveryRules
     sink: Sink
@@ -205,7 +205,7 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
 
 
-def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
+def build_reading(settings: Settings, columns: Columns) -> tuple[ReadingRules, Sink]:
     """Build the rules of reading messages, and the sink.
 
     Raises:
@@ -222,7 +222,7 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[Reading, Sink]:
     lane = lane_rules(settings, filter_) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     dedup, group_id = settings.dedup, settings.source.group_id
     odd = OddIds(dedup.field, dedup.as_, columns) if dedup.field else None
-    reading = Reading(
+    reading = ReadingRules(
         columns=columns,
         framer=framer,
         tags=read_tags,

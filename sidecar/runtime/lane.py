@@ -75,7 +75,7 @@ def is_built() -> bool:
 
 
 def lane_rules(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
-    """The fields of `Reading` that are the lane's."""
+    """The fields of `ReadingRules` that are the lane's."""
     from sidecar_fastlane.search import Search
 
     native = Search()

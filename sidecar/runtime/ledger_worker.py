@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from sidecar.config.ledger import Ledger as LedgerSettings
-from sidecar.core.claims import Exchanged, Mark
+from sidecar.core.claims import ClaimEnd, Exchanged
 from sidecar.core.effects import Claim
 from sidecar.errors import ConfigError, SidecarError, extra
 from sidecar.ledger.interface import Ledger
@@ -77,15 +77,15 @@ class LedgerWorker:
 
         self._thread.do(job)
 
-    def settle(self, marks: Sequence[Mark], settled: Callable[[bool], None]) -> None:
+    def settle(self, marks: Sequence[ClaimEnd], settled: Callable[[bool], None]) -> None:
         """Make these ends of claims durable; `settled`, called on the ledger's thread, gets whether they are."""
         self._thread.do(lambda: settled(self._settle(marks)))
 
-    def settle_now(self, marks: Sequence[Mark]) -> bool:
+    def settle_now(self, marks: Sequence[ClaimEnd]) -> bool:
         """The same, and wait for it."""
         return self._thread.wait(lambda: self._settle(marks))
 
-    def _settle(self, marks: Sequence[Mark]) -> bool:
+    def _settle(self, marks: Sequence[ClaimEnd]) -> bool:
         def settle() -> bool:
             self._ledger.settle(marks)
             return True

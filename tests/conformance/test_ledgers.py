@@ -16,7 +16,7 @@ import pytest
 
 from sidecar import postgresql as connections
 from sidecar.config.ledger import Ledger as Settings
-from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.ledger.interface import MISSED_MAX, Ledger, LedgerError
@@ -84,9 +84,9 @@ def want(*numbers: int, place: int = HERE, first: int = 0, token: int = 0, was: 
     return Want(place, range(first, first + len(numbers)), b"".join(map(key, numbers)), token, was)
 
 
-def mark(state: State, *numbers: int, place: int = HERE, first: int = 0) -> Mark:
+def mark(state: ClaimState, *numbers: int, place: int = HERE, first: int = 0) -> ClaimEnd:
     """The end of such rows."""
-    return Mark(place, state, range(first, first + len(numbers)), b"".join(map(key, numbers)))
+    return ClaimEnd(place, state, range(first, first + len(numbers)), b"".join(map(key, numbers)))
 
 
 def test_the_first_who_claims_a_key_has_it(world: World) -> None:
@@ -99,8 +99,8 @@ def test_the_first_who_claims_a_key_has_it(world: World) -> None:
 def test_what_was_delivered_is_a_duplicate_ever_after(world: World) -> None:
     """After SUCCESS a twin is a duplicate, whatever is said later; its owner still has it."""
     world.ledger.claim([want(1)], SHORT_MS)
-    world.ledger.settle([mark(State.SUCCESS, 1)])
-    world.ledger.settle([mark(State.ERROR, 1)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, 1)])
+    world.ledger.settle([mark(ClaimState.ERROR, 1)])
     time.sleep(0.01)
     assert world.ledger.claim([want(1)], SHORT_MS) == [[0]]
     assert world.another().claim([want(1, place=THERE)], LONG_MS) == [[DUPLICATE]]
@@ -109,7 +109,7 @@ def test_what_was_delivered_is_a_duplicate_ever_after(world: World) -> None:
 def test_after_an_error_the_twin_may_have_it(world: World) -> None:
     """A key that ended with an error is free, and its first owner waits for the second then."""
     world.ledger.claim([want(1)], LONG_MS)
-    world.ledger.settle([mark(State.ERROR, 1)])
+    world.ledger.settle([mark(ClaimState.ERROR, 1)])
     assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[0]]
     assert world.ledger.claim([want(1)], LONG_MS) == [[HELD]]
 
@@ -119,7 +119,7 @@ def test_an_expired_claim_may_be_taken(world: World) -> None:
     world.ledger.claim([want(1)], SHORT_MS)
     twin = want(1, place=THERE)
     wait_until(lambda: world.ledger.claim([twin], LONG_MS) == [[0]], 10, "the claim is over")
-    world.ledger.settle([mark(State.SUCCESS, 1)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, 1)])
     assert world.ledger.claim([want(1)], LONG_MS) == [[HELD]]
 
 
@@ -136,7 +136,7 @@ def test_what_is_ours_keeps_its_token(world: World) -> None:
     world.ledger.claim([want(1, 2, token=5)], LONG_MS)
     assert world.ledger.claim([want(1, 2, 3, token=6)], LONG_MS) == [[5, 5, 6]]
     assert world.ledger.claim([want(1, token=7, was=5), want(2, first=1, token=8, was=4)], LONG_MS) == [[7], [5]]
-    world.ledger.settle([mark(State.SUCCESS, 1)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, 1)])
     assert world.ledger.claim([want(1, token=9, was=7)], LONG_MS) == [[9]]
     assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[DUPLICATE]]
 
@@ -152,7 +152,7 @@ def test_twins_in_one_request(world: World) -> None:
 def test_in_order_nothing_is_claimed_behind_what_is_held(world: World) -> None:
     """Where order is asked, the rows behind a held one stay free for others; duplicates are told all the same."""
     world.ledger.claim([want(2, 9, place=THERE)], LONG_MS)
-    world.ledger.settle([mark(State.SUCCESS, 9, place=THERE, first=1)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, 9, place=THERE, first=1)])
     ordered = want(1, 2, 3, 9)._replace(ordered=True)
     assert world.ledger.claim([ordered], LONG_MS) == [[0, HELD, HELD, DUPLICATE]]
     assert world.another().claim([want(3, place=THERE, first=7)], LONG_MS) == [[0]]
@@ -162,7 +162,7 @@ def test_many_rows_at_once(world: World) -> None:
     """A batch of any size is one claim."""
     rows = range(12_345)
     assert world.ledger.claim([want(*rows)], LONG_MS) == [[0] * len(rows)]
-    world.ledger.settle([mark(State.SUCCESS, *rows)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, *rows)])
     assert world.another().claim([want(*rows, place=THERE)], LONG_MS) == [[DUPLICATE] * len(rows)]
 
 
@@ -170,7 +170,7 @@ def test_nothing_at_all(world: World) -> None:
     """Nothing to claim and nothing to settle is no mistake."""
     assert world.ledger.claim([want()], LONG_MS) == [[]]
     world.ledger.settle([])
-    world.ledger.settle([mark(State.SUCCESS)])
+    world.ledger.settle([mark(ClaimState.SUCCESS)])
     assert world.ledger.prune(DAY_MS, 1_000, 100) == 0
 
 
@@ -178,7 +178,7 @@ def test_the_oldest_go_by_number(world: World) -> None:
     """Beyond the number that is kept the oldest are forgotten, a few at a time, but for claims that run."""
     for number in range(10):
         world.ledger.claim([want(number, first=number)], LONG_MS)
-        world.ledger.settle([mark(State.SUCCESS, number, first=number)] if number else [])
+        world.ledger.settle([mark(ClaimState.SUCCESS, number, first=number)] if number else [])
     gone = [world.ledger.prune(DAY_MS, 4, 3) for _ in range(4)]
     assert (sum(gone), max(gone) <= 3) == (5, True)
     assert world.ledger.claim([want(0, 5, 6, place=THERE)], LONG_MS) == [[HELD, 0, DUPLICATE]]
@@ -187,7 +187,7 @@ def test_the_oldest_go_by_number(world: World) -> None:
 def test_the_oldest_go_by_age(world: World) -> None:
     """What was claimed longer ago than is kept is forgotten."""
     world.ledger.claim([want(1)], SHORT_MS)
-    world.ledger.settle([mark(State.SUCCESS, 1)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, 1)])
     assert world.ledger.prune(DAY_MS, 1_000, 100) == 0
     wait_until(lambda: world.ledger.prune(1, 1_000, 100) == 1, 10, "it is old")
     assert world.ledger.claim([want(1, place=THERE)], LONG_MS) == [[0]]
@@ -254,7 +254,7 @@ def test_running_claims_hold_up_no_pruning(world: World) -> None:
     """However many at the head are kept, what is old behind them is forgotten."""
     world.ledger.claim([want(*range(20))], LONG_MS)
     world.ledger.claim([want(100, place=THERE)], LONG_MS)
-    world.ledger.settle([mark(State.SUCCESS, 100, place=THERE)])
+    world.ledger.settle([mark(ClaimState.SUCCESS, 100, place=THERE)])
     wait_until(lambda: world.ledger.prune(1, 1_000, 20) == 1, 10, "what is settled is forgotten")
     assert world.ledger.claim([want(*range(20))], LONG_MS) == [[0] * 20]
     assert world.ledger.claim([want(100)], LONG_MS) == [[0]]
@@ -277,7 +277,7 @@ def test_no_group_forgets_what_another_claimed(postgresql: Database, group: str,
     with closing(ours), closing(theirs), database.connect() as db:
         for ledger, numbers in ((ours, range(5)), (theirs, range(5, 10))):
             ledger.claim([want(*numbers)], LONG_MS)
-            ledger.settle([mark(State.SUCCESS, *numbers)])
+            ledger.settle([mark(ClaimState.SUCCESS, *numbers)])
         gone.append(theirs.prune(DAY_MS, 2, 100))
         time.sleep(0.01)
         gone.append(theirs.prune(1, 1_000, 100))

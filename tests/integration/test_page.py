@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.books import Books
-from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
@@ -38,7 +38,9 @@ HEALTHY = StatusSnapshot(
     partitions=PARTITIONS,
     held_bytes=3 << 20,
     budget_bytes=44 << 20,
-    activity=replace(NO_ACTIVITY, delivered=Delivered({"created": 60_000, "paid": 30_000}, {"created": 6_000_000})),
+    activity=replace(
+        NO_ACTIVITY, delivered=DeliveryCounts({"created": 60_000, "paid": 30_000}, {"created": 6_000_000})
+    ),
 )
 STATES = {
     "starting": replace(HEALTHY, totals=Books(), partitions=(), problems=(Problem("starting", "joins the group"),)),
@@ -170,7 +172,7 @@ def test_nothing_that_is_shown_is_run(page: Page) -> None:
         partitions=(replace(PARTITIONS[0], topic=HOSTILE),),
         problems=(Problem("group", HOSTILE),),
         retrying=(RetryingGroup(HOSTILE, 1, HOSTILE, HOSTILE, HOSTILE),),
-        activity=replace(NO_ACTIVITY, delivered=Delivered({HOSTILE: 1}, {HOSTILE: 1})),
+        activity=replace(NO_ACTIVITY, delivered=DeliveryCounts({HOSTILE: 1}, {HOSTILE: 1})),
     )
     page.show(hostile)
     assert page.browser.text("h1") == HOSTILE
@@ -181,7 +183,7 @@ def test_nothing_that_is_shown_is_run(page: Page) -> None:
 def test_three_thousand_groups_are_not_all_shown(page: Page) -> None:
     """A table ends after 100 rows, and tells how many there are."""
     many = {f"group-{n}": n for n in range(3_000)}
-    page.show(replace(HEALTHY, activity=replace(NO_ACTIVITY, delivered=Delivered(many, many))))
+    page.show(replace(HEALTHY, activity=replace(NO_ACTIVITY, delivered=DeliveryCounts(many, many))))
     assert page.browser.run("return document.querySelectorAll('[data-part=optional] tbody tr').length") == 100
     assert "2,900 more are not shown" in page.browser.text("[data-part=optional]")
     assert page.browser.run("return document.documentElement.outerHTML.length") < 200_000

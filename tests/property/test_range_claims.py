@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.batching import pick_keys
-from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.parts import Batch
@@ -35,7 +35,7 @@ class World:
     logs: dict[TopicPartition, list[Row]] = field(default_factory=dict)
     begun: set[TopicPartition] = field(default_factory=set)
     beside: int = 0
-    earlier: list[Mark] = field(default_factory=list)
+    earlier: list[ClaimEnd] = field(default_factory=list)
     """Dead letters of the micro-batch before, of which the ledger is not told yet."""
     partial: bool = False
     max_messages: int = 1
@@ -54,7 +54,7 @@ class World:
         keys = [key_of(0, (0, 0, one, None)) for one in range(20) if self.chance.random() < 0.5]
         for offset, name in enumerate(keys):
             self.ledger.claim([Want(EARLIER, [offset], name, 1)], CLAIM_MS)
-        self.earlier = [Mark(EARLIER, State.ERROR, [offset], name) for offset, name in enumerate(keys)]
+        self.earlier = [ClaimEnd(EARLIER, ClaimState.ERROR, [offset], name) for offset, name in enumerate(keys)]
         self.partial = self.chance.random() < 0.3
         self.max_messages = self.chance.choice([1, 3, 50])
 
@@ -111,7 +111,7 @@ class World:
             raise AssertionError("it does not end")
         self.may_fail = True
 
-    def settle(self, carried: list[Carried], errors: list[Mark]) -> bool:
+    def settle(self, carried: list[Carried], errors: list[ClaimEnd]) -> bool:
         """What the driver does after the commit; whether nothing is left."""
         try:
             for _ in range(4):
@@ -126,11 +126,11 @@ class World:
             return False
         return not carried and not errors
 
-    def settle_rows(self, rows: Carried) -> tuple[list[Carried], list[Mark]]:
+    def settle_rows(self, rows: Carried) -> tuple[list[Carried], list[ClaimEnd]]:
         """Claim rows, and deliver those that are owned."""
         want = Want(place_of(rows.tp), rows.offsets, rows.keys, 1 + self.chance.getrandbits(50))
         (verdict,) = self.ledger.claim([want], CLAIM_MS)
-        errors = list[Mark]()
+        errors = list[ClaimEnd]()
         left = [picked(rows, [i for i, one in enumerate(verdict) if one == HELD])]
         ours = [i for i, one in enumerate(verdict) if one not in (HELD, DUPLICATE)]
         if ours:

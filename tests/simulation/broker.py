@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sidecar.core.claims import State, place_of
+from sidecar.core.claims import ClaimState, place_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Committed, Stamp
 from sidecar.core.partition_state import NO_TRIES, PartitionState, Tries
@@ -141,7 +141,7 @@ class Life:
 
     def _check_claim(self, ledger: MemoryLedger, offset: int) -> None:
         entry = ledger.entry(self.key(offset))
-        if entry and entry[:2] == (place_of(TPS[self.number]), offset) and entry.state == State.PROCESSING:
+        if entry and entry[:2] == (place_of(TPS[self.number]), offset) and entry.state == ClaimState.PROCESSING:
             raise BrokenPromiseError("ledger", f"{self.number}:{offset} is committed, and its claim is open")
 
     def settled(self, offset: int) -> bool:

@@ -26,15 +26,15 @@ from sidecar.core.effects import (
     CommitItem,
     Fetch,
     Flow,
-    Hold,
+    HoldUntilDue,
     Park,
     Reload,
     Report,
     Send,
-    Store,
+    StoreDeadLetters,
     Unpark,
 )
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.lineage import Basis, Committed, Fingerprint, Lineage, Remembered, inherited, recall
 from sidecar.core.messages.cancels import CANCEL_HEADER, NAME_HEADER, cancel_reader
 from sidecar.core.partition_state import PartitionState
@@ -142,7 +142,7 @@ class Circumstances:
 
     seed: int
     log: list[Row]
-    reading: Reading
+    reading: ReadingRules
     batching: BatchRules
     rules: DeliveryRules
     crashes: float
@@ -172,7 +172,7 @@ class Circumstances:
         if seed % 3 == NAMED:
             log = _named(log, random.Random(f"names of {seed}"))  # another one, so that all else is as without names
         columns = BothColumns(RowColumns(), origins=False)
-        reading = Reading(
+        reading = ReadingRules(
             columns, LineFramer(), _tags, GROUPS,  # type: ignore[arg-type]
             ids=(lambda tp, messages: [row[2] for row in messages]) if ids else None,
             due=lambda tp, messages: [row[3] for row in messages],
@@ -305,7 +305,7 @@ class Host:
         self.order, self.commit = CommitOrder(), None
         self.job: Job | None = None
         self.sends: dict[int, Batch] = {}
-        self.letters: dict[int, Store] = {}
+        self.letters: dict[int, StoreDeadLetters] = {}
         takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
         cancel_s = inf if plan.seed % 2 else 0.0
         self.delays = Delays(
@@ -439,9 +439,9 @@ class Host:
                     self.sends[batch.id] = batch
                 case Commit(items):
                     self._do(self.order.begin(items))
-                case Store(token, letters):
+                case StoreDeadLetters(token, letters):
                     self.letters[token] = replace(effect, letters=self.delays.traced(letters))
-                case Hold() | CancelHeld() | Park() | Fetch() | Unpark():
+                case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
                     self.delays.perform(effect)
                 case Flow(paused):
                     self.paused = paused
@@ -780,7 +780,7 @@ class World:
             for offset in _members(each)
         }
 
-    def keep_letters(self, store: Store) -> None:
+    def keep_letters(self, store: StoreDeadLetters) -> None:
         """Dead letters are durable."""
         for letter in store.letters:
             self._cancelling.check(letter.offset)

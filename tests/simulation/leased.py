@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from unittest.mock import patch
 
-from sidecar.core.claims import Mark
+from sidecar.core.claims import ClaimEnd
 from sidecar.core.effects import Claim, Effect
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
@@ -112,7 +112,7 @@ class Process(Shell):
         else:
             super()._do(effect)
 
-    def _settle(self, marks: Sequence[Mark]) -> bool:
+    def _settle(self, marks: Sequence[ClaimEnd]) -> bool:
         assert self._ledger is not None
         return self._ledger.settle(marks)
 

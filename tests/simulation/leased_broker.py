@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.core.claims import Exchanged, Mark, Want
+from sidecar.core.claims import ClaimEnd, Exchanged, Want
 from sidecar.core.parts import Batch
 from sidecar.core.records import Place
 from sidecar.ledger.memory import MemoryLedger
@@ -287,7 +287,7 @@ class SimulatedLedger:
         self._chance.crash()
         return None if self._chance(0.05) else verdicts
 
-    def settle(self, marks: Sequence[Mark]) -> bool:
+    def settle(self, marks: Sequence[ClaimEnd]) -> bool:
         """Whether these marks are."""
         self._chance.crash()
         if self._chance(0.05):

@@ -14,7 +14,7 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.records import TopicPartition
 
 TPS = [TopicPartition("t", number) for number in range(3)]
@@ -137,8 +137,8 @@ def read_keys(tp: TopicPartition, messages: Any) -> bytes:
 
 GROUPS = {count: {tag: f"g{tag}" if tag < count else None for tag in range(count + 1)} for count in range(1, 100)}
 COLUMNS, FRAMER = Columns(), LineFramer()
-READINGS: dict[tuple[int, bool], Reading] = {
-    (count, ids): Reading(COLUMNS, FRAMER, read_tags, GROUPS[count], read_ids if ids else None)  # type: ignore[arg-type]
+READINGS: dict[tuple[int, bool], ReadingRules] = {
+    (count, ids): ReadingRules(COLUMNS, FRAMER, read_tags, GROUPS[count], read_ids if ids else None)  # type: ignore[arg-type]
     for count in GROUPS
     for ids in (False, True)
 }
@@ -182,7 +182,7 @@ class Plan:
     """How likely an event is that the broker forgets its newest commits, and at times the end of a log with them."""
     reloads: float = 0.0
     """How likely an event is that the configuration is changed and read again."""
-    reading: Reading = field(init=False)
+    reading: ReadingRules = field(init=False)
 
     def __post_init__(self) -> None:
         self.reading = READINGS[self.groups, self.ids]
@@ -192,7 +192,7 @@ class Plan:
         self.rewinds = 0.02
         self.reading = replace(self.reading, digest=digest_of)
 
-    def version(self, number: int) -> tuple[Reading, BatchRules, DeliveryRules]:
+    def version(self, number: int) -> tuple[ReadingRules, BatchRules, DeliveryRules]:
         """The rules of a version of the configuration: all messages stay wanted, and go to other groups."""
         if not number:
             return self.reading, replace(self.batching), replace(self.rules)

@@ -9,7 +9,7 @@ from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
 from sidecar.core.cutting.cutting import UNIT_BYTES
 from sidecar.core.cutting.memory import held_by
-from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
+from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, StoreDeadLetters
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition_state import Tries
 from sidecar.core.parts import Part
@@ -87,7 +87,7 @@ class Process:
         self.acknowledged: dict[TopicPartition, bool] | None = None
         """The outstanding commit's result, on its way."""
         self.sends: dict[int, Request] = {}
-        self.stores: dict[int, Store] = {}
+        self.stores: dict[int, StoreDeadLetters] = {}
         self.claims: dict[int, list[Want]] = {}
         self.verdicts: dict[int, list[list[int]] | None] = {}
         """The ledger's answers, on their way."""
@@ -291,7 +291,7 @@ class Process:
             self.commit, self.acknowledged = self.order.begin(effect.items), None
         elif isinstance(effect, Claim):
             self.claims[effect.number] = effect.wants
-        elif isinstance(effect, Store):
+        elif isinstance(effect, StoreDeadLetters):
             self._check_letters(effect)
             self.stores[effect.token] = effect
         elif isinstance(effect, Flow):
@@ -422,13 +422,13 @@ class Process:
             self._store_letters(store)
         self.pipeline.stored(token, ok=ok, now_ms=self.now_ms)
 
-    def _check_letters(self, store: Store) -> None:
+    def _check_letters(self, store: StoreDeadLetters) -> None:
         for letter in store.letters:
             life = self._life(letter)
             if _is_given_up(letter, life) and not self._may_give_up(letter.attempts, self._tries(letter, life)):
                 raise BrokenPromiseError("letters", f"{letter} is neither refused nor given up")
 
-    def _store_letters(self, store: Store) -> None:
+    def _store_letters(self, store: StoreDeadLetters) -> None:
         for letter in store.letters:
             life = self._life(letter)
             if _is_given_up(letter, life):

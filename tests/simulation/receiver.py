@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.claims import State
+from sidecar.core.claims import ClaimState
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, FailedRow, Verdict
 from tests.simulation.broker import SCOPE, BrokenPromiseError, Life
@@ -150,7 +150,7 @@ class Receiver:
         """The known limit: a twin took the key when the claim had expired, or when the message was given up."""
         assert life.ledger is not None
         before = life.ledger.overtaken.get(life.key(offset), ())
-        return State.PROCESSING in before or (State.ERROR in before and self._plan.gives_up)
+        return ClaimState.PROCESSING in before or (ClaimState.ERROR in before and self._plan.gives_up)
 
     def _check_keys(self, life: Life, taken: Sequence[int]) -> None:
         """Of all messages with one key, in whatever partition, one arrives."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.delay.disk.blocks import Held
@@ -18,7 +18,7 @@ PLACES = ("a", "b", "a")
 WANTED = ((0, 1, 2), (0, 1), (0, 1))
 
 
-def reading_of(base: Reading, number: int) -> Reading:
+def reading_of(base: ReadingRules, number: int) -> ReadingRules:
     """The reading under one of the subscriptions."""
     place, wanted = PLACES[number], WANTED[number]
     filter_ = TagFilter(
@@ -49,7 +49,7 @@ class Retagging:
         changes: Whether it changes.
     """
 
-    def __init__(self, seed: int, base: Reading, tags: Sequence[int], *, changes: bool) -> None:
+    def __init__(self, seed: int, base: ReadingRules, tags: Sequence[int], *, changes: bool) -> None:
         self._r = random.Random(f"tags of {seed}")
         self._base, self._tags = base, tags
         self._changes = changes
@@ -58,7 +58,7 @@ class Retagging:
         """Offsets of messages that were read while their tag was not wanted."""
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> ReadingRules:
         """The reading in force."""
         return reading_of(self._base, self.number) if self._changes else self._base
 
@@ -66,7 +66,7 @@ class Retagging:
         """Whether the subscription is to change now."""
         return self._changes and self._r.random() < OFTEN
 
-    def change(self) -> Reading:
+    def change(self) -> ReadingRules:
         """Another subscription."""
         self.number = self._r.randrange(len(PLACES))
         return self.reading

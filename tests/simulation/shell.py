@@ -7,11 +7,11 @@ from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.claims import Mark
+from sidecar.core.claims import ClaimEnd
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.intake.reading import Reading
+from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, StoreDeadLetters
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.commit_order import CommitOrder, Publish, Settle, Step
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -75,7 +75,7 @@ class Shell:
                     self.source.commit(durable)
             case Send(batch):
                 self._sending.append(batch)
-            case Store(token, _):
+            case StoreDeadLetters(token, _):
                 self.pipeline.stored(token, ok=True, now_ms=self.now_ms)
             case Flow(paused):
                 self.source.pause(paused)
@@ -93,7 +93,7 @@ class Shell:
             step = self._order.ended(ok=self._settle(step.marks))
         return step.items if isinstance(step, Publish) else None
 
-    def _settle(self, marks: Sequence[Mark]) -> bool:
+    def _settle(self, marks: Sequence[ClaimEnd]) -> bool:
         """Whether the ledger took these."""
         raise AssertionError(marks)
 
@@ -153,14 +153,14 @@ class Shell:
         self.events.append(name)
 
 
-def reading_of(columns: Columns, tag_of: TagOf, form: str, keys: Any = None) -> Reading:
+def reading_of(columns: Columns, tag_of: TagOf, form: str, keys: Any = None) -> ReadingRules:
     """How messages are read that have their tag there."""
 
     def tags_of(tp: TopicPartition, messages: Sequence[Message]) -> list[Any]:
         return [tag_of(message) for message in messages]
 
     framer = make_framer(form, columns, lambda tp, messages: [(tag_of(message),) for message in messages])  # type: ignore[arg-type]
-    return Reading(columns, framer, tags_of, GROUPS, keys=keys)
+    return ReadingRules(columns, framer, tags_of, GROUPS, keys=keys)
 
 
 def batching_of(chance: Chance, held_max_bytes: int) -> BatchRules:

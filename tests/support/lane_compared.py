@@ -23,7 +23,7 @@ from sidecar.config.model import Settings
 from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
@@ -55,7 +55,7 @@ class Side:
         self.reading = build_parts(settings, columns).reading
         self.intake = Intake(self.reading)
         self.owned = Ownerships(b"\n")
-        self.owned.limit(Room(extra_bytes=1 << 62))
+        self.owned.limit(StateBudget(extra_bytes=1 << 62))
         for tp in tps:
             self.owned.take(tp, "s", PartitionState(0, 0), Lineage())
 

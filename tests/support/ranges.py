@@ -7,10 +7,10 @@ from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.claims import Mark, State
+from sidecar.core.claims import ClaimEnd, ClaimState
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Claim, Report, Send, Store
-from sidecar.core.intake.reading import Reading
+from sidecar.core.effects import Claim, Report, Send, StoreDeadLetters
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.parts import Batch
 from sidecar.core.ranges.pipeline import Halve, Halved, RangePipeline
 from sidecar.core.records import Answer, DeadLetter, Run, TopicPartition
@@ -92,7 +92,7 @@ class Attempt:
         self.letters: list[DeadLetter] = []
         self.sent: list[tuple[str, list[int], int]] = []
         """Name, offsets and number of the attempt of each send."""
-        self.errors: list[Mark] = []
+        self.errors: list[ClaimEnd] = []
         """Ends of claims that the ledger is told once no attempt can follow."""
         self.now_ms = 0.0
         self.store_ok = True
@@ -100,7 +100,7 @@ class Attempt:
         columns: Any = Columns()
         groups: Any = AllGroups()
         self._ledger, self._tp = ledger, tp
-        self.reading = Reading(
+        self.reading = ReadingRules(
             columns, LineFramer(), read_tags, groups, read_ids if ids else None, keys=read_keys if ledger else None
         )
         rules = DeliveryRules(
@@ -128,7 +128,7 @@ class Attempt:
                 self._do(effect)
                 self._kill()
         for mark in self.pipeline.take_marks():
-            if mark.state is State.ERROR:
+            if mark.state is ClaimState.ERROR:
                 self.errors.append(mark)
             else:
                 assert self._ledger is not None
@@ -153,7 +153,7 @@ class Attempt:
                     self._receiver.store(batch)
                 self._kill()
                 self.pipeline.answered(batch.id, answer, self.now_ms, 0)
-            case Store(token, letters):
+            case StoreDeadLetters(token, letters):
                 self.letters += letters if self.store_ok else []
                 self.pipeline.stored(token, ok=self.store_ok, now_ms=self.now_ms)
             case Halve(parts):

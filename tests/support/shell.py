@@ -9,9 +9,9 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, Store
-from sidecar.core.intake.reading import Reading
-from sidecar.core.partition.room import Room
+from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, StoreDeadLetters
+from sidecar.core.intake.reading import ReadingRules
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import (
     PartitionState,
 )
@@ -56,7 +56,7 @@ class Shell:
         ids: bool = False,
         ledger: Ledger | None = None,
         start: PartitionState = FRESH,
-        room: Room = Room(),  # noqa: B008  # frozen
+        room: StateBudget = StateBudget(),  # noqa: B008  # frozen
         copies: Callable[[TopicPartition], bool] | None = None,
         max_messages: int = 100,
         max_bytes: int = 10_000,
@@ -86,7 +86,7 @@ class Shell:
             lease_ms=LEASE_MS if ledger else None,
             numbered=numbered,
         )
-        reading = Reading(
+        reading = ReadingRules(
             Columns(),  # type: ignore[arg-type]
             LineFramer(),
             read_tags,
@@ -128,7 +128,7 @@ class Shell:
             self.reloads.append(effect)
         elif isinstance(effect, Commit):
             self._commit(effect)
-        elif isinstance(effect, Store):
+        elif isinstance(effect, StoreDeadLetters):
             self.store_tries += 1
             self.letters += effect.letters if self.store_ok else []
             self.pipeline.stored(effect.token, ok=self.store_ok, now_ms=self.now_ms)

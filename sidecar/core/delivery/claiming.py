@@ -24,7 +24,7 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event
 from sidecar.core.effects import Claim
 from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.parts import Batch, Hold, Part
+from sidecar.core.parts import Batch, Part, PartClaim
 from sidecar.core.records import Fragment
 
 HELD_WAITS = Backoff(100, 2_000)
@@ -34,7 +34,7 @@ FAILED_WAIT_MS = 500
 
 class _Piece(NamedTuple):
     part: Part
-    hold: Hold
+    hold: PartClaim
 
 
 class Claiming:
@@ -104,7 +104,7 @@ class Claiming:
 
     def _want(self, part: Part) -> Want:
         if part.hold is None:
-            part.hold = Hold(first=True)
+            part.hold = PartClaim(first=True)
         hold = part.hold
         # What an earlier life did not claim was not sent: under its name the receiver may have others of it already.
         token = self._token() if hold.first and part.life.attempts else hold.token
@@ -150,7 +150,7 @@ class Claiming:
         else:
             self._outbox.end(asking.batch, "duplicate" if ours else "released")
 
-    def _taken(self, part: Part, hold: Hold, verdict: Sequence[int], at_ms: float, now_ms: float) -> Part | None:
+    def _taken(self, part: Part, hold: PartClaim, verdict: Sequence[int], at_ms: float, now_ms: float) -> Part | None:
         """Return the remaining part; pieces are queued separately."""
         rows: defaultdict[int, set[int]] = defaultdict(set)
         for i, token in enumerate(verdict):
@@ -165,7 +165,9 @@ class Claiming:
         hold.at_ms = at_ms
         return part
 
-    def _apart(self, part: Part, hold: Hold, rows: dict[int, set[int]], at_ms: float, now_ms: float) -> Part | None:
+    def _apart(
+        self, part: Part, hold: PartClaim, rows: dict[int, set[int]], at_ms: float, now_ms: float
+    ) -> Part | None:
         twins = rows.pop(DUPLICATE, set())
         if self._rules.copied and (held := rows.pop(HELD, None)):
             self._carry(part, pick(part.fragments, held, self._rules.separator))
@@ -196,13 +198,13 @@ class Claiming:
         keys = b"".join([fragment.keys for fragment in held])
         self._output.tell(Carried(part.tp, part.group, part.first, part.last, offsets, keys))
 
-    def _replace(self, part: Part, hold: Hold, pieces: Mapping[int, list[Fragment]]) -> list[_Piece]:
+    def _replace(self, part: Part, hold: PartClaim, pieces: Mapping[int, list[Fragment]]) -> list[_Piece]:
         parts = self._owned[part.tp].outstanding.separate(part, pieces, hold.token)
         self._settlement.replace(part, parts)
         pieces_made = []
         for piece, token in zip(parts, pieces, strict=True):
             fewer = token == hold.token and part.life.attempts > 0
-            piece.hold = Hold(token, fewer=fewer, tries=hold.tries, barrier=hold.barrier)
+            piece.hold = PartClaim(token, fewer=fewer, tries=hold.tries, barrier=hold.barrier)
             pieces_made.append(_Piece(piece, piece.hold))
         return pieces_made
 
@@ -219,6 +221,6 @@ class Claiming:
         self.askings.put_off(Asking([piece.part for piece in pieces]), 0.0)
 
 
-def _told_apart_elsewhere(hold: Hold, verdict: Sequence[int]) -> bool:
+def _told_apart_elsewhere(hold: PartClaim, verdict: Sequence[int]) -> bool:
     """Whether rows have another token than requested, although this process had requested them before."""
     return not hold.first and any(token >= 0 and token != hold.token for token in verdict)

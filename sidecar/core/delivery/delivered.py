@@ -15,7 +15,7 @@ MESSAGES_BOUNDS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.
 BYTES_BOUNDS = (256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0)
 
 
-class Delivered(NamedTuple):
+class DeliveryCounts(NamedTuple):
     """Counts since the start, by group's label where they are by group."""
 
     messages: Mapping[str, int] = {}
@@ -49,9 +49,9 @@ class Deliveries:
                 if fragment.stamp_ms is not None:
                     self._ages.observe(max(0.0, (wall_ms - fragment.stamp_ms) / 1000), fragment.count)
 
-    def read(self) -> Delivered:
+    def read(self) -> DeliveryCounts:
         """The counts so far."""
         found = self._counts.counts().items()
         messages = {group: count for (group, kind), count in found if kind == "messages"}
         nbytes = {group: count for (group, kind), count in found if kind == "bytes"}
-        return Delivered(messages, nbytes, self._ages.read(), self._messages.read(), self._bytes.read())
+        return DeliveryCounts(messages, nbytes, self._ages.read(), self._messages.read(), self._bytes.read())

@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from sidecar.core.batching import UNFRAMEABLE, pick_keys
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.records import NO_ID, Fragment, Message, TopicPartition
 
 
 def fragment_of(
-    reading: Reading,
+    reading: ReadingRules,
     tp: TopicPartition,
     messages: list[Message],
     now_ms: float,
@@ -46,5 +46,5 @@ def fragment_of(
     return Fragment(offsets, data, ids, unframeable, now_ms, keys)
 
 
-def _without_rows(reading: Reading) -> Fragment:
+def _without_rows(reading: ReadingRules) -> Fragment:
     return Fragment(array("q"), b"", None if reading.ids is None else array("q"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.partition.partition import Partition
 from sidecar.core.records import NO_ID, Message, TopicPartition
 from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingSet
@@ -16,7 +16,7 @@ from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingSet
 class Identities:
     """Remembers ids from the first look-up on; they are durable only once their messages are settled."""
 
-    def __init__(self, reading: Reading, windows: Deduplicator[TopicPartition]) -> None:
+    def __init__(self, reading: ReadingRules, windows: Deduplicator[TopicPartition]) -> None:
         self._read = reading.ids
         self._odd = reading.odd_ids
         self._copies = reading.copies

@@ -15,7 +15,7 @@ from sidecar.core.batching import Buffer, held_bytes
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.positions import Positions
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.intake.unwanted import LOOKS, Unwanted
 from sidecar.core.intents import Intent
 from sidecar.core.messages.fields import Raw
@@ -72,7 +72,7 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
 
     __slots__ = ("_chosen", "_groups", "_may_want", "_plain_mask", "_refused", "_unwanted")
 
-    def __init__(self, reading: Reading, chosen: dict[str | None, list[Message]], masked: list[Message]) -> None:
+    def __init__(self, reading: ReadingRules, chosen: dict[str | None, list[Message]], masked: list[Message]) -> None:
         super().__init__(self._append)
         self._groups, self._refused, self._may_want = reading.groups, reading.refused, reading.may_want
         self._chosen, self._unwanted, self._plain_mask = chosen, masked.append, reading.plain_mask
@@ -100,9 +100,9 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
 class Intake:
     """Sorts runs: each message of a run has one outcome, or is in one fragment."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ReadingRules) -> None:
         self._r = reading
-        self.tap: Callable[[Reading, Partition, Sequence[Message], Sorted], None] | None = None
+        self.tap: Callable[[ReadingRules, Partition, Sequence[Message], Sorted], None] | None = None
         """Is shown each run and what became of it; None as long as nobody looks."""
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
@@ -127,10 +127,10 @@ class Intake:
 
     @property
     def tag_index(self) -> TagIndex | None:
-        """See `Reading`."""
+        """See `ReadingRules`."""
         return self._r.tag_index
 
-    def change(self, reading: Reading) -> None:
+    def change(self, reading: ReadingRules) -> None:
         """Go on with another filter and format; how ids, due times and names are read stays."""
         self.unwanted = Unwanted()
         self._r = replace(reading, keys=self._r.keys, odd_ids=self._r.odd_ids)

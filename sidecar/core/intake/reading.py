@@ -21,7 +21,7 @@ ReadKeys = Callable[[TopicPartition, Sequence[Message]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingRules:
     """Rules by which messages are read.
 
     Args:

@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sidecar.core.claims import Mark
+from sidecar.core.claims import ClaimEnd
 from sidecar.core.intents import Barrier, Intent
 from sidecar.core.partition_state import PartitionState
 
 
 @dataclass(slots=True)
-class Begun:
+class BegunCommit:
     """Everything that a commit under way makes durable."""
 
     state: PartitionState
@@ -22,17 +22,17 @@ class Begun:
     """Number of errors that the ledger may be told after the commit."""
 
 
-class Dues:
+class CommitEntries:
     """Collects entries: for the journal before a commit, for the ledger before or after it."""
 
     def __init__(self) -> None:
         self._durable: PartitionState | None = None
         self._ids = array("q")
         self._held_ids: list[int] = []
-        self._marks: list[Mark] = []
+        self._marks: list[ClaimEnd] = []
         self._begun_marks = False
         """Whether a commit took marks and no commit succeeded since: the ledger may not have them yet."""
-        self._errors: list[Mark] = []
+        self._errors: list[ClaimEnd] = []
         self._barriers: list[Barrier] = []
 
     def journal(self, number: int) -> None:
@@ -43,7 +43,7 @@ class Dues:
         """Add the id of a message that the store of delayed messages has: a commit under way may settle it."""
         self._held_ids.append(number)
 
-    def tell(self, mark: Mark) -> None:
+    def tell(self, mark: ClaimEnd) -> None:
         """Add a mark for the ledger, to be written before the next commit; no later commit reports it."""
         self._marks.append(mark)
 
@@ -66,10 +66,10 @@ class Dues:
         """Whether there is anything to commit."""
         return bool(state != self._durable or self._marks or self._begun_marks or self._barriers)
 
-    def begin(self, state: PartitionState, intents: Iterable[Intent]) -> Begun:
+    def begin(self, state: PartitionState, intents: Iterable[Intent]) -> BegunCommit:
         """Begin a commit of this state, with all entries that are due so far."""
         # Copies: entries that are added while the commit is under way become durable with a later one.
-        return Begun(state, list(intents), list(self._barriers), len(self._errors))
+        return BegunCommit(state, list(intents), list(self._barriers), len(self._errors))
 
     @property
     def has_ids(self) -> bool:
@@ -86,13 +86,13 @@ class Dues:
         ids, self._held_ids = array("q", self._held_ids), []
         return ids
 
-    def take_marks(self) -> tuple[Mark, ...]:
+    def take_marks(self) -> tuple[ClaimEnd, ...]:
         """Remove and return the marks for the ledger."""
         marks, self._marks = tuple(self._marks), []
         self._begun_marks |= bool(marks)
         return marks
 
-    def take_errors(self) -> tuple[Mark, ...]:
+    def take_errors(self) -> tuple[ClaimEnd, ...]:
         """Remove and return the errors that the ledger may be told after a commit."""
         errors, self._errors = tuple(self._errors), []
         return errors
@@ -103,7 +103,7 @@ class Dues:
             barrier.durable = True
         self._barriers.clear()
 
-    def acknowledged(self, begun: Begun) -> bool:
+    def acknowledged(self, begun: BegunCommit) -> bool:
         """Handle a successful commit. Return whether another one is due, for entries that may be written now."""
         self._durable, self._begun_marks = begun.state, False
         for intent in begun.intents:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from sidecar.core.batching import body_bytes, ids_of
 from sidecar.core.intents import Intent
-from sidecar.core.partition.dues import Dues
+from sidecar.core.partition.dues import CommitEntries
 from sidecar.core.partition.lanes import Lanes
-from sidecar.core.partition.parking import Parking
+from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition_state import Tries, derived_scope, lane_key
 from sidecar.core.parts import Life, Part
@@ -29,7 +29,13 @@ class Outstanding:
     """
 
     def __init__(
-        self, tp: TopicPartition, scope: str, lanes: Lanes, promises: Promises, dues: Dues, parking: Parking
+        self,
+        tp: TopicPartition,
+        scope: str,
+        lanes: Lanes,
+        promises: Promises,
+        dues: CommitEntries,
+        parking: ParkedRecords,
     ) -> None:
         self._tp = tp
         self._scope = scope

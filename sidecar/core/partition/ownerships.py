@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.partition import Partition
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
@@ -18,7 +18,7 @@ class Ownerships(dict[TopicPartition, Partition]):
     def __init__(self, separator: bytes) -> None:
         super().__init__()
         self._separator = separator
-        self._room = Room()
+        self._room = StateBudget()
         self._fenced: set[TopicPartition] = set()
         self._replays: set[TopicPartition] = set()
 
@@ -35,7 +35,7 @@ class Ownerships(dict[TopicPartition, Partition]):
         """Whether a partition of the batch is fenced."""
         return bool(self._fenced) and any(part.tp in self._fenced for part in batch.parts)
 
-    def limit(self, room: Room) -> None:
+    def limit(self, room: StateBudget) -> None:
         """Set the room for the state of partitions taken from now on."""
         self._room = room
 

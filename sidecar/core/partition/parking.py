@@ -21,7 +21,7 @@ from sidecar.core.parts import Part
 from sidecar.core.records import Parked
 
 
-class Ended(NamedTuple):
+class EndedRecord(NamedTuple):
     """A record that is not needed any more."""
 
     number: int
@@ -29,7 +29,7 @@ class Ended(NamedTuple):
     """None if it never counted."""
 
 
-class Parking:
+class ParkedRecords:
     """Records by number. One that is stored and not loaded is sent by nobody."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Parking:
         """Message ids of stored records that no commit of this owner counts yet: a successor may send another part."""
         self._halved: dict[int, int] = {}
         """Numbers of records that are replaced by halves, with that of the second half."""
-        self._ended: list[Ended] = []
+        self._ended: list[EndedRecord] = []
         self.groups: Counter[str] = Counter()
         """Number of records by group, with those on the way."""
 
@@ -93,7 +93,9 @@ class Parking:
             known = members.setdefault(record.home, BitMap64())
             # After an operator's reset all count, also what was parked anew because a commit had failed.
             if record.number in void or not record.offsets.isdisjoint(known):
-                self._ended.insert(0, Ended(record.number, None))  # halves before their whole: without it, they count
+                self._ended.insert(
+                    0, EndedRecord(record.number, None)
+                )  # halves before their whole: without it, they count
             else:
                 known |= record.offsets
                 self.groups[record.group] += 1
@@ -202,9 +204,9 @@ class Parking:
         """All messages of a record have their outcome, or are in other records."""
         record = self._records.pop(number)
         self.loaded.discard(number)
-        self._ended.append(Ended(number, record.group))
+        self._ended.append(EndedRecord(number, record.group))
 
-    def take_ended(self) -> list[Ended]:
+    def take_ended(self) -> list[EndedRecord]:
         """Remove and return the records that are not needed any more."""
         if not self.is_proved:
             return []

@@ -14,16 +14,16 @@ from dataclasses import replace
 from sidecar.core.effects import CommitItem
 from sidecar.core.intents import Intent
 from sidecar.core.lineage import Lineage
-from sidecar.core.partition.dues import Begun, Dues
+from sidecar.core.partition.dues import BegunCommit, CommitEntries
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.opening import Opening
 from sidecar.core.partition.outstanding import Outstanding
-from sidecar.core.partition.parking import Parking
+from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.passed import Passed
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition.reach import CountedReach, Reach
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition.stamps import Stamps
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import Part
@@ -46,7 +46,7 @@ class Partition:
         state: PartitionState,
         separator: bytes,
         lineage: Lineage = Lineage(),  # noqa: B008  # frozen
-        room: Room = Room(),  # noqa: B008  # frozen
+        room: StateBudget = StateBudget(),  # noqa: B008  # frozen
     ) -> None:
         self.tp = tp
         self.scope = scope
@@ -55,11 +55,11 @@ class Partition:
         self.reach = (CountedReach if self.is_delayed else Reach)(state.watermark, state.seen, state.watermark)
         self.lanes = Lanes(separator)
         self.promises = Promises(state, room, durable=lineage.durable)
-        self.dues = Dues()
+        self.dues = CommitEntries()
         self.stamps = Stamps(lineage)
         self.passed = Passed()
         self.holding = Holding()
-        self.parking = Parking()
+        self.parking = ParkedRecords()
         self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues, self.parking)
         self.opening = Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
 
@@ -149,7 +149,7 @@ class Partition:
         if not self.holding.withholds(number):
             self.dues.journal(number)
 
-    def begin_commit(self, generation: int, *, proves: bool = False) -> tuple[CommitItem, Begun] | None:
+    def begin_commit(self, generation: int, *, proves: bool = False) -> tuple[CommitItem, BegunCommit] | None:
         """Begin a commit: return its content and what it makes durable, or None if nothing changed.
 
         Args:
@@ -167,7 +167,7 @@ class Partition:
         )
         return item, begun
 
-    def acknowledged(self, begun: Begun) -> bool:
+    def acknowledged(self, begun: BegunCommit) -> bool:
         """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""
         self.reach.commit(begun.state.watermark)
         self.holding.committed(begun.state.seen)

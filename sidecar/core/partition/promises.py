@@ -1,7 +1,7 @@
 """The intents of one ownership, and the room that its state leaves them. No fragment, no commit.
 
-Up to 64 groups at a time (`Room.lanes`) have intents of their own. When more are open at once, one cut serves all
-groups of the partition (a shared intent), so that the state does not grow with groups.
+Up to 64 groups at a time (`StateBudget.lanes`) have intents of their own. When more are open at once, one cut serves
+all groups of the partition (a shared intent), so that the state does not grow with groups.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidecar.core.intents import Intent
 from sidecar.core.partition.lanes import Lane, Lanes
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.records import Parked
@@ -30,7 +30,7 @@ class Promises:
         durable: Whether the broker has the predecessor's intents, and not only the folder.
     """
 
-    def __init__(self, state: PartitionState, room: Room, *, durable: bool) -> None:
+    def __init__(self, state: PartitionState, room: StateBudget, *, durable: bool) -> None:
         self._room = room
         self.shared_from = state.shared_from
         """If groups share intents, the offset from which nothing is in any intent."""

@@ -19,7 +19,7 @@ FIXED_BYTES = 75 + ANCESTORS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StateBudget:
     """Bounds of a partition's state.
 
     Args:
@@ -35,14 +35,14 @@ class Room:
     tries: int = TRIES
 
     @property
-    def for_positions(self) -> Room:
+    def for_positions(self) -> StateBudget:
         """The room if intents are of positions: in the state they take 16 bytes instead of 10."""
-        return Room(
+        return StateBudget(
             *(int(most * 10 / 16) for most in (self.lanes, self.extra_cuts_bytes, self.extra_bytes, self.tries))
         )
 
     @classmethod
-    def within(cls, characters: int) -> Room:
+    def within(cls, characters: int) -> StateBudget:
         """The room in this many characters of base64; with less, fewer groups are open and sharing begins sooner.
 
         Args:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from sidecar.core.partition.promises import Promises
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import NO_TRIES, PartitionState, Tries, lane_key
 
 
@@ -40,7 +40,7 @@ def standing(state: PartitionState, group: str, offset: int) -> Standing:
     if offset >= state.seen:
         return Standing(Phase.UNREAD)
     key = lane_key(group)
-    intents, open_from = Promises(state, Room(), durable=True).of(key, state.seen)
+    intents, open_from = Promises(state, StateBudget(), durable=True).of(key, state.seen)
     for intent in intents:
         if intent.covers(key, offset):
             return Standing(Phase.FIXED, intent.first, intent.last, intent.tries)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from sidecar.core.claims import Mark
+from sidecar.core.claims import ClaimEnd
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import TopicPartition
 
@@ -43,7 +43,7 @@ class Journal:
 class Settle:
     """Write these ends of claims to the ledger, all or none."""
 
-    marks: tuple[Mark, ...]
+    marks: tuple[ClaimEnd, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CommitOrder:
 
     def __init__(self) -> None:
         self._ids: list[SettledIds] = []
-        self._marks: list[Mark] = []
+        self._marks: list[ClaimEnd] = []
         self._items: list[CommitItem] | None = None
         """Items of the commit that waits for the step under way; None if another commit is to overtake it."""
         self._step: Journal | Settle | Keep | None = None

@@ -7,7 +7,7 @@ from math import inf
 
 from sidecar.core.effects import Commit, CommitItem, Reload
 from sidecar.core.intake.identities import Identities
-from sidecar.core.partition.dues import Begun
+from sidecar.core.partition.dues import BegunCommit
 from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.commit_order import SettledIds
@@ -36,7 +36,7 @@ class Commits:
         self._identities = identities
         self._dirty: dict[TopicPartition, float] = {}
         self._reloads: dict[TopicPartition, str] = {}
-        self._outstanding: dict[TopicPartition, tuple[Partition, Begun]] = {}
+        self._outstanding: dict[TopicPartition, tuple[Partition, BegunCommit]] = {}
         self._next_at_ms = 0.0
 
     @property

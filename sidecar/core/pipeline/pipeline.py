@@ -20,7 +20,7 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.positions import HoleError
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.intents import Barrier
 from sidecar.core.lineage import Fingerprint, Lineage
 from sidecar.core.partition.ownerships import Ownerships
@@ -44,7 +44,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, reading: Reading, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
+        self, reading: ReadingRules, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
     ) -> None:
         separator = reading.framer.separator
         self._batching, self._rules = batching, rules
@@ -154,10 +154,10 @@ class Pipeline:
         self._output.report("messages.all_filtered", "warning", count=count, tags=tags)
 
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
-        """Record that the store has the messages of each `Hold` up to a token, and that this is durable.
+        """Record that the store has the messages of each `HoldUntilDue` up to a token, and that this is durable.
 
         Args:
-            token: That of the last `Hold`.
+            token: The token of the last `HoldUntilDue`.
             position: The lowest position that the store gave to a message of these.
             now_ms: Monotonic time.
         """
@@ -227,7 +227,7 @@ class Pipeline:
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """Record that the dead letters of one `Store` are durable, or could not be stored."""
+        """Record that the dead letters of one `StoreDeadLetters` are durable, or could not be stored."""
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply(self.delivery.output.take_outcomes(), now_ms)
 
@@ -276,7 +276,7 @@ class Pipeline:
         return self.idle and not self.delivery.outbox.groups.parked
 
     def change_reading(
-        self, reading: Reading, batching: BatchRules, rules: DeliveryRules, now_ms: float
+        self, reading: ReadingRules, batching: BatchRules, rules: DeliveryRules, now_ms: float
     ) -> dict[TopicPartition, Barrier]:
         """Filter, group and frame otherwise from now on, while all is quiet.
 

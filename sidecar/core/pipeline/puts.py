@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pyroaring import BitMap64
 
-from sidecar.core.effects import CancelHeld, Hold
+from sidecar.core.effects import CancelHeld, HoldUntilDue
 from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.partition.holding import Put
@@ -66,13 +66,13 @@ class Puts:
         if not partition.holding.busy:
             self._busy.discard(partition.tp)
 
-    def hold(self, partition: Partition, found: Sorted) -> Hold:
+    def hold(self, partition: Partition, found: Sorted) -> HoldUntilDue:
         """The request to hold the delayed messages of a run."""
         messages, identities = found.delayed, self._intake.identities
         offsets = list(self._intake.offsets(messages))
         token = self._begin(partition, Put(offsets[-1], len(messages), _ids(identities, partition.tp, found)))
         due_ms, tags = list(map(found.due_ms.__getitem__, offsets)), list(map(found.tags.__getitem__, offsets))
-        return Hold(partition.tp, token, messages, due_ms, tags)
+        return HoldUntilDue(partition.tp, token, messages, due_ms, tags)
 
     def cancel(self, partition: Partition, names: Mapping[bytes, int]) -> CancelHeld:
         """The request to cancel held messages; those of the same run are handed over before."""
@@ -87,7 +87,7 @@ class Puts:
             partition.holding.end_cancels(token)
             self._note_end(partition)
 
-    def expects(self, asked: Hold | CancelHeld) -> bool:
+    def expects(self, asked: HoldUntilDue | CancelHeld) -> bool:
         """Whether the ownership that asked for this continues."""
         partition = self._owned.get(asked.tp)
         return partition is not None and partition.holding.expects(asked.token)

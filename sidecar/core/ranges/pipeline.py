@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
-from sidecar.core.claims import Mark
+from sidecar.core.claims import ClaimEnd
 from sidecar.core.cutting.memory import Memory
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.delivery.output import Carried, Settled
@@ -28,11 +28,11 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.intents import Intent
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.ranges.cutting import RangeCutter
@@ -109,7 +109,7 @@ class RangePipeline:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: ReadingRules,
         limits: Limits,
         held_max_bytes: int,
         rules: DeliveryRules,
@@ -125,7 +125,7 @@ class RangePipeline:
         self._halvings = _Halvings(halved)
         self._again = again
         owned = Ownerships(self._separator)
-        owned.limit(Room(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
+        owned.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
         owned.take(tp, scope, PartitionState(0, 0), Lineage())
         self.range = owned[tp]
         self.intake = Intake(reading)
@@ -180,7 +180,7 @@ class RangePipeline:
         self._apply()
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """Record that the dead letters of one `Store` are durable, or could not be stored."""
+        """Record that the dead letters of one `StoreDeadLetters` are durable, or could not be stored."""
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply()
 
@@ -193,7 +193,7 @@ class RangePipeline:
         self.delivery.claimed(number, verdicts, now_ms)
         self._apply()
 
-    def take_marks(self) -> tuple[Mark, ...]:
+    def take_marks(self) -> tuple[ClaimEnd, ...]:
         """Remove and return the ends of claims that are due since the last call."""
         return self.range.dues.take_marks() + self.range.dues.take_errors()
 

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.snapshots import Stored, bitmap_of, seal, unseal
 from sidecar.core.windows.idruns import Keys, Mask, Search, SortedRun, mixed, search
-from sidecar.core.windows.idset import IdSet, Room
+from sidecar.core.windows.idset import IdRoom, IdSet
 
 K = TypeVar("K", bound=Hashable)
 CAPACITY = 100_000_000
@@ -77,10 +77,10 @@ class RotatingSet:
         keep_ms: Rotate at this age too: a number is forgotten after one to two times as long.
     """
 
-    def __init__(self, capacity: int = CAPACITY, room: Room | None = None, keep_ms: float | None = None) -> None:
+    def __init__(self, capacity: int = CAPACITY, room: IdRoom | None = None, keep_ms: float | None = None) -> None:
         self.half = max(1, capacity // 2)
         self.generation = 0
-        self._room = room or Room()
+        self._room = room or IdRoom()
         self._keep_ms = keep_ms
         self.young, self.old = IdSet(self._room), IdSet(self._room)
 
@@ -314,7 +314,7 @@ class Deduplicator(Generic[K]):
         if capacity < 2:
             raise ValueError(f"capacity must be at least 2, not {capacity}")
         self.capacity = capacity
-        self.room = Room(search=search)
+        self.room = IdRoom(search=search)
         """Limit on the newest keys of the windows."""
         self._bitmap = bitmap
         self._keep_ms = keep_ms

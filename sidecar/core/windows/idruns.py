@@ -46,7 +46,7 @@ def _rounds(keys: Keys, factors: Sequence[int]) -> Keys:
     return keys
 
 
-class Piece(NamedTuple):
+class _RunPiece(NamedTuple):
     """A slice of a run that is being made: its keys, with their part of index and filter."""
 
     keys: Keys
@@ -141,7 +141,7 @@ def rising(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:
     return _once(keys)
 
 
-def merged(runs: Sequence[Keys]) -> Iterator[Piece]:
+def merged(runs: Sequence[Keys]) -> Iterator[_RunPiece]:
     """Merge rising keys, slice by slice; the pieces in sequence are a run, with the `Sizes` of all keys."""
     slice_bits, index_bits, filter_bits = Sizes.of(sum(map(len, runs)))
     bounds = [_cuts(keys, slice_bits) for keys in runs]
@@ -149,7 +149,7 @@ def merged(runs: Sequence[Keys]) -> Iterator[Piece]:
     for number in range(1 << slice_bits):
         parts = [keys[cuts[number] : cuts[number + 1]] for keys, cuts in zip(runs, bounds, strict=True)]
         keys = _union([part for part in parts if len(part)])
-        yield Piece(
+        yield _RunPiece(
             keys,
             _index_of(keys, number, slice_bits, index_bits) + np.uint32(count),
             _filter_of(keys, number, slice_bits, filter_bits),

@@ -15,7 +15,7 @@ RECENT_MIN, RECENT_MAX = 64, 8_192
 NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
-class Room:
+class IdRoom:
     """Shared by windows: the number of their newest keys, how keys are looked up, and the count of their rotations.
 
     Args:
@@ -48,7 +48,7 @@ class Room:
 class IdSet:
     """A set of numbers, added many at a time."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: IdRoom) -> None:
         self._room = room
         self.recent: Keys = NO_KEYS
         """The newest keys, rising; in no run yet."""

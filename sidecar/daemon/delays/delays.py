@@ -11,7 +11,7 @@ from math import inf
 
 import structlog
 
-from sidecar.core.effects import CancelHeld, CommitItem, Fetch, Hold, Park, Unpark
+from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.partition.reach import Reach
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
@@ -85,7 +85,7 @@ class Delays:
         """What an operator asks."""
         self.left: LeftBehind | None = None
         """Looks for messages that nobody delivers."""
-        self._waiting: deque[Hold | CancelHeld | Park | Unpark] = deque()
+        self._waiting: deque[HoldUntilDue | CancelHeld | Park | Unpark] = deque()
         """What the store could not do yet."""
         self._clock = SteadyClock()
         self._now_ms, self._wall_ms = 0.0, 0
@@ -102,7 +102,7 @@ class Delays:
 
     # Holding
 
-    def perform(self, effect: Hold | CancelHeld | Park | Fetch | Unpark) -> None:
+    def perform(self, effect: HoldUntilDue | CancelHeld | Park | Fetch | Unpark) -> None:
         """Hold, cancel, keep, read or remove in the store, in this order; the core is told when it is durable."""
         if isinstance(effect, Fetch):
             self._fetch(effect)
@@ -138,9 +138,9 @@ class Delays:
             self._writing.problem = str(error)
             return False
 
-    def _do(self, effect: Hold | CancelHeld | Park | Unpark) -> None:
+    def _do(self, effect: HoldUntilDue | CancelHeld | Park | Unpark) -> None:
         match effect:
-            case Hold():
+            case HoldUntilDue():
                 self._put(effect)
             case CancelHeld():
                 self._cancels.add(effect)
@@ -149,7 +149,7 @@ class Delays:
             case Unpark():
                 self._parked.unpark(effect)
 
-    def _put(self, hold: Hold) -> None:
+    def _put(self, hold: HoldUntilDue) -> None:
         if not self._pipeline.puts.expects(hold):  # what an earlier ownership read is read again, and put then
             return
         columns, messages = self._columns, hold.messages

@@ -17,7 +17,7 @@ import structlog
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.ids import Taken, overdue
+from sidecar.daemon.ids import TakenPartition, overdue
 from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
@@ -54,7 +54,7 @@ class _AbandonedError(Exception):
 class _Attempt:
     """One attempt to take a partition over; both threads know it."""
 
-    taken: Taken
+    taken: TakenPartition
     number: int
     """The store's number for it."""
     note: Note | None
@@ -106,7 +106,7 @@ class Takeovers:
         self._inbox = inbox
         self._wall_ms = wall_ms
         self._clock = clock
-        self.loading: dict[TopicPartition, Taken] = {}
+        self.loading: dict[TopicPartition, TakenPartition] = {}
         """The partitions that the core does not have yet, or may not read."""
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._reason = ""
@@ -128,13 +128,13 @@ class Takeovers:
         late = overdue(self.loading, self._clock())
         return f"{late}: {self._reason or 'they are being restored'}" if late else ""
 
-    def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> Taken:
+    def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition:
         """Begin to take a partition over; `ended` returns it later."""
-        taken = self.loading[assignment.tp] = Taken(assignment, known, 0, self._clock())
+        taken = self.loading[assignment.tp] = TakenPartition(assignment, known, 0, self._clock())
         self._begin(taken)
         return taken
 
-    def _begin(self, taken: Taken) -> None:
+    def _begin(self, taken: TakenPartition) -> None:
         taken.retry_at_s, tp = None, taken.assignment.tp
         number, note = self._store.begin(self._name_of(tp))
         attempt = self._attempts[tp] = _Attempt(taken, number, note, has_rows=note is not None)
@@ -157,7 +157,7 @@ class Takeovers:
                 self._failed(attempt, error)
         attempt.room.release()
 
-    def ended(self, told: TakeoverEnded) -> Taken | None:
+    def ended(self, told: TakeoverEnded) -> TakenPartition | None:
         """Handle the end of an attempt; return its partition, which is to be given to the core now.
 
         Raises:
@@ -204,7 +204,7 @@ class Takeovers:
         attempt.room.release()
         self._store.abandon(attempt.number)
 
-    def proved(self) -> list[Taken]:
+    def proved(self) -> list[TakenPartition]:
         """Remove and return the partitions that may be read from now on."""
         owned = [tp for tp in self.loading if tp not in self._attempts]
         return [self.loading.pop(tp) for tp in owned if self._store.is_proved(self._name_of(tp))]

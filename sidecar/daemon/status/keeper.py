@@ -13,7 +13,7 @@ from sidecar.core.books import Books
 from sidecar.core.delivery.stages import Stage
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition, group_label
-from sidecar.daemon.reload import Reload
+from sidecar.daemon.reload import ConfigReload
 from sidecar.daemon.status.blocking import blocking
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.status.problems import Problems
@@ -64,7 +64,7 @@ class StatusKeeper:
         state: State,
         group_id: str,
         budget_bytes: int,
-        reload: Reload,
+        reload: ConfigReload,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger

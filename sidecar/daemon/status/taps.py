@@ -17,7 +17,7 @@ import structlog
 
 from sidecar.core.delivery.delivered import Deliveries
 from sidecar.core.intake.intake import Intake, Sorted
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Batch, Part
@@ -160,7 +160,7 @@ class Taps:
         if len(heard) < len(self._taps):
             self._keep(heard)
 
-    def sorted(self, reading: Reading, partition: Partition, messages: Sequence[Message], found: Sorted) -> None:
+    def sorted(self, reading: ReadingRules, partition: Partition, messages: Sequence[Message], found: Sorted) -> None:
         """Show what was filtered, and what was a duplicate. What is read again after a takeover is not called one."""
         self._drop_silent()
         taken: set[int] | None = None
@@ -212,7 +212,7 @@ class Taps:
         return {**tp.fields()} if found is None else {**tp.fields(), "offset": found}
 
 
-def _taken(reading: Reading, found: Sorted) -> set[int]:
+def _taken(reading: ReadingRules, found: Sorted) -> set[int]:
     """Offsets of a run whose messages are open, held, or given up."""
     opened = {offset for _, fragment in found.opened for offset in (*fragment.offsets, *fragment.unframeable)}
     delayed = reading.columns.offsets(found.delayed) if found.delayed else ()

@@ -12,7 +12,7 @@ from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 
 if TYPE_CHECKING:
-    from sidecar.core.claims import Mark
+    from sidecar.core.claims import ClaimEnd
     from sidecar.core.delivery.output import Carried
 
 
@@ -33,7 +33,7 @@ class Outcome:
     """Number of messages that the receiver permanently refused."""
     carried: list[Carried] = field(default_factory=list)
     """Rows whose keys twins held; they count as in flight."""
-    errors: list[Mark] = field(default_factory=list)
+    errors: list[ClaimEnd] = field(default_factory=list)
     """Dead letters, of which the ledger is to be told when the micro-batch is committed."""
     scope: str = ""
     """Identity of the partition in the names of parts."""

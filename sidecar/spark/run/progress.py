@@ -13,7 +13,7 @@ import structlog
 
 from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS, Books
-from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Distribution, Histogram
 from sidecar.core.intake.unwanted import FIRST
 from sidecar.core.messages.tags import UNWANTED_MAX
@@ -188,7 +188,7 @@ class Tally:
             tags_refused=dict(self.tags_refused),
             send_seconds=NO_SECONDS,
             commit_seconds=NO_SECONDS,
-            delivered=Delivered(),
+            delivered=DeliveryCounts(),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.stages import StrayEventError
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
@@ -40,16 +40,16 @@ class Twins(Shell):
         (verdict,) = self.ledger.claim([Want(place, [row[0]], key_of(0, row), 7)], timeout_ms)
         return verdict
 
-    def end(self, row: Row, state: State) -> None:
+    def end(self, row: Row, state: ClaimState) -> None:
         """What became of it there."""
         assert self.ledger is not None
-        self.ledger.settle([Mark(ELSEWHERE, state, [row[0]], key_of(0, row))])
+        self.ledger.settle([ClaimEnd(ELSEWHERE, state, [row[0]], key_of(0, row))])
 
     def overtake(self, row: Row) -> None:
         """A twin elsewhere takes the row's key, of which the claim has expired, and is delivered."""
         self.now_ms += 4 * LEASE_MS
         assert self.twin(row) == [7]
-        self.end(row, State.SUCCESS)
+        self.end(row, ClaimState.SUCCESS)
 
     def run_until_sent(self) -> None:
         """Let time pass until there was a request."""
@@ -107,7 +107,7 @@ def test_a_twin_that_was_delivered_elsewhere_is_a_duplicate() -> None:
     """What the ledger has as delivered is not sent, and the rest of the batch is."""
     shell, rows = Twins(), with_ids(1, 2, None)
     shell.twin(rows[0])
-    shell.end(rows[0], State.SUCCESS)
+    shell.end(rows[0], ClaimState.SUCCESS)
     shell.read(*rows)
     shell.run(20)
     assert shell.offsets() == [[1, 2]]
@@ -120,16 +120,16 @@ def test_a_batch_of_duplicates_is_not_sent_at_all() -> None:
     """Where all of a batch was delivered elsewhere nothing is sent, and the offset moves on."""
     shell, rows = Twins(), with_ids(1)
     shell.twin(rows[0])
-    shell.end(rows[0], State.SUCCESS)
+    shell.end(rows[0], ClaimState.SUCCESS)
     shell.read(*rows)
     shell.run(20)
     assert (shell.sent, shell.commits[-1].watermark) == ([], 1)
 
 
 @pytest.mark.parametrize(
-    ("state", "sent"), [(State.SUCCESS, [[0, 2]]), (State.ERROR, [[0, 2], [1]])], ids=["delivered", "refused"]
+    ("state", "sent"), [(ClaimState.SUCCESS, [[0, 2]]), (ClaimState.ERROR, [[0, 2], [1]])], ids=["delivered", "refused"]
 )
-def test_a_twin_that_is_claimed_elsewhere_is_waited_for(state: State, sent: list[list[int]]) -> None:
+def test_a_twin_that_is_claimed_elsewhere_is_waited_for(state: ClaimState, sent: list[list[int]]) -> None:
     """The others go out meanwhile; its own end follows from the twin's, under another name than theirs."""
     shell, rows = Twins(), with_ids(1, 2, 3)
     shell.twin(rows[1])
@@ -152,7 +152,7 @@ def test_what_waits_for_a_twin_goes_with_its_partition() -> None:
     shell.read(*rows)
     shell.run(20)
     shell.pipeline.forget([TP])
-    shell.end(rows[1], State.ERROR)
+    shell.end(rows[1], ClaimState.ERROR)
     shell.run(100)
     assert (shell.offsets(), shell.pipeline.idle) == ([[0]], True)
 
@@ -317,7 +317,7 @@ def test_a_batch_that_the_ledger_had_wholly_ends_as_a_duplicate() -> None:
     """So the metric tells it from one that was released."""
     shell, rows = Twins(), with_ids(1)
     shell.twin(rows[0])
-    shell.end(rows[0], State.SUCCESS)
+    shell.end(rows[0], ClaimState.SUCCESS)
     shell.read(*rows)
     shell.run(20)
     assert shell.pipeline.delivery.outbox.ended.counts() == {("g0", "duplicate"): 1}

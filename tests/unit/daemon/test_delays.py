@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sidecar.core.effects import Hold
+from sidecar.core.effects import HoldUntilDue
 from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.partition_state import PartitionState
@@ -176,7 +176,7 @@ def test_nothing_is_committed_while_a_message_is_nowhere(scene: Scene, monkeypat
     """The store cannot take it yet; the commit would settle it."""
     unused: Any = None
     monkeypatch.setattr(Delays, "_do", lambda *_: failing("No space left on device"))
-    scene.delays.perform(Hold(TP, 1, unused, unused, unused))
+    scene.delays.perform(HoldUntilDue(TP, 1, unused, unused, unused))
     assert not scene.delays.keep_now([])
     assert scene.delays.problem == "No space left on device"
     monkeypatch.setattr(Delays, "_do", lambda *_: None)

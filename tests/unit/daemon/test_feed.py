@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, OPEN_POLL_S, Feed
-from sidecar.daemon.ids import Taken
+from sidecar.daemon.ids import TakenPartition
 from sidecar.sources.base import Assignment, ReadPast, Settled
 from sidecar.state.interface import PartitionSnapshot
 
@@ -66,7 +66,7 @@ def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
     """It is paused with its copies, and what came of it is read when it is given; others are not held up."""
     fed = Fed()
     fed.ids.take.side_effect = lambda found, _: found.tp == OTHER
-    taken = Taken(assignment(), None, 0, 0.0)
+    taken = TakenPartition(assignment(), None, 0, 0.0)
     fed.ids.loading = {TP: taken}
     fed.feed.take([assignment(), assignment(OTHER)])
     assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER]

@@ -20,7 +20,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
 from sidecar.daemon.lifecycle import leave
 from sidecar.daemon.mail import Told
-from sidecar.daemon.rebalances import Rebalances
+from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.runtime.build import build
@@ -85,7 +85,7 @@ class Broker:
     name = "test"
     idle_poll_s = 0.05
     is_emptied = True
-    listener: Rebalances
+    listener: RebalanceListener
 
     def __init__(self) -> None:
         self.ready: list[Run] = []

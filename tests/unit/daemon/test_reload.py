@@ -14,7 +14,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon import reload as reloading
-from sidecar.daemon.reload import AGAIN_S, QUIET_S, Reload
+from sidecar.daemon.reload import AGAIN_S, QUIET_S, ConfigReload
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.runtime.build import build, rules_hash
 from sidecar.runtime.senders import Senders
@@ -46,7 +46,7 @@ class Daemon:
         self.senders = Senders(sink, 1, queue.SimpleQueue())
         self.rules = Rules(rules_hash(settings()))
         self.is_loading = False
-        self.reload = Reload(
+        self.reload = ConfigReload(
             settings(), self._load, self.rules, KafkaColumns(), self.pipeline, self.senders, lambda: self.is_loading
         )
         self.now_s = 100.0
@@ -256,6 +256,6 @@ def test_a_request_is_answered_by_the_main_loop(daemon: Daemon, monkeypatch: pyt
 
 
 def _answered(daemon: Daemon) -> Any:
-    answer = Reload._read(daemon.reload)
+    answer = ConfigReload._read(daemon.reload)
     daemon.turn()
     return answer

@@ -18,7 +18,7 @@ from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.takeovers import RETRY_S, Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.feed import Feed
-from sidecar.daemon.ids import Taken
+from sidecar.daemon.ids import TakenPartition
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.delay.changelog import takeover
 from sidecar.delay.changelog.interface import Entry, Record
@@ -95,7 +95,7 @@ class Scene:
             self.log.add(Entry(message_key((2_000 << 20) + origin, epoch, origin), value))
         return epoch
 
-    def handle(self) -> Taken | None:
+    def handle(self) -> TakenPartition | None:
         """Handle messages of the inbox up to the end of an attempt; its partition, if it was taken over."""
         while True:
             told = self.inbox.get(timeout=10)
@@ -448,7 +448,7 @@ def test_an_assigned_partition_is_taken_over_before_the_core_has_it() -> None:
 def test_a_partition_that_is_taken_over_is_paused() -> None:
     """What came in a poll or two waits; more would take memory."""
     fed = Fed()
-    fed.takeovers.loading = {TP: Taken(assignment(), None, 0, 0.0)}
+    fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0)}
     fed.feed.take([assignment()])
     assert fed.source.pause.call_args.args == (frozenset({TP}),)
 
@@ -456,7 +456,7 @@ def test_a_partition_that_is_taken_over_is_paused() -> None:
 def test_messages_that_come_meanwhile_are_read_afterwards_in_order() -> None:
     """Before those that come later, each once."""
     fed = Fed()
-    taken = Taken(assignment(), None, 0, 0.0)
+    taken = TakenPartition(assignment(), None, 0, 0.0)
     fed.takeovers.loading = {TP: taken}
     fed.poll(run(0), ReadPast(TP, 5))
     fed.poll(run(5))
@@ -470,7 +470,7 @@ def test_messages_that_come_meanwhile_are_read_afterwards_in_order() -> None:
 def test_other_partitions_are_read_meanwhile() -> None:
     """A large changelog holds up its partition alone."""
     fed = Fed()
-    fed.takeovers.loading = {TP: Taken(assignment(), None, 0, 0.0)}
+    fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0)}
     fed.poll(run(0), run(3, OTHER))
     assert fed.read == [run(3, OTHER)]
 
@@ -478,7 +478,7 @@ def test_other_partitions_are_read_meanwhile() -> None:
 def test_the_core_has_the_partition_when_it_was_taken_over() -> None:
     """It commits the epoch then."""
     fed = Fed()
-    fed.takeovers.ended.return_value = Taken(assignment(), None, 0, 0.0)
+    fed.takeovers.ended.return_value = TakenPartition(assignment(), None, 0, 0.0)
     fed.feed.taken_over(Mock())
     assert fed.pipeline.assign.call_args.args[0] == TP
 

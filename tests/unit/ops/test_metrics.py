@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sidecar.core.books import BOOKS, Books, Tally
-from sidecar.core.delivery.delivered import Delivered
+from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Histogram
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import KINDS, STATES, Problem
@@ -85,7 +85,7 @@ def snapshot() -> StatusSnapshot:
             snapshots={"ok": 1},
             send_seconds=watch.read(),
             commit_seconds=watch.read(),
-            delivered=Delivered({"paid": 7}, {"paid": 700}, watch.read(), watch.read(), watch.read()),
+            delivered=DeliveryCounts({"paid": 7}, {"paid": 700}, watch.read(), watch.read(), watch.read()),
         ),
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sidecar.core.batching import UNFRAMEABLE, rows_of
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.delivery.stages import Event, Stage, StrayEventError
-from sidecar.core.effects import Store
+from sidecar.core.effects import StoreDeadLetters
 from sidecar.core.parts import Part
 from sidecar.core.records import DeadLetter
 
@@ -47,23 +47,23 @@ class DeadLetters:
     def __len__(self) -> int:
         return len(self._storing) + len(self._waiting)
 
-    def of_rows(self, part: Part, reason: str | Mapping[int, str]) -> Store:
+    def of_rows(self, part: Part, reason: str | Mapping[int, str]) -> StoreDeadLetters:
         """Begin to store all rows of the part, with one reason or a reason per offset."""
         rows = rows_of(part.fragments, self._rules.separator)
         reasons = dict.fromkeys((offset for offset, _ in rows), reason) if isinstance(reason, str) else reason
         return self._store(part, [_letter(part, offset, row, reasons[offset]) for offset, row in rows])
 
-    def of_unframeable(self, part: Part) -> Store:
+    def of_unframeable(self, part: Part) -> StoreDeadLetters:
         """Begin to store the part's messages that have no row."""
         reasons = part.reasons
         letters = [_letter(part, offset, None, reasons.get(offset, UNFRAMEABLE)) for offset in part.unframeable]
         return self._store(part, letters)
 
-    def _store(self, part: Part, letters: list[DeadLetter]) -> Store:
+    def _store(self, part: Part, letters: list[DeadLetter]) -> StoreDeadLetters:
         self._last_token += 1
         storing = self._storing[self._last_token] = _Storing(part, letters)
         self.held_bytes += storing.held_bytes
-        return Store(self._last_token, letters)
+        return StoreDeadLetters(self._last_token, letters)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> tuple[Part, int] | None:
         """The part and the number of its durable messages; None if storing failed or the part is no longer owned.
@@ -83,14 +83,14 @@ class DeadLetters:
         part, letters = storing
         return (part, len(letters)) if part.life.alive else None
 
-    def due(self, now_ms: float) -> Iterator[Store]:
+    def due(self, now_ms: float) -> Iterator[StoreDeadLetters]:
         """The dead letters whose retry is due."""
         while self._again and self._again[0][0] <= now_ms:
             token = heapq.heappop(self._again)[1]
             storing = self._waiting.pop(token)
             if storing.part.life.alive:
                 self._storing[token] = storing
-                yield Store(token, storing.letters)
+                yield StoreDeadLetters(token, storing.letters)
             else:
                 self.held_bytes -= storing.held_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from sidecar.core.claims import ENDS, State, mark_of, place_of
+from sidecar.core.claims import ENDS, ClaimState, mark_of, place_of
 from sidecar.core.cutting.memory import Memory, held_by
 from sidecar.core.delivery.answers.dead_letters import DeadLetters
 from sidecar.core.delivery.output import Output
@@ -50,7 +50,7 @@ class Settlement:
         mark = mark_of(self.claimant(part), part.fragments, state, but)
         # A twin may take a dead letter: a name that it was sent under with others must not be sent again then.
         alone = part.life.primary and part.count == 1
-        if state is State.SUCCESS or alone:
+        if state is ClaimState.SUCCESS or alone:
             self._owned[part.tp].dues.tell(mark)
         else:
             part.intent.withheld.errors.append(mark)

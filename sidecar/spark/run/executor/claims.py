@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sidecar.config.model import Settings
-from sidecar.core.claims import Mark, State
+from sidecar.core.claims import ClaimEnd, ClaimState
 from sidecar.core.effects import Claim
 from sidecar.runtime.ledger_worker import ClaimAnswered, open_ledger_worker
 from sidecar.runtime.worker import Inbox
@@ -36,11 +36,11 @@ class Claims:
     """
 
     def __init__(self, settings: Settings, inbox: Inbox[ClaimAnswered | MarksAnswered], stack: ExitStack) -> None:
-        self.errors: list[Mark] = []
+        self.errors: list[ClaimEnd] = []
         """The dead letters."""
         self._inbox = inbox
-        self._due: list[Mark] = []
-        self._asked: list[Mark] = []
+        self._due: list[ClaimEnd] = []
+        self._asked: list[ClaimEnd] = []
         self._again_at_s = 0.0
         dedup = settings.dedup
         self._worker = open_ledger_worker(
@@ -64,10 +64,10 @@ class Claims:
         assert self._worker is not None
         self._worker.claim(effect)
 
-    def tend(self, marks: Sequence[Mark], now_s: float) -> None:
+    def tend(self, marks: Sequence[ClaimEnd], now_s: float) -> None:
         """Take the ends of claims that have become due, and tell the ledger, one call after the other."""
         for mark in marks:
-            (self.errors if mark.state is State.ERROR else self._due).append(mark)
+            (self.errors if mark.state is ClaimState.ERROR else self._due).append(mark)
         if self._worker is not None and self._due and not self._asked and now_s >= self._again_at_s:
             self._asked, self._due = self._due, []
             self._worker.settle(self._asked, lambda ok: self._inbox.put(MarksAnswered(ok)))

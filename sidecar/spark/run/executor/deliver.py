@@ -25,15 +25,15 @@ from sidecar.core.effects import (
     Effect,
     Fetch,
     Flow,
-    Hold,
+    HoldUntilDue,
     Park,
     Reload,
     Report,
     Send,
-    Store,
+    StoreDeadLetters,
     Unpark,
 )
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
 from sidecar.core.windows.dedup import RotatingSet
@@ -111,7 +111,7 @@ def deliver_carried(
     folder: RunFolder,
     task: Task,
     columns: Columns,
-    parts: Callable[[Reading], Iterable[tuple[str, int, int, Fragment]]],
+    parts: Callable[[ReadingRules], Iterable[tuple[str, int, int, Fragment]]],
     stopped: Callable[[], bool],
 ) -> Outcome:
     """Deliver rows that were carried out of parts, as `RangePipeline.take_up` does.
@@ -348,13 +348,13 @@ class _Delivery:
             case Halve(parts):
                 self._folder.halves.add(self._task.batch, self._task.tp, parts)
                 self._pipeline.halved()
-            case Store(token, letters):
+            case StoreDeadLetters(token, letters):
                 self._pipeline.stored(token, ok=self._letters.keep(letters), now_ms=time.monotonic() * 1000)
             case Report(event, level, fields):
                 getattr(log, level)(event, **fields)
             case Claim():
                 self._claims.claim(effect)
-            case Commit() | Hold() | CancelHeld() | Park() | Fetch() | Unpark() | Flow() | Reload():
+            case Commit() | HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark() | Flow() | Reload():
                 raise AssertionError(effect)  # a range has no commit, no store and no flow
             case _:
                 assert_never(effect)

@@ -15,7 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.spark.ranges.shared import names, read, remove, write
 
 if TYPE_CHECKING:
-    from sidecar.core.claims import Mark
+    from sidecar.core.claims import ClaimEnd
     from sidecar.core.delivery.output import Carried
     from sidecar.spark.run.outcome import Outcome
 
@@ -35,7 +35,7 @@ class Kept:
     tp: TopicPartition
     scope: str
     carried: list[Carried]
-    errors: list[Mark]
+    errors: list[ClaimEnd]
 
     @property
     def count(self) -> int:
@@ -105,7 +105,7 @@ def _fields(kept: Kept) -> dict[str, Any]:
 
 
 def _kept(fields: dict[str, Any]) -> Kept:
-    from sidecar.core.claims import Mark, State, place_of
+    from sidecar.core.claims import ClaimEnd, ClaimState, place_of
     from sidecar.core.delivery.output import Carried
 
     tp = TopicPartition(fields["topic"], fields["partition"], fields.get("broker", ""))
@@ -113,7 +113,9 @@ def _kept(fields: dict[str, Any]) -> Kept:
         Carried(tp, _group(group), first, last, offsets, base64.b64decode(keys))
         for group, first, last, offsets, keys in fields["carried"]
     ]
-    errors = [Mark(place_of(tp), State.ERROR, offsets, base64.b64decode(keys)) for offsets, keys in fields["errors"]]
+    errors = [
+        ClaimEnd(place_of(tp), ClaimState.ERROR, offsets, base64.b64decode(keys)) for offsets, keys in fields["errors"]
+    ]
     return Kept(tp, fields["scope"], carried, errors)
 
 

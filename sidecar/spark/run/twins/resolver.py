@@ -24,10 +24,10 @@ from sidecar import threads
 from sidecar.config.model import Settings
 from sidecar.core.batching import pick_keys
 from sidecar.core.books import Books
-from sidecar.core.claims import DUPLICATE, HELD, Mark, State, Want, place_of
+from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
 from sidecar.core.intake.framing import fragment_of
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.records import Fragment, TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ledger.interface import Ledger, LedgerError
@@ -64,7 +64,7 @@ class _Rest:
     """What is left of rows, and what became of the others."""
 
     carried: list[Carried]
-    errors: list[Mark]
+    errors: list[ClaimEnd]
     duplicate: int
     outcome: Outcome | None = None
 
@@ -222,10 +222,12 @@ class Resolver:
             rest.errors = [*rest.outcome.errors, *gone]
         return rest
 
-    def _deliver(self, batch: int, one: Kept, ours: Sequence[Carried], single: Single) -> tuple[Outcome, list[Mark]]:
-        gone: list[Mark] = []
+    def _deliver(
+        self, batch: int, one: Kept, ours: Sequence[Carried], single: Single
+    ) -> tuple[Outcome, list[ClaimEnd]]:
+        gone: list[ClaimEnd] = []
 
-        def parts(reading: Reading) -> Iterator[tuple[str, int, int, Fragment]]:
+        def parts(reading: ReadingRules) -> Iterator[tuple[str, int, int, Fragment]]:
             for rows in ours:
                 found = [single.message(one.tp, offset) for offset in rows.offsets]
                 if messages := [message for message in found if message is not None]:
@@ -233,7 +235,7 @@ class Resolver:
                 missing = [i for i, message in enumerate(found) if message is None]
                 if missing:
                     lost = _picked(rows, missing)
-                    gone.append(Mark(place_of(one.tp), State.ERROR, lost.offsets, lost.keys))
+                    gone.append(ClaimEnd(place_of(one.tp), ClaimState.ERROR, lost.offsets, lost.keys))
                     without = Fragment((), b"", None, dict.fromkeys(lost.offsets, GONE), time.monotonic() * 1000)
                     yield rows.group, rows.first, rows.last, without
 
@@ -243,7 +245,7 @@ class Resolver:
         return outcome, gone
 
 
-def _framed(reading: Reading, rows: Carried, messages: list[Any]) -> Fragment:
+def _framed(reading: ReadingRules, rows: Carried, messages: list[Any]) -> Fragment:
     """The rows under the keys that they were claimed with, whatever the settings are by now."""
     fragment = fragment_of(reading, rows.tp, messages, time.monotonic() * 1000, {})
     index = {offset: i for i, offset in enumerate(rows.offsets)}

@@ -10,7 +10,7 @@ from sidecar.core.delivery.answers.receiver import Receiver
 from sidecar.core.delivery.outbox import Outbox
 from sidecar.core.delivery.stages import TRANSITIONS, Event, Stage, StrayEventError, after
 from sidecar.core.intents import Intent
-from sidecar.core.partition.dues import Dues
+from sidecar.core.partition.dues import CommitEntries
 from sidecar.core.parts import Part
 from sidecar.core.records import Fragment, TopicPartition
 from tests.support.shell import ACK, REJECT, Shell, rows
@@ -123,7 +123,7 @@ def test_an_intent_that_stands_needs_no_commit() -> None:
 
 def test_ids_that_nobody_journals_are_dropped() -> None:
     """A commit then takes none along."""
-    dues = Dues()
+    dues = CommitEntries()
     dues.journal(7)
     dues.drop_ids()
     assert (dues.has_ids, list(dues.take_ids())) == (False, [])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pyroaring import BitMap64
 
-from sidecar.core.effects import CancelHeld, Hold
+from sidecar.core.effects import CancelHeld, HoldUntilDue
 from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run
@@ -24,9 +24,9 @@ def _pipeline(*, ids: bool = False) -> Pipeline:
     return pipeline
 
 
-def _read(pipeline: Pipeline, *rows: Row) -> list[Hold | CancelHeld]:
+def _read(pipeline: Pipeline, *rows: Row) -> list[HoldUntilDue | CancelHeld]:
     pipeline.read(Run(TP, list(rows), rows[0][0], rows[-1][0]), 0.0)
-    return [effect for effect in pipeline.step(0.0) if isinstance(effect, Hold | CancelHeld)]
+    return [effect for effect in pipeline.step(0.0) if isinstance(effect, HoldUntilDue | CancelHeld)]
 
 
 def test_what_is_to_be_held_goes_to_the_store_before_it_is_cancelled() -> None:
@@ -36,7 +36,7 @@ def test_what_is_to_be_held_goes_to_the_store_before_it_is_cancelled() -> None:
     hold, cancel = _read(
         _pipeline(), held, (1, 0, None, None, None, (b"a",)), (2, 0, None, None, None, (b"a", b"b")), later
     )
-    assert isinstance(hold, Hold)
+    assert isinstance(hold, HoldUntilDue)
     assert list(hold.messages) == [held, later]
     assert isinstance(cancel, CancelHeld)
     assert (cancel.names, cancel.token > hold.token) == ({b"a": 2, b"b": 2}, True)

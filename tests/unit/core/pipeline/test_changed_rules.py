@@ -9,7 +9,7 @@ from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.intake.reading import Reading
+from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, TopicPartition
 from tests.simulation.plan import Columns, LineFramer, read_tags
@@ -38,7 +38,7 @@ class OneGroup(AllGroups):
         return "all"
 
 
-OTHER = Reading(Columns(), OtherFramer(), read_tags, OneGroup())  # type: ignore[arg-type]
+OTHER = ReadingRules(Columns(), OtherFramer(), read_tags, OneGroup())  # type: ignore[arg-type]
 
 
 def change(shell: Shell, **limits: Any) -> None:

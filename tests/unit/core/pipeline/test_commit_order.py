@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.core.claims import Mark, State
+from sidecar.core.claims import ClaimEnd, ClaimState
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.commit_order import (
@@ -24,11 +24,11 @@ from sidecar.core.pipeline.commit_order import (
 from sidecar.core.records import TopicPartition
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
-MARK = Mark(1, State.SUCCESS, [7], b"k" * 16)
-OTHER_MARK = Mark(1, State.SUCCESS, [8], b"l" * 16)
+MARK = ClaimEnd(1, ClaimState.SUCCESS, [7], b"k" * 16)
+OTHER_MARK = ClaimEnd(1, ClaimState.SUCCESS, [8], b"l" * 16)
 
 
-def item(tp: TopicPartition = A, *ids: int, marks: tuple[Mark, ...] = ()) -> CommitItem:
+def item(tp: TopicPartition = A, *ids: int, marks: tuple[ClaimEnd, ...] = ()) -> CommitItem:
     """A partition's state that settles these ids and claims."""
     return CommitItem(tp, "scope", PartitionState(5, 5), 0, array("q", ids) if ids else None, marks)
 
@@ -55,7 +55,7 @@ def test_what_settles_nothing_is_committed_at_once() -> None:
 
 
 @pytest.mark.parametrize(("marks", "first"), [((), 0), ((MARK,), 1)])
-def test_what_is_not_durable_is_not_committed(marks: tuple[Mark, ...], first: int) -> None:
+def test_what_is_not_durable_is_not_committed(marks: tuple[ClaimEnd, ...], first: int) -> None:
     """A step that fails refuses the commit; the next one takes along what was not written, and no more."""
     order = CommitOrder()
     order.begin([item(A, 1, marks=marks)])

@@ -8,7 +8,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.effects import Commit, Flow
 from sidecar.core.partition.reach import CountedReach
-from sidecar.core.partition.room import Room
+from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
 from sidecar.core.pipeline.commit_order import CommitOrder, Keep, Publish
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -34,7 +34,7 @@ def test_the_span_of_delayed_messages_is_counted_in_messages() -> None:
 
 def test_a_full_state_of_positions_fits_into_the_metadata() -> None:
     """As many groups and intents as the room allows, spread over 30 days."""
-    room, month = Room().for_positions, 24 * 30 * HOUR
+    room, month = StateBudget().for_positions, 24 * 30 * HOUR
     base = 500_000 * HOUR
     spread = [base + month * i // 1_000 for i in range(1_000)]
     extra = room.extra_bytes // 10

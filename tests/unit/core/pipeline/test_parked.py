@@ -14,7 +14,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, Fetch, Park, Report, Send, Unpark
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.core.partition.parking import Parking
+from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition_state import LaneState, Other, PartitionState, SharedIntent, Stores, derived_scope, lane_key
 from sidecar.core.parts import Part
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -277,7 +277,7 @@ def test_what_was_parked_before_is_sent_without_the_rule() -> None:
 def test_nothing_is_fetched_before_a_commit_has_proved_the_ownership() -> None:
     """If it were refused, its halves would be stored, and count for the next owner as if this one had been proved."""
     record = Parked(4, "s0", "s0", "g0", 5, 9, BitMap64([5, 9]), 8, 3, 60)
-    parking = Parking()
+    parking = ParkedRecords()
     parking.restore([record], 4)
     assert parking.following("g0") is None
     parking.committed(4)
@@ -296,7 +296,7 @@ def test_halves_replace_a_parked_part_only_together(halves: list[tuple[int, int]
         whole._replace(number=number, first=first, last=last, offsets=BitMap64([first, last]), half_of=1)
         for number, (first, last) in enumerate(halves, 2)
     ]
-    parking = Parking()
+    parking = ParkedRecords()
     parking.restore([whole, *found], 3)
     assert {record.number for record in parking.records()} == count
     assert parking.groups["g0"] == len(count)
@@ -305,7 +305,7 @@ def test_halves_replace_a_parked_part_only_together(halves: list[tuple[int, int]
 def test_halves_count_once_their_whole_is_gone() -> None:
     """It was removed since a commit counted them, which the broker may have lost: they are sent, and never removed."""
     halves = [Parked(n, "s0", "s0", "g0", n, n, BitMap64([n]), 8, 3, 60, half_of=1) for n in (2, 3)]
-    parking = Parking()
+    parking = ParkedRecords()
     parking.restore(halves, 1)
     assert list(parking.records()) == halves
     parking.committed(1)
@@ -316,7 +316,7 @@ def test_halves_that_do_not_count_are_removed_before_their_whole() -> None:
     """Without it they would count."""
     whole = Parked(1, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 3, 60)
     halves = [whole._replace(number=n, offsets=BitMap64([n + 3]), half_of=1) for n in (2, 3)]
-    parking = Parking()
+    parking = ParkedRecords()
     parking.restore([whole, *halves], 0)
     parking.committed(0)
     assert [each.number for each in parking.take_ended()] == [3, 2, 1]

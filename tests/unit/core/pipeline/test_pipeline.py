@@ -12,7 +12,7 @@ from sidecar.core.cutting.cutting import READ_MS
 from sidecar.core.delivery.stages import Stage
 from sidecar.core.effects import Commit
 from sidecar.core.lineage import ANCESTORS_NAMED, Stamp
-from sidecar.core.partition.room import METADATA_CHARACTERS, Room
+from sidecar.core.partition.room import METADATA_CHARACTERS, StateBudget
 from sidecar.core.partition_state import (
     ATTEMPTS_MAX,
     SECONDS_MAX,
@@ -173,7 +173,7 @@ def test_halves_wait_for_room() -> None:
 
 def test_no_room_for_halves_and_then_not_ours() -> None:
     """What waits for room to be halved is released with its partition."""
-    shell = Shell(room=Room(extra_bytes=0))
+    shell = Shell(room=StateBudget(extra_bytes=0))
     shell.answer = lambda batch, offsets: REJECT  # type: ignore[method-assign]
     shell.read(*rows(0, 3))
     shell.run()
@@ -573,7 +573,7 @@ def test_shared_intents_of_an_earlier_life() -> None:
 def test_worst_state_fits_in_the_metadata(groups: int, characters: int) -> None:
     """Many groups, all failing or all refused, far apart: the state always fits and always comes back."""
     for verdict in (RETRY, REJECT):
-        shell = Shell(max_messages=3, span_max=1 << 40, room=Room.within(characters))
+        shell = Shell(max_messages=3, span_max=1 << 40, room=StateBudget.within(characters))
         shell.answer = lambda batch, offsets, verdict=verdict: verdict  # type: ignore[misc, method-assign]
         identity = Identity("c" * 22, "group", "t" * 22, (1 << 64) - 1)
         at = 1 << 45

@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 from sidecar.core.windows import dedup
 from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingBitmap, RotatingSet
 from sidecar.core.windows.idruns import SortedRun, mixed
-from sidecar.core.windows.idset import RECENT_MIN, Room
+from sidecar.core.windows.idset import RECENT_MIN, IdRoom
 
 
 def test_documented_examples_run() -> None:
@@ -36,7 +36,7 @@ def test_at_least_half_of_the_capacity_is_remembered(kind: type[RotatingSet]) ->
 
 def small(capacity: int = 1_000, keep_ms: float | None = None) -> RotatingSet:
     """A window that sorts after each 64 numbers."""
-    room = Room(1)
+    room = IdRoom(1)
     room.share(1)
     return RotatingSet(capacity, room, keep_ms)
 
@@ -131,7 +131,7 @@ def test_most_numbers_are_sorted() -> None:
 
 def test_windows_share_their_room() -> None:
     """The more windows, the fewer numbers each keeps unsorted."""
-    room = Room(1_000)
+    room = IdRoom(1_000)
     assert [room.share(windows) or room.each for windows in (0, 1, 2, 10, 500)] == [1_000, 1_000, 500, 100, 64]
 
 

@@ -16,7 +16,7 @@ from sidecar.core.books import Books
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.left import Left
-from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, Record
+from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, LoopRecord
 from sidecar.daemon.status.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.status.problems import FULL_S, Problems
 from sidecar.ops.health import HEALTHY, KINDS, Problem, causes, judge
@@ -40,7 +40,7 @@ class World:
             held_up=lambda now_ms: list(self.held_up),
             intake=SimpleNamespace(odd_ids=None, unwanted=SimpleNamespace(is_all=False), unwanted_tags="'a', no tag"),
         )
-        self.record = Record()
+        self.record = LoopRecord()
         self.record.assigned()
         self.broker: dict[str, str] = {}
         source = SimpleNamespace(name="Kafka", problems=lambda: self.broker)
@@ -115,7 +115,7 @@ def test_a_commit_that_fails_for_10_s_is_a_problem() -> None:
 
 def test_a_commit_is_blamed_on_the_step_that_fails_or_does_not_end() -> None:
     """Of disk, store and broker only that one; a step that began after it shows that it works again."""
-    commits = Record().commits
+    commits = LoopRecord().commits
     commits.begun([TP], 0.0)
 
     def told() -> tuple[str, str]:
@@ -140,7 +140,7 @@ def test_a_commit_is_blamed_on_the_step_that_fails_or_does_not_end() -> None:
 
 def test_a_ledger_that_fails_is_no_problem_of_commits() -> None:
     """It has one of its own, which is told at once."""
-    commits = Record().commits
+    commits = LoopRecord().commits
     commits.begun([TP], 0.0)
     commits.began(LEDGER)
     commits.blocked(LEDGER, "")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from sidecar.core.books import Books
-from sidecar.core.claims import Mark, State, Want, place_of
+from sidecar.core.claims import ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
 from sidecar.core.records import KEY_BYTES, TopicPartition
 from sidecar.ledger.memory import MemoryLedger
@@ -51,10 +51,10 @@ class Scene:
         self.pruned.append(step)
         return 0
 
-    def end(self, offset: int, state: State) -> None:
+    def end(self, offset: int, state: ClaimState) -> None:
         """A row of the other partition ends."""
         at = offset - 1
-        self.ledger.settle([Mark(place_of(OTHER), state, [offset], KEYS[at * KEY_BYTES : (at + 1) * KEY_BYTES])])
+        self.ledger.settle([ClaimEnd(place_of(OTHER), state, [offset], KEYS[at * KEY_BYTES : (at + 1) * KEY_BYTES])])
 
     def take(self) -> Books:
         """The books with all that was told so far."""
@@ -95,42 +95,42 @@ def scene(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 
 def test_rows_of_a_micro_batch_that_may_run_again_are_left_alone(scene: Scene) -> None:
     """Its tasks deliver them themselves then."""
-    scene.end(1, State.SUCCESS)
+    scene.end(1, ClaimState.SUCCESS)
     wait_until(lambda: scene.pruned, 10, "a round is over")
     assert (scene.take(), scene.resolver.at_rest) == (Books(), False)
 
 
 def test_a_row_whose_twin_was_delivered_is_a_duplicate(scene: Scene) -> None:
     """The other one waits on, and is known by a file only."""
-    scene.end(1, State.SUCCESS)
+    scene.end(1, ClaimState.SUCCESS)
     scene.resolver.committed(3)
     wait_until(lambda: scene.take().duplicate, 10, "the twin is found")
     assert scene.take() == Books(duplicate=1, in_flight=-1)
     ((kept,),) = (scene.files.of(batch) for batch in scene.files.batches())
     assert [list(rows.offsets) for rows in kept.carried] == [[9]]
     wait_until(lambda: scene.resolver.waiting == 1, 10, "one waits")
-    scene.end(2, State.SUCCESS)
+    scene.end(2, ClaimState.SUCCESS)
     wait_until(lambda: scene.take().duplicate == 2, 10, "both are found")
     wait_until(lambda: scene.resolver.at_rest and scene.resolver.waiting == 0, 10, "nothing is left")
 
 
 def test_a_row_whose_twin_is_a_dead_letter_is_delivered_or_becomes_one(scene: Scene) -> None:
     """This one is gone from the broker, so it does, and its key is free for the next one."""
-    scene.end(2, State.ERROR)
+    scene.end(2, ClaimState.ERROR)
     scene.resolver.committed(3)
     wait_until(lambda: scene.take().dead_lettered, 10, "it is told")
     assert scene.take() == Books(dead_lettered=1, in_flight=-1)
     ((letter,),) = (letters_in(path) for path in scene.files.letter_files())
     assert (letter.offset, letter.reason) == (9, GONE)
     entry = KEYS[KEY_BYTES:]
-    wait_until(lambda: cast(Any, scene.ledger.entry(entry)).state == State.ERROR, 10, "the ledger knows it")
+    wait_until(lambda: cast(Any, scene.ledger.entry(entry)).state == ClaimState.ERROR, 10, "the ledger knows it")
 
 
 def test_keys_are_forgotten_once_a_second(scene: Scene) -> None:
     """Not in each round: a database would be asked for nothing."""
     scene.resolver.committed(3)
     wait_until(lambda: scene.resolver.waiting == 2, 10, "a round is over")
-    scene.end(1, State.SUCCESS)
+    scene.end(1, ClaimState.SUCCESS)
     wait_until(lambda: scene.take().duplicate, 10, "another round is over")
     assert len(scene.pruned) == 1
 
@@ -157,7 +157,7 @@ def test_the_next_process_counts_what_an_earlier_one_left(
     scene.ledger = ledger
     scene.resolver.open()
     wait_until(lambda: scene.take().consumed, 10, "they are counted")
-    scene.end(1, State.SUCCESS)
+    scene.end(1, ClaimState.SUCCESS)
     wait_until(lambda: scene.take().duplicate, 10, "another round is over")
     scene.resolver.close()
     assert scene.take() == Books(consumed=2, duplicate=1, in_flight=1)
