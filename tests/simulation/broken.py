@@ -15,9 +15,9 @@ MISTAKES = Path(__file__).parent / "mistakes"
 def broken_copy(patch: Path, place: Path) -> None:
     """A copy of the package with the mistake in it."""
     shutil.copytree(ROOT / "sidecar", place / "sidecar", ignore=shutil.ignore_patterns("__pycache__"))
-    command = ["git", "apply", "--verbose", "--unidiff-zero", "-p1", str(patch)]
+    command = ["git", "apply", "--verbose", "-p1", str(patch)]
     done = subprocess.run(command, cwd=place, env={**os.environ, "GIT_DIR": os.devnull}, capture_output=True, text=True)
-    assert not done.returncode, f"{patch.name} does not apply any more: make it anew\n{done.stderr}"
+    assert not done.returncode, f"{patch.name} does not apply any more: make it again\n{done.stderr}"
 
 
 def simulate(place: Path, schedules: int, seed: int = 0, *options: str) -> subprocess.CompletedProcess[str]:
