@@ -38,7 +38,7 @@ _READ = (AclOperation.READ,)
 _WRITE = (AclOperation.WRITE,)
 
 
-class _Topic(NamedTuple):
+class _TopicFacts(NamedTuple):
     """A topic as the broker describes it."""
 
     partitions: int = 0
@@ -50,7 +50,7 @@ class _Topic(NamedTuple):
 def check_kafka(settings: Settings) -> Iterator[Finding]:
     """Look at the cluster, the topics that are read and written, and the group."""
     kafka = settings.source.kafka
-    cluster = _Cluster(kafka)
+    cluster = _KafkaChecker(kafka)
     cluster.connect()
     yield Finding(f"Kafka at {kafka.bootstrap_servers}", cluster.summary)
     yield from cluster.sources()
@@ -72,14 +72,14 @@ def cluster_id(kafka: KafkaSource) -> str:
     return "" if is_mock(found) else found
 
 
-class _Cluster:
+class _KafkaChecker:
     def __init__(self, settings: KafkaSource) -> None:
         self._settings = settings
         self._refusals: list[str] = []
         self._problems: list[str] = []
         config: dict[str, Any] = {**client_config(settings), "error_cb": self._on_error}
         self._admin = AdminClient(config)
-        self._described: dict[str, _Topic] = {}
+        self._described: dict[str, _TopicFacts] = {}
         self._metadata: Any = None
 
     def _on_error(self, error: KafkaError) -> None:
@@ -129,7 +129,7 @@ class _Cluster:
             return Finding(subject, "it does not exist, or may not be described", cure, EXIT_UNAVAILABLE)
         return self._judged(subject, f"the topic {name}", found, needed)
 
-    def _judged(self, subject: str, what: str, found: _Topic, needed: Sequence[AclOperation]) -> Finding:
+    def _judged(self, subject: str, what: str, found: _TopicFacts, needed: Sequence[AclOperation]) -> Finding:
         words = " and ".join(_WORDS[one] for one in needed)
         operations = f"Describe and {words}" if len(needed) == 1 else f"Describe, {words}"
         cure = f"allow this user the operations {operations} on {what}"
@@ -222,7 +222,7 @@ class _Cluster:
         except SidecarError as error:
             yield Finding("offset.metadata.max.bytes", str(error), error.hint, error.exit_code)
 
-    def _describe(self, names: Sequence[str]) -> Mapping[str, _Topic]:
+    def _describe(self, names: Sequence[str]) -> Mapping[str, _TopicFacts]:
         asked = [name for name in names if name not in self._described]
         if asked and is_mock(self._metadata.cluster_id or ""):
             self._described |= {name: self._listed(name) for name in asked}
@@ -232,21 +232,21 @@ class _Cluster:
             self._described |= {name: self._answered(name, futures[name]) for name in asked}
         return self._described
 
-    def _answered(self, name: str, future: Future[Any]) -> _Topic:
+    def _answered(self, name: str, future: Future[Any]) -> _TopicFacts:
         try:
             found = _result(future)
         except KafkaException as error:
             if error.args[0].code() == KafkaError._UNSUPPORTED_FEATURE:
                 return self._listed(name)
-            return _Topic(error=error.args[0])
-        return _Topic(len(found.partitions), found.authorized_operations)
+            return _TopicFacts(error=error.args[0])
+        return _TopicFacts(len(found.partitions), found.authorized_operations)
 
-    def _listed(self, name: str) -> _Topic:
+    def _listed(self, name: str) -> _TopicFacts:
         """The topic as the list of all has it, without rights: the broker is too old to tell them."""
         found = self._metadata.topics.get(name)
         if found is None or found.error is not None:
-            return _Topic(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        return _Topic(len(found.partitions))
+            return _TopicFacts(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return _TopicFacts(len(found.partitions))
 
 
 def _result(future: Future[T]) -> T:

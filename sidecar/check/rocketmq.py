@@ -30,7 +30,7 @@ def check_rocketmq(settings: RocketMqSource) -> Iterator[Finding]:
             yield _endpoint(endpoint)
         return
     with closing(Network(sign_of(settings), tls_of(settings), lambda _: None)) as network:
-        cluster = _Cluster(network, settings)
+        cluster = _RocketMqChecker(network, settings)
         yield from cluster.name_servers()
         yield from cluster.topics()
         yield from cluster.brokers()
@@ -46,7 +46,7 @@ def _endpoint(endpoint: str) -> Finding:
         return Finding(subject, text, "start the proxy, or correct source.rocketmq.endpoints", EXIT_UNAVAILABLE)
 
 
-class _Cluster:
+class _RocketMqChecker:
     def __init__(self, network: Network, settings: RocketMqSource) -> None:
         self._network = network
         self._settings = settings

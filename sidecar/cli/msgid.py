@@ -13,7 +13,7 @@ from sidecar.cli import example
 from sidecar.cli.shared.output import say, say_json, shown
 from sidecar.config.address import address
 from sidecar.errors import UnavailableError
-from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.wire.codes import RequestCode
 from sidecar.sources.rocketmq.wire.frames import ProtocolError
 from sidecar.sources.rocketmq.wire.ids import ClientMessageId, MessageId, OffsetMessageId, decode
 from sidecar.sources.rocketmq.wire.messages import decode as decode_stored
@@ -61,7 +61,7 @@ def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
         raise click.UsageError(f"--broker {error}") from None
     network = Network(None, None, lambda frame: None)
     try:
-        ask = Ask(Request.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
+        ask = Ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
         stored = decode_stored(network.call(network.link(str(broker_address)), ask).body)
     except (NoAnswerError, RefusedError, ProtocolError) as error:
         raise UnavailableError(f"the message could not be fetched: {error}", hint=_HINT) from error

@@ -13,7 +13,7 @@ from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.takeovers import TakeoverEnded
 from sidecar.daemon.ids import IdKeeper, IdsSorted, TakenPartition
 from sidecar.daemon.snapshots import Snapshots
-from sidecar.sources.base import Assignment, ReadPast, Remembers, Settled, Source
+from sidecar.sources.base import Assignment, ReadPast, Remembers, SettledWindow, Source
 from sidecar.state.interface import Damage, PartitionSnapshot
 
 log = structlog.get_logger()
@@ -98,7 +98,7 @@ class Feed:
             Whether the folder's window must be written again before the next commit: its incarnation ends here, or a
             part of it is not trusted.
         """
-        settled = Settled(assignment.incarnation, assignment.state.watermark)
+        settled = SettledWindow(assignment.incarnation, assignment.state.watermark)
         if assignment.settled is not None and not self._has_ledger:
             settled = assignment.settled
         same = known is not None and (known.topic_id, known.incarnation) == (assignment.topic_id, settled.incarnation)

@@ -19,7 +19,7 @@ from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.log import configure
 from sidecar.ops.snapshot import ReloadStatus
 from sidecar.runtime.build import batch_rules, build_parts, delivery_rules, rules_hash
-from sidecar.runtime.changes import Changes, changes
+from sidecar.runtime.changes import SettingsChanges, changes
 from sidecar.runtime.senders import Senders
 from sidecar.state.rules import Rules
 
@@ -70,7 +70,7 @@ class ConfigReload:
         self._senders = senders
         self._is_loading = is_loading
         self._inbox = queue.SimpleQueue[Read]()
-        self._waiting: Changes | None = None
+        self._waiting: SettingsChanges | None = None
         """What is to apply when all is quiet."""
         self._unproved: dict[TopicPartition, Barrier] = {}
         """Partitions that were not committed yet since it applies."""
@@ -137,7 +137,7 @@ class ConfigReload:
         assert self.status is not None
         read.answer.set_result(self.status)
 
-    def _begin(self, found: Changes) -> None:
+    def _begin(self, found: SettingsChanges) -> None:
         self._apply(found.now)
         self._waiting, self._unproved = found if found.when_quiet else None, {}
         self._pipeline.orders.resting, self._again_s = False, 0.0
@@ -189,7 +189,7 @@ class ConfigReload:
         self._rules.digest, self.settings = rules_hash(then), then
         self._prove(self._waiting)
 
-    def _prove(self, found: Changes) -> None:
+    def _prove(self, found: SettingsChanges) -> None:
         """Tell that all applies when commits have the new rules: until then, a crash would act as a reset."""
         owned = self._pipeline.partitions
         self._unproved = {tp: each for tp, each in self._unproved.items() if tp in owned and not each.durable}

@@ -14,7 +14,7 @@ from sidecar.config.model import Settings
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.letters.topic import ID_BASE, LetterTopic, Record
+from sidecar.letters.topic import ID_BASE, LetterTopic, TopicLetter
 from sidecar.runtime.build import groups_of
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of
@@ -49,7 +49,7 @@ class DeadLetterQueues(LetterTopic):
         ends = [read_offset(frame) for frame in self._inquiry.answers(wanted)]
         self._bounds = {number: (ends[2 * i], ends[2 * i + 1]) for i, number in enumerate(self._queues)}
 
-    def _read(self, number: int, start: int, end: int) -> Iterator[Record]:
+    def _read(self, number: int, start: int, end: int) -> Iterator[TopicLetter]:
         tp, asks = self._queues[number], self._inquiry.asks
         while start < end:
             pull = asks.pull(tp, start, Subscription(tp.topic))
@@ -63,7 +63,7 @@ class DeadLetterQueues(LetterTopic):
             except ProtocolError as error:
                 raise UnavailableError(f"{tp}@{start} cannot be read: {error}", hint="check the broker") from error
 
-    def _record(self, number: int, tp: TopicPartition, message: StoredMessage) -> Record:
+    def _record(self, number: int, tp: TopicPartition, message: StoredMessage) -> TopicLetter:
         pairs = properties(message.properties)
         found = {name: value.decode("utf-8", "replace") for name, value in pairs}
         topic = self._inquiry.asks.plain(found.get("RETRY_TOPIC") or found.get("DLQ_ORIGIN_TOPIC", ""))
@@ -77,7 +77,7 @@ class DeadLetterQueues(LetterTopic):
         )  # fmt: skip
         first = found.get("ORIGIN_MESSAGE_ID") or found.get("DLQ_ORIGIN_MESSAGE_ID")
         identity = repr((topic, first, found.get("UNIQ_KEY"), message.born_ms, message.body))
-        return Record(letter, xxhash.xxh3_128_digest(identity.encode("utf-8", "surrogateescape")), topic)
+        return TopicLetter(letter, xxhash.xxh3_128_digest(identity.encode("utf-8", "surrogateescape")), topic)
 
 
 def _numbered(tps: list[TopicPartition]) -> dict[int, TopicPartition]:

@@ -26,7 +26,7 @@ from sidecar.state.replays import ReplayPart
 
 
 @dataclass(frozen=True, slots=True)
-class Halve:
+class HalvePart:
     """Replace a part by its halves, durably; answer with `ReplayPipeline.halved`."""
 
     part: ReplayPart
@@ -35,7 +35,7 @@ class Halve:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndPart:
     """End a part, durably: delete what the receiver has, and keep what it refused."""
 
     part: ReplayPart
@@ -104,20 +104,20 @@ class ReplayPipeline:
         """Handle the receiver's answer to one send."""
         self._delivery.answered(batch_id, answer, now_ms, wall_ms)
 
-    def halved(self, done: Halve, halves: Sequence[ReplayPart]) -> None:
+    def halved(self, done: HalvePart, halves: Sequence[ReplayPart]) -> None:
         """Record that the halves of a part are durable: these."""
         for intent, half in zip(done.intents, halves, strict=True):
             self._open[intent].part = half
             intent.durable = True
         self._delivery.release_durable()
 
-    def step(self, now_ms: float) -> list[Effect | Halve | End]:
+    def step(self, now_ms: float) -> list[Effect | HalvePart | EndPart]:
         """Send what may be sent; return all effects since the last step.
 
         Letters that were refused again are stored when their part ends.
         """
         self._delivery.step(now_ms)
-        effects: list[Effect | Halve | End] = []
+        effects: list[Effect | HalvePart | EndPart] = []
         for effect in self._delivery.output.take_effects():
             if isinstance(effect, StoreDeadLetters):
                 self._refuse(effect.letters)
@@ -143,7 +143,7 @@ class ReplayPipeline:
             )  # fmt: skip
             opened.refused[each.offset] = _refused(opened.letters[each.offset], each)
 
-    def _halve(self, halved: Halved) -> Halve:
+    def _halve(self, halved: Halved) -> HalvePart:
         parent = next(
             intent for intent, each in self._open.items()
             if (each.part.tp, each.part.group, each.part.first, each.part.last) == halved
@@ -161,16 +161,16 @@ class ReplayPipeline:
             ids = tuple(letter.id for letter in letters.values())
             half = replace(whole.part, first=intent.first, last=intent.last, letters=ids, id=0)
             self._open[intent] = _Open(half, letters, refused)
-        return Halve(whole.part, tuple(self._open[intent].part for intent in intents), tuple(intents))
+        return HalvePart(whole.part, tuple(self._open[intent].part for intent in intents), tuple(intents))
 
-    def _ended(self) -> list[End]:
+    def _ended(self) -> list[EndPart]:
         ended = [intent for intent in self._open if not intent.live]
         return [_end(self._open.pop(intent)) for intent in ended]
 
 
-def _end(opened: _Open) -> End:
+def _end(opened: _Open) -> EndPart:
     delivered = tuple(letter.id for offset, letter in opened.letters.items() if offset not in opened.refused)
-    return End(opened.part, delivered, tuple(opened.refused.values()))
+    return EndPart(opened.part, delivered, tuple(opened.refused.values()))
 
 
 def _refused(letter: StoredLetter, now: DeadLetter) -> StoredLetter:

@@ -11,7 +11,7 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.errors import ConfigError
 from sidecar.letters.dlq import DeadLetterQueues
-from sidecar.letters.plan import LeftOver, Plan, StatePlan, left_over
+from sidecar.letters.plan import LeftOver, ReplayPlan, StatePlan, left_over
 from sidecar.letters.topic import KafkaLetterTopic, LetterTopic, TopicPlan
 from sidecar.state.beside import ALL, Chosen, LettersBeside, Totals
 from sidecar.state.interface import Damage, StoredLetter
@@ -32,7 +32,7 @@ def _topic_of(settings: Settings, name: PlaceName | None, stack: ExitStack) -> L
     return KafkaLetterTopic(settings, chosen.kafka.topic)
 
 
-class Place:
+class LetterPlace:
     """The dead letters of one place, which a daemon may be adding to.
 
     Args:
@@ -108,7 +108,7 @@ class Place:
         both = tuple(set(chosen.ids) & set(ids)) if chosen.ids else ids
         return self.totals(chosen._replace(ids=both)).letters if both else 0
 
-    def plan(self, target: Target, limits: Limits) -> Plan:
+    def plan(self, target: Target, limits: Limits) -> ReplayPlan:
         """A plan to replay letters of this place."""
         if self._topic is None:
             return StatePlan(self.file, target, limits)

@@ -83,7 +83,7 @@ class Stream(NamedTuple):
     """Whether they are fixed already, and may have been sent."""
 
 
-class Plan(Protocol):
+class ReplayPlan(Protocol):
     """Letters in parts, and the record of these parts."""
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
@@ -107,7 +107,7 @@ class Plan(Protocol):
         ...
 
 
-class Lanes:
+class ReplayCuts:
     """Letters of one partition that are being cut into parts, by group."""
 
     def __init__(self, source: str, target: Target, limits: Limits) -> None:
@@ -141,15 +141,15 @@ class StatePlan(Replays):
     def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
         super().__init__(letters)
         self._file = letters
-        self._lanes = Lanes(STATE, target, limits)
+        self._lanes = ReplayCuts(STATE, target, limits)
         self._token = secrets.token_hex(8)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """See `Plan.load`."""
+        """See `ReplayPlan.load`."""
         return self._file.by_ids(part.letters)
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """See `Plan.streams`."""
+        """See `ReplayPlan.streams`."""
         pending = self.pending()
         done = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)

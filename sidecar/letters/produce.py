@@ -17,7 +17,7 @@ from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
 from sidecar.letters.columns import LetterMessage, message_of
 from sidecar.letters.ids import LetterIds
-from sidecar.letters.plan import Plan, Replayed
+from sidecar.letters.plan import Replayed, ReplayPlan
 from sidecar.runtime.dead_letters import producer_config
 from sidecar.sources.kafka.config import client_config
 from sidecar.state.beside import Chosen
@@ -29,7 +29,7 @@ TRANSACTION_MS = 15_000
 """A reader of committed messages waits so long for a process that died and is not started again."""
 
 
-class Production:
+class LetterProducer:
     """Produces dead letters again.
 
     Args:
@@ -44,7 +44,7 @@ class Production:
     def __init__(
         self,
         settings: Settings,
-        plan: Plan,
+        plan: ReplayPlan,
         token: str,
         rate: int,
         ids: LetterIds,

@@ -13,8 +13,8 @@ from sidecar.config.model import Settings
 from sidecar.core.effects import Effect, Report, Send
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LetterColumns, framed
-from sidecar.letters.pipeline import End, Halve, ReplayPipeline
-from sidecar.letters.plan import Plan, Replayed, Stream
+from sidecar.letters.pipeline import EndPart, HalvePart, ReplayPipeline
+from sidecar.letters.plan import Replayed, ReplayPlan, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
 from sidecar.runtime.senders import Answered, Senders
 from sidecar.state.beside import Chosen
@@ -44,7 +44,7 @@ def check_receiver(settings: Settings) -> None:
         )
 
 
-class Replay:
+class ReceiverReplay:
     """Delivers dead letters to the receiver.
 
     Args:
@@ -56,7 +56,7 @@ class Replay:
     def __init__(
         self,
         settings: Settings,
-        plan: Plan,
+        plan: ReplayPlan,
         rate: int,
         on_ended: Callable[[int], None],
         tell: Callable[[str], None],
@@ -131,13 +131,13 @@ class Replay:
         except queue.Empty:
             return
 
-    def _perform(self, effect: Effect | Halve | End) -> None:
+    def _perform(self, effect: Effect | HalvePart | EndPart) -> None:
         match effect:
             case Send(batch):
                 self._senders.send(batch)
-            case Halve(part, halves):
+            case HalvePart(part, halves):
                 self._pipeline.halved(effect, self._plan.halve(part, halves))
-            case End(part, delivered, refused):
+            case EndPart(part, delivered, refused):
                 self._plan.end(part, delivered, refused)
                 self._delivered += len(delivered)
                 self._refused += len(refused)

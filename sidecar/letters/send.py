@@ -15,7 +15,7 @@ from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.letters.columns import LetterMessage, message_of
 from sidecar.letters.ids import LetterIds
-from sidecar.letters.plan import Plan, Replayed
+from sidecar.letters.plan import Replayed, ReplayPlan
 from sidecar.sources.rocketmq.remoting.inquiry import PATIENCE_S, Inquiry, problem_of
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.network import Ask, NoAnswerError, RefusedError
@@ -35,7 +35,7 @@ _BROKERS = frozenset({
 """Properties that brokers and clients set; with some of them a message would be delayed, or wait for its commit."""
 
 
-class Sending:
+class LetterSender:
     """Sends dead letters again.
 
     Args:
@@ -52,7 +52,7 @@ class Sending:
     def __init__(
         self,
         source: RocketMqSource,
-        plan: Plan,
+        plan: ReplayPlan,
         rate: int,
         ids: LetterIds,
         on_ended: Callable[[int], None],

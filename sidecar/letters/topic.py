@@ -23,7 +23,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.letters.plan import Lanes, Stream, again
+from sidecar.letters.plan import ReplayCuts, Stream, again
 from sidecar.runtime.dead_letters import STORY
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.kafka.config import client_config
@@ -40,7 +40,7 @@ ID_BASE = 10_000
 """The id of a letter is its record's offset times this, plus the record's partition."""
 
 
-class Record(NamedTuple):
+class TopicLetter(NamedTuple):
     """A record of the topic."""
 
     letter: StoredLetter
@@ -63,7 +63,7 @@ class LetterTopic(ABC):
         self._bounds: dict[int, tuple[int, int]] = {}
         """The first offset and the offset after the last, by the number of a partition."""
 
-    def records(self, after: int = 0) -> Iterator[Record]:
+    def records(self, after: int = 0) -> Iterator[TopicLetter]:
         """All dead letters, partition by partition; after this id."""
         offset, partition = divmod(after, ID_BASE)
         for number, (low, high) in self._bounds.items():
@@ -71,7 +71,7 @@ class LetterTopic(ABC):
                 start = max(low, offset + 1) if after and number == partition else low
                 yield from self._read(number, start, high)
 
-    def within(self, ids: Sequence[int]) -> Iterator[Record]:
+    def within(self, ids: Sequence[int]) -> Iterator[TopicLetter]:
         """The dead letters with these ids, as far as they are there."""
         wanted = set(ids)
         for number in sorted({id_ % ID_BASE for id_ in ids} & self._bounds.keys()):
@@ -82,7 +82,7 @@ class LetterTopic(ABC):
                     yield record
 
     @abstractmethod
-    def _read(self, number: int, start: int, end: int) -> Iterator[Record]:
+    def _read(self, number: int, start: int, end: int) -> Iterator[TopicLetter]:
         """The dead letters of a partition, from `start` to below `end`."""
 
 
@@ -109,7 +109,7 @@ class KafkaLetterTopic(LetterTopic):
         except ck.KafkaException as error:
             raise self._unavailable(error.args[0]) from error
 
-    def _read(self, number: int, start: int, end: int) -> Iterator[Record]:
+    def _read(self, number: int, start: int, end: int) -> Iterator[TopicLetter]:
         if start >= end:
             return
         # A client of its own: one that was assigned before may still report the end of that assignment.
@@ -138,7 +138,7 @@ class KafkaLetterTopic(LetterTopic):
         )
 
 
-def record_of(message: Any) -> Record | None:
+def record_of(message: Any) -> TopicLetter | None:
     """The dead letter in a record; None if it is of another program."""
     headers = message.headers() or []
     own, story = headers[: -len(STORY)], headers[-len(STORY) :]
@@ -161,7 +161,7 @@ def record_of(message: Any) -> Record | None:
         envelope=envelope_row(tp, place, timestamp if kind else None, key, (), own, value),
         id=message.offset() * ID_BASE + message.partition(),
     )  # fmt: skip
-    return Record(letter, xxhash.xxh3_128_digest(identity), tp.topic)
+    return TopicLetter(letter, xxhash.xxh3_128_digest(identity), tp.topic)
 
 
 class TopicPlan(Replays):
@@ -175,9 +175,9 @@ class TopicPlan(Replays):
         super().__init__(letters)
         self._topic = topic
         self.source = TOPIC + topic.topic
-        self._lanes = Lanes(self.source, target, limits)
+        self._lanes = ReplayCuts(self.source, target, limits)
         self._token = secrets.token_hex(8)
-        self._loaded: dict[int, Record] = {}
+        self._loaded: dict[int, TopicLetter] = {}
         """What the parts at hand have, by id."""
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
@@ -213,7 +213,7 @@ class TopicPlan(Replays):
         tried = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
         seen = self.origins(self.source)
-        chunk: list[Record] = []
+        chunk: list[TopicLetter] = []
         size_bytes = 0
         for record in self._topic.records():
             if record.letter.id in tried:
@@ -228,7 +228,7 @@ class TopicPlan(Replays):
                 chunk, size_bytes = [], 0
         yield from self._streams(chunk)
 
-    def _streams(self, chunk: Sequence[Record]) -> Iterator[Stream]:
+    def _streams(self, chunk: Sequence[TopicLetter]) -> Iterator[Stream]:
         """The letters of a piece of the topic, by partition; of two with one place, the topic was created again."""
         self._loaded = {record.letter.id: record for record in chunk}
         lettered: dict[tuple[TopicPartition, int], dict[int, StoredLetter]] = defaultdict(dict)

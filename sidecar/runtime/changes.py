@@ -24,7 +24,7 @@ OF_OTHERS = ("spark",)
 M = TypeVar("M", bound=Model)
 
 
-class Changes(NamedTuple):
+class SettingsChanges(NamedTuple):
     """A changed configuration, divided by when its keys apply; keys are dotted, as the file has them."""
 
     at_once: tuple[str, ...]
@@ -36,7 +36,7 @@ class Changes(NamedTuple):
     """These with the keys that apply when nothing is open."""
 
 
-def changes(running: Settings, read: Settings) -> Changes:
+def changes(running: Settings, read: Settings) -> SettingsChanges:
     """Divide what differs.
 
     Args:
@@ -56,7 +56,7 @@ def changes(running: Settings, read: Settings) -> Changes:
             found[when].append(key)
     at_once, when_quiet, after_restart = (tuple(keys) for keys in found.values())
     now = _merged(running, read, at_once, after_restart)
-    return Changes(at_once, when_quiet, after_restart, now, _merged(now, read, when_quiet, after_restart))
+    return SettingsChanges(at_once, when_quiet, after_restart, now, _merged(now, read, when_quiet, after_restart))
 
 
 def _when(key: str) -> str:

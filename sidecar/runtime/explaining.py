@@ -18,7 +18,7 @@ from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import NoStateError, UnavailableError
 from sidecar.runtime.group_offsets import PartitionOffsets
 from sidecar.runtime.queue_offsets import offsets_of
-from sidecar.runtime.trial import Decision, Message, Trial
+from sidecar.runtime.trial import Decision, SampleMessage, Trial
 from sidecar.state.beside import LettersBeside
 from sidecar.state.interface import StoredLetter
 
@@ -108,7 +108,7 @@ def _letter(folder: Path, scope: str, tp: TopicPartition, offset: int) -> Stored
 
 
 def _decision(trial: Trial, tp: TopicPartition, offset: int, found: Original) -> Decision:
-    message = Message(tp, offset, found.timestamp_ms, found.key, found.headers, found.value, found.details)
+    message = SampleMessage(tp, offset, found.timestamp_ms, found.key, found.headers, found.value, found.details)
     (decision,) = trial.decide([message])
     return decision
 

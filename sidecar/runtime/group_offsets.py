@@ -17,9 +17,9 @@ from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.errors import ClientErrors, forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.fetch import Fetcher
+from sidecar.sources.kafka.fetch import KafkaFetcher
 from sidecar.sources.kafka.reach import await_topics
-from sidecar.sources.kafka.start.offsets import Bounds, Offsets
+from sidecar.sources.kafka.start.offsets import LogBounds, Offsets
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
 from sidecar.state.offset_map import Identity, Origin, decode
 
@@ -127,7 +127,7 @@ class GroupOffsets:
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
-        fetcher = Fetcher(self._config)
+        fetcher = KafkaFetcher(self._config)
         self._stack.callback(fetcher.close)
         return fetcher.fetch(tp, offset)
 
@@ -151,7 +151,7 @@ class GroupOffsets:
         answer = self._answer(self._admin.list_consumer_group_offsets([asked], request_timeout=PATIENCE_S)[group_id])
         return {TopicPartition(each.topic, each.partition): each for each in answer.topic_partitions}
 
-    def _one(self, tp: TopicPartition, commit: Any, bounds: Bounds, topic_id: str) -> PartitionOffsets:
+    def _one(self, tp: TopicPartition, commit: Any, bounds: LogBounds, topic_id: str) -> PartitionOffsets:
         if commit is None or commit.offset < 0:
             return PartitionOffsets(tp, None, None, bounds.low, bounds.high, "")
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)

@@ -37,7 +37,7 @@ class SampleError(ConfigError):
     """A line of the sample is no message."""
 
 
-class Message(NamedTuple):
+class SampleMessage(NamedTuple):
     """A message of the sample."""
 
     tp: TopicPartition
@@ -52,7 +52,7 @@ class Message(NamedTuple):
 class Decision(NamedTuple):
     """What becomes of a message."""
 
-    message: Message
+    message: SampleMessage
     tags: list[str]
     outcome: str
     """`delivered`, `filtered`, `duplicate`, `held` or `dead letter`."""
@@ -62,7 +62,7 @@ class Decision(NamedTuple):
     """When it is due, if it is held; epoch milliseconds."""
 
 
-class Request(NamedTuple):
+class SampleRequest(NamedTuple):
     """A request as it would be sent."""
 
     group: str
@@ -89,7 +89,7 @@ class Trial:
         self._cancels = cancel_reader(columns) if settings.delay else None
         self._seen: dict[tuple[TopicPartition, int], int] = {}
 
-    def decide(self, messages: Sequence[Message]) -> Iterator[Decision]:
+    def decide(self, messages: Sequence[SampleMessage]) -> Iterator[Decision]:
         """What becomes of each message, in their order."""
         reading = self._reading
         for message in messages:
@@ -118,7 +118,7 @@ class Trial:
                 reason = "" if fragment.offsets else "unframeable: the sink's format cannot represent its value"
                 yield Decision(message, tags, "dead letter" if reason else "delivered", group, reason)
 
-    def _not_json(self, message: Message) -> str:
+    def _not_json(self, message: SampleMessage) -> str:
         """Why a tag that is to be in JSON cannot be there."""
         if not self._is_json:
             return ""
@@ -128,11 +128,11 @@ class Trial:
             return f": its value is no JSON ({error})"
         return ""
 
-    def requests(self, decisions: Iterable[Decision]) -> Iterator[Request]:
+    def requests(self, decisions: Iterable[Decision]) -> Iterator[SampleRequest]:
         """One request for each group and partition, as if no limit cut them; none without `sink.http`."""
         if not self._sends:
             return
-        together: dict[tuple[str, TopicPartition], list[Message]] = {}
+        together: dict[tuple[str, TopicPartition], list[SampleMessage]] = {}
         for decision in decisions:
             if decision.outcome == "delivered":
                 together.setdefault((str(decision.group), decision.message.tp), []).append(decision.message)
@@ -143,14 +143,14 @@ class Trial:
             part = Part(tp, SCOPE, group, first, last, [fragment], len(messages), nbytes, Intent(1, first, last))
             assert isinstance(self._sink, HttpSink)
             headers, chunks = self._sink.request(Batch(1, group, [part]))
-            yield Request(group, headers, b"".join(chunks))
+            yield SampleRequest(group, headers, b"".join(chunks))
 
     def close(self) -> None:
         """Close the sink, which was connected to nothing."""
         self._sink.close()
 
 
-def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[Message]:
+def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[SampleMessage]:
     """Messages, one JSON object a line as in the format `envelope`; only what a message has must be there.
 
     A message that names no topic is of the source's first one; its partition is 0, its offset the number of the line.
@@ -182,7 +182,7 @@ def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[Message]
             ) from error
 
 
-def _message(row: dict[str, Any], number: int, topic: str) -> Message:
+def _message(row: dict[str, Any], number: int, topic: str) -> SampleMessage:
     if unknown := sorted(row.keys() - _KNOWN):
         raise ValueError(f"it has the unknown key {unknown[0]}")
     given = {
@@ -192,7 +192,7 @@ def _message(row: dict[str, Any], number: int, topic: str) -> Message:
     headers = [(str(name), value if value is None else _header(value)) for name, value in row.get("headers") or ()]
     tp = TopicPartition(str(row.get("topic", topic)), int(row.get("partition", 0)))
     timestamp = row.get("timestamp")
-    return Message(
+    return SampleMessage(
         tp,
         int(row.get("offset", number)),
         None if timestamp is None else int(timestamp),

@@ -38,7 +38,7 @@ class ReadPast(NamedTuple):
     position: int
 
 
-class Settled(NamedTuple):
+class SettledWindow(NamedTuple):
     """The window of an incarnation, valid for offsets below a limit."""
 
     incarnation: int
@@ -75,7 +75,7 @@ class Assignment:
     resumed: bool
     read_from: int
     lineage: Lineage = field(default_factory=Lineage)
-    settled: Settled | None = None
+    settled: SettledWindow | None = None
     held_below: int | None = None
     continues: bool = False
     end: int | None = None

@@ -17,7 +17,7 @@ GroupsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[str
 """Returns the group of each message, None for a message that no group wants."""
 
 
-class Table(Protocol):
+class ExchangeTable(Protocol):
     """Table through which members of a group exchange messages."""
 
     problem: str
@@ -60,5 +60,5 @@ class SourceContext:
     keeps_order: bool
     remembers_ids: bool
     lane_refusal: str
-    exchange: Table | None
+    exchange: ExchangeTable | None
     tell: Tell

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.letters.produce import Production
+from sidecar.letters.produce import LetterProducer
 from sidecar.state.replays import Replays
 from sidecar.state.store import Store
 from tests.scenarios.exactly_once import configuration, new_topics
@@ -152,7 +152,7 @@ def test_a_crash_at_any_write_produces_each_once(kafka: Broker, tmp_path: Path, 
             store_letters(kafka, dead, topic, range(LETTERS))
             crasher = Crasher(at, after=after)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Production, "_produce", crasher.around(Production._produce))
+                patch.setattr(LetterProducer, "_produce", crasher.around(LetterProducer._produce))
                 goes_on = _crashed(folder, crasher, ("fix", "end_origins"), "--to", "topic")
             if goes_on:
                 assert run(folder, "replay", "--to", "topic", "--yes").exit_code in ENDED

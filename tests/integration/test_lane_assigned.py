@@ -15,7 +15,7 @@ import sidecar_fastlane as fastlane
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import Run, TopicPartition
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules
@@ -46,7 +46,7 @@ class Owner:
         tps: All partitions.
     """
 
-    lane: Lane
+    lane: FastLane
     consumer: ck.Consumer
     tps: list[TopicPartition]
     positions: Counter[TopicPartition] = field(default_factory=Counter)
@@ -147,16 +147,16 @@ def test_a_partition_whose_messages_go_past_the_lane_is_taken_again(
 ) -> None:
     """The source reloads it, and then each message comes through the lane."""
     produce(kafka.bootstrap, topic, (Outgoing(0, b"%d" % number) for number in range(1_000)))
-    forward, forwarded = Lane.forward, list[bool]()
+    forward, forwarded = FastLane.forward, list[bool]()
 
-    def forgets(lane: Lane, tps: Iterable[TopicPartition]) -> None:
+    def forgets(lane: FastLane, tps: Iterable[TopicPartition]) -> None:
         forwarded.append(len(forwarded) >= 2)
         if forwarded[-1]:
             forward(lane, tps)
 
-    monkeypatch.setattr(Lane, "forward", forgets)
+    monkeypatch.setattr(FastLane, "forward", forgets)
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap, group_id=group, topics=[topic])
-    lane, listener = Lane(library, 1 << 20), Listening()
+    lane, listener = FastLane(library, 1 << 20), Listening()
     source = KafkaSource(settings, MemoryState(), Rules(b"same"), 1 << 20, "", lane=lane)
     source.open(listener)
     offsets = list[int]()

@@ -14,8 +14,8 @@ import pytest
 
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.native.cluster import Cluster
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.native.cluster import NativeCluster
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.messages import decode
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
@@ -105,10 +105,10 @@ def test_where_a_queue_begins_anew_outlasts_a_late_commit(node: RocketMqNode, so
     """A commit of the killed child that the broker takes after ours is overwritten before the next child reads."""
     bodies = Bodies(node)
     bodies.send(100)
-    cluster = Cluster(RocketMqSettings(**source, group=bodies.group, topics=[bodies.topic]), "client")
+    cluster = NativeCluster(RocketMqSettings(**source, group=bodies.group, topics=[bodies.topic]), "client")
     try:
         cluster.open()
-        other = Mark(offset=0, position=1, stored_ms=1)
+        other = QueueMark(offset=0, position=1, stored_ms=1)
         for tp in cluster.queues:
             cluster.marks.read(tp, other)
         assert {start.tp for start in cluster.rewinds.commit()} == set(cluster.queues)

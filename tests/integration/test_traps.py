@@ -20,7 +20,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.base import ReadPast
 from sidecar.sources.kafka.config import consumer_config
-from sidecar.sources.kafka.lane.lane import Lane, load
+from sidecar.sources.kafka.lane.lane import FastLane, load
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules
@@ -83,7 +83,7 @@ class Opened:
         lane: Reads for it; a text if the client does.
     """
 
-    def __init__(self, settings: KafkaSettings, lane: Lane | str) -> None:
+    def __init__(self, settings: KafkaSettings, lane: FastLane | str) -> None:
         self.listener = Listening()
         self.source = KafkaSource(settings, MemoryState(), Rules(RULES), QUEUE_BYTES, "", lane)
         self.offsets: list[int] = []
@@ -113,18 +113,18 @@ def settings(kafka: Broker, topic: str, group: str) -> KafkaSettings:
 
 
 @pytest.fixture(params=["Python", "the lane"])
-def lane(request: pytest.FixtureRequest) -> Lane | str:
+def lane(request: pytest.FixtureRequest) -> FastLane | str:
     """Both ways to read."""
     if request.param == "Python":
         return "off"
     try:
-        return Lane(load(), QUEUE_BYTES)
+        return FastLane(load(), QUEUE_BYTES)
     except ConfigError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture
-def opened(settings: KafkaSettings, lane: Lane | str) -> Iterator[Opened]:
+def opened(settings: KafkaSettings, lane: FastLane | str) -> Iterator[Opened]:
     """The source alone, joined to its group when the test polls."""
     opened = Opened(settings, lane)
     opened.source.open(opened.listener)
@@ -145,7 +145,9 @@ def test_the_clients_pace_is_set(settings: KafkaSettings) -> None:
     assert (config["session.timeout.ms"], config["heartbeat.interval.ms"]) == (9_000, 500)
 
 
-def test_a_callback_that_raises_is_heard(settings: KafkaSettings, lane: Lane | str, kafka: Broker, topic: str) -> None:
+def test_a_callback_that_raises_is_heard(
+    settings: KafkaSettings, lane: FastLane | str, kafka: Broker, topic: str
+) -> None:
     """An error in a callback comes out of `poll`, instead of being swallowed together with what was fetched."""
     opened = Opened(settings, lane)
 
@@ -220,7 +222,7 @@ def test_a_pause_loses_nothing_that_was_fetched_ahead(opened: Opened, kafka: Bro
 
 
 def test_a_resumed_partition_is_fetched_at_once(
-    settings: KafkaSettings, lane: Lane | str, kafka: Broker, make_topic: MakeTopic
+    settings: KafkaSettings, lane: FastLane | str, kafka: Broker, make_topic: MakeTopic
 ) -> None:
     """The client's thread would sleep on, for up to a second, beside a partition that goes on."""
     topic = make_topic(2)

@@ -40,15 +40,15 @@ from sidecar.delay.disk.snapshot import Partition, Snapshot
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
 from sidecar.delay.progress import Progress, restored
 from sidecar.errors import StateError, ZoneError
-from sidecar.sources.kafka.start.memory import Memory
-from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
-from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
+from sidecar.sources.kafka.start.memory import CommitMemory
+from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage, identity_of
 from sidecar.sources.rocketmq.leased.exchange import packed, unpacked
 from sidecar.sources.rocketmq.leased.kept import recover
-from sidecar.sources.rocketmq.leased.members import Awaited, Member, read_members, read_rows
+from sidecar.sources.rocketmq.leased.members import Awaited, IntentMember, read_members, read_rows
 from sidecar.sources.rocketmq.leased.slot import Slot
 from sidecar.sources.rocketmq.native.child import frames
-from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told
+from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
 from sidecar.state.ids import file as id_file
 from sidecar.state.offset_map import Identity, decode, encode
 from sidecar.storage.local import LocalStorage
@@ -71,7 +71,7 @@ ATTACHED = pack_headers([("id", b"1")], Attached(Details(b"m", "0A" * 16, [b"k"]
 LINEAGE = records.Lineage(7, 8)
 KEPT = records.Kept(True, 5, 6, b"state")  # noqa: FBT003
 KEY = records.message_key(1 << 40, 4, 9)
-HANDED = Handed(
+HANDED = HandedMessage(
     None, "orders", Place("orders", "broker", 1, 7), b"body", 1, 2, "m", "0A" * 16, b"tag", [b"k"], [("id", b"1")], 0
 )
 
@@ -181,15 +181,17 @@ def read_id_file(raw: bytes) -> None:
 def read_frames(raw: bytes) -> None:
     """Frames of the child, and the messages in them."""
     for kind, payload in frames.Frames().feed(raw):
-        if kind is frames.Kind.MESSAGES:
+        if kind is frames.FrameKind.MESSAGES:
             frames.unpack_messages(payload)
 
 
 def child_frames() -> bytes:
     """What the child writes."""
     id_ = b"0A000001" * 4
-    message = frames.Message(1, 2, 3, 4, 5, 6, 0, b"orders", id_, b"TAGS\1tag\2", b"body")
-    return frames.frame(frames.Kind.BEAT) + frames.frame(frames.Kind.MESSAGES, frames.pack_message(message) * 2)
+    message = frames.LibraryMessage(1, 2, 3, 4, 5, 6, 0, b"orders", id_, b"TAGS\1tag\2", b"body")
+    return frames.frame(frames.FrameKind.BEAT) + frames.frame(
+        frames.FrameKind.MESSAGES, frames.pack_message(message) * 2
+    )
 
 
 def landed() -> Landed:
@@ -288,13 +290,13 @@ def read_kept(text: bytes) -> None:
     """A message that another process handed over, and a row of the state file that has it."""
     handed = unpacked(text)
     identity_of(handed)
-    Taken(handed, b"").held_bytes  # noqa: B018
+    LeasedMessage(handed, b"").held_bytes  # noqa: B018
 
 
 def read_row(raw: bytes) -> None:
     """A row of messages that may have been sent."""
     text = json.dumps(json.loads(raw))
-    awaited = Awaited({1: [Member(1, 2, identity_of(HANDED)), Member(2, 2, b"b")]})
+    awaited = Awaited({1: [IntentMember(1, 2, identity_of(HANDED)), IntentMember(2, 2, b"b")]})
     slot = cast("Slot", SimpleNamespace(awaited=awaited))
     whole, placements = recover(cast("LeasedClient", FakeClient()), read_rows(text), [slot])
     for handed in whole:
@@ -303,7 +305,7 @@ def read_row(raw: bytes) -> None:
         hash(placement), bytes.fromhex(placement.restore(HANDED).offset_message_id)
 
 
-def known(row: Memory | QueueProgress | None) -> None:
+def known(row: CommitMemory | QueueProgress | None) -> None:
     """What a start does with a row."""
     if row is not None:
         decode(row.text, row.watermark, PLACE, b"rule")
@@ -324,7 +326,7 @@ class FakeClient:
 
 PLACEMENT = [b64encode(b"b").decode(), "broker", 1, 2, "0A" * 16, 1, ""]
 METADATA = encode(PLACE, b"rule", PartitionState(5, 6), Stamp(1, 2))
-MARK = Mark(1, 2, 3)
+MARK = QueueMark(1, 2, 3)
 ENTRY = orjson.loads(line_of(landed())[9:])
 TEXTS: dict[str, tuple[Any, Callable[[bytes], object], type[Exception]]] = {
     "progress of delayed messages": (
@@ -333,8 +335,8 @@ TEXTS: dict[str, tuple[Any, Callable[[bytes], object], type[Exception]]] = {
         StateError,
     ),
     "memory": (
-        Memory(1, METADATA, "topic", [(1, 2)], [Fingerprint(3, 4)]),
-        lambda raw: known(Memory.load(raw.decode())),
+        CommitMemory(1, METADATA, "topic", [(1, 2)], [Fingerprint(3, 4)]),
+        lambda raw: known(CommitMemory.load(raw.decode())),
         Never,
     ),
     "progress of a queue": (

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from sidecar.sources.kafka.start.memory import Memory
+from sidecar.sources.kafka.start.memory import CommitMemory
 from sidecar.state.database import DATABASE_FILE
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.kafka import Broker, KafkaBroker
@@ -41,7 +41,7 @@ def remembered(daemon: Daemon) -> int:
     """The newest watermark that the daemon's folder has of its only partition."""
     with contextlib.closing(sqlite3.connect(f"file:{daemon.state_dir / DATABASE_FILE}?mode=ro", uri=True)) as database:
         (text,) = database.execute("SELECT text FROM progress").fetchone()
-    memory = Memory.load(text)
+    memory = CommitMemory.load(text)
     assert memory is not None
     return memory.watermark
 

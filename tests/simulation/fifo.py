@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sidecar.core.records import Place
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
 from sidecar.sources.rocketmq.grpc.leases import EXTENDED_S, INVISIBLE_S, RELEASED_S
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 from tests.simulation.leased import LeasedWorld, Process
 from tests.simulation.leased_broker import TAGS, TOPIC, Chance
 from tests.simulation.shell import GROUPS
@@ -62,16 +62,16 @@ class FifoBroker:
         """By its own clock, which decides when a time is over."""
         self._pops = 0
 
-    def hand(self, attempt: str, most: int, *, is_crowded: bool) -> list[Handed]:
+    def hand(self, attempt: str, most: int, *, is_crowded: bool) -> list[HandedMessage]:
         """What a request brings: of each queue from the first message that is not acknowledged on."""
-        found: list[Handed] = []
+        found: list[HandedMessage] = []
         for number, queue in enumerate(self.queues):
             is_busy = is_crowded and self._chance(0.3)  # another request has its lock at this moment
             if len(found) < most and not is_busy and not queue.is_locked(attempt, self.now_s):
                 found += self._of(number, queue, attempt, most - len(found))
         return found
 
-    def _of(self, number: int, queue: _Queue, attempt: str, most: int) -> list[Handed]:
+    def _of(self, number: int, queue: _Queue, attempt: str, most: int) -> list[HandedMessage]:
         offsets = range(queue.done, min(queue.done + most, len(queue.messages)))
         if not offsets:
             return []
@@ -80,12 +80,12 @@ class FifoBroker:
         queue.until_s = dict.fromkeys(offsets, self.now_s + INVISIBLE_S)
         return [self._handed(number, queue, offset) for offset in offsets]
 
-    def _handed(self, number: int, queue: _Queue, offset: int) -> Handed:
+    def _handed(self, number: int, queue: _Queue, offset: int) -> HandedMessage:
         body, tag, drawn = self.messages[queue.messages[offset]]
         times = queue.times[offset] = queue.times.get(offset, -1) + 1
         receipt, place = f"{number} {offset} {queue.pop}", Place(TOPIC, "b", number, offset)
         message_id = f"{number:08X}{offset:08X}"
-        return Handed(receipt, TOPIC, place, body, 1, 1, drawn, message_id, tag, (), [("TAGS", tag)], times)
+        return HandedMessage(receipt, TOPIC, place, body, 1, 1, drawn, message_id, tag, (), [("TAGS", tag)], times)
 
     def _find(self, receipt: str) -> tuple[_Queue, int] | None:
         number, offset, pop = map(int, receipt.split())
@@ -155,7 +155,7 @@ class FifoClient:
         self._broker, self._chance = broker, chance
         self._attempts = Attempts("place")
         self._open: list[tuple[Use, int]] = []
-        self._arrived: list[Handed] = []
+        self._arrived: list[HandedMessage] = []
         self._leases: dict[Hashable, _Lease] = {}
         self._acks: list[_Lease] = []
         self._tokens = 0
@@ -164,7 +164,7 @@ class FifoClient:
     def open(self) -> None:
         """Nothing to do."""
 
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
+    def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
         """Some requests are made, some are answered."""
         self._acknowledge()
         if self._has_adopted and not self._full:

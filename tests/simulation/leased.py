@@ -19,8 +19,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased import start
 from sidecar.sources.rocketmq.leased.client import LeasedClient
-from sidecar.sources.rocketmq.leased.columns import LeasedColumns, Taken
-from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.columns import LeasedColumns, LeasedMessage
+from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.leased_broker import (
     TOPIC,
@@ -77,7 +77,7 @@ class Process(Shell):
             client, [TOPIC], "g", state, b"rule", room,
             self._groups,
             in_order=ordered, keep_rows=ordered, disk=Inline(),
-            exchange=Exchange(self._ledger, "g", self._clock) if self._ledger else None, clock=self._clock,
+            exchange=MissedExchange(self._ledger, "g", self._clock) if self._ledger else None, clock=self._clock,
         )  # fmt: skip
         state.failing = ""
         self.source.open(self)
@@ -96,7 +96,7 @@ class Process(Shell):
     def _clock(self) -> float:
         return self.now_ms / 1000
 
-    def _groups(self, tp: TopicPartition, messages: Sequence[Taken]) -> list[str | None]:
+    def _groups(self, tp: TopicPartition, messages: Sequence[LeasedMessage]) -> list[str | None]:
         return [GROUPS[message.handed.tag] for message in messages]
 
     def turn(self) -> None:

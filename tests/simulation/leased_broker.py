@@ -14,7 +14,7 @@ from sidecar.core.claims import ClaimEnd, Exchanged, Want
 from sidecar.core.parts import Batch
 from sidecar.core.records import Place
 from sidecar.ledger.memory import MemoryLedger
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
 
@@ -110,7 +110,7 @@ class SimulatedBroker:
     def _tag_of(self, body: bytes) -> bytes:
         return next(tag for one, tag, _ in self.messages if one == body)
 
-    def hand(self, most: int) -> list[Handed]:
+    def hand(self, most: int) -> list[HandedMessage]:
         """Hand over some messages, in about their order."""
         found = []
         for _ in range(min(most, len(self.ready))):
@@ -118,7 +118,7 @@ class SimulatedBroker:
             found.append(self._handed(self.ready.pop(at)))
         return found
 
-    def _handed(self, number: int) -> Handed:
+    def _handed(self, number: int) -> HandedMessage:
         body, tag, drawn = self.messages[number]
         self._handles += 1
         self._times[number] += 1
@@ -128,7 +128,7 @@ class SimulatedBroker:
         place = Place(f"%RETRY%{TOPIC}" if times else TOPIC, "b", 0, at)
         properties = [("TAGS", tag), *([("order", order)] if self._has_orders and int(order) % 7 else [])]
         properties += [("RETRY_TOPIC", TOPIC.encode())] if times else []
-        return Handed(at, TOPIC, place, body, 1, 1, drawn, f"{at:032x}", tag, (), properties, times)
+        return HandedMessage(at, TOPIC, place, body, 1, 1, drawn, f"{at:032x}", tag, (), properties, times)
 
     def ack(self, handle: int) -> None:
         """A lost one leaves the message where it is."""
@@ -186,7 +186,7 @@ class SimulatedClient:
     def open(self) -> None:
         """Nothing to do."""
 
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
+    def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
         """Some of what is there."""
         return [] if self._full else self._broker.hand(self._chance.random.randrange(8))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from tests.simulation.leased_broker import Chance
@@ -238,27 +238,27 @@ class SimulatedBroker:
         """The answer; None while a pull waits for a first message."""
         number = int(ask.fields.get("queueId", 0))
         match ask.code:
-            case Request.HEART_BEAT | Request.UNLOCK_BATCH_MQ | Request.UNREGISTER_CLIENT:
+            case RequestCode.HEART_BEAT | RequestCode.UNLOCK_BATCH_MQ | RequestCode.UNREGISTER_CLIENT:
                 return answer_of()
-            case Request.GET_CONSUMER_LIST_BY_GROUP:
+            case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
                 return answer_of(0, b'{"consumerIdList":["me"]}')
-            case Request.LOCK_BATCH_MQ:
+            case RequestCode.LOCK_BATCH_MQ:
                 return answer_of(0, orjson.dumps({"lockOKMQSet": orjson.loads(ask.body)["mqSet"]}))
-            case Request.GET_BROKER_RUNTIME_INFO:
+            case RequestCode.GET_BROKER_RUNTIME_INFO:
                 boot = b'{"table":{"bootTimestamp":"%d"}}' % self.boot
                 return answer_of(0, boot) if self.tells_boot else answer_of(Code.NO_PERMISSION)
-            case Request.QUERY_CONSUMER_OFFSET:
+            case RequestCode.QUERY_CONSUMER_OFFSET:
                 at = self.resets.get(number, self.committed.get(number, -1))
                 return answer_of(offset=at) if at >= 0 else answer_of(Code.QUERY_NOT_FOUND)
-            case Request.GET_MIN_OFFSET:
+            case RequestCode.GET_MIN_OFFSET:
                 return self._of_queue(number, lambda queue: queue.low)
-            case Request.GET_MAX_OFFSET:
+            case RequestCode.GET_MAX_OFFSET:
                 return self._of_queue(number, lambda queue: queue.high)
-            case Request.SEARCH_OFFSET_BY_TIMESTAMP:
+            case RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
                 return self._at_time(number, int(ask.fields["timestamp"]))
-            case Request.UPDATE_CONSUMER_OFFSET:
+            case RequestCode.UPDATE_CONSUMER_OFFSET:
                 return self._commit(number, int(ask.fields["commitOffset"]))
-            case Request.PULL_MESSAGE:
+            case RequestCode.PULL_MESSAGE:
                 return self._pull(number, ask.fields)
         raise AssertionError(ask)
 
@@ -345,4 +345,4 @@ def queue_of(number: int) -> TopicPartition:
 def reset_frame(number: int, offset: int) -> Frame:
     """What a broker of 4.x tells its members of a reset; its JSON has objects for names."""
     place = b'{"brokerName":"%b","queueId":%d,"topic":"%b"}' % (NAME.encode(), number, TOPIC.encode())
-    return Frame(Request.RESET_CONSUMER_CLIENT_OFFSET, 1, 0, "", {}, b'{"offsetTable":{%b:%d}}' % (place, offset))
+    return Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, 1, 0, "", {}, b'{"offsetTable":{%b:%d}}' % (place, offset))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
 from tests.simulation.leased_broker import Chance
@@ -69,7 +69,7 @@ class SimulatedLink:
         for one in sorted(self._asked, key=_order):  # not in that of sets of names, which no seed decides
             if one not in self._asked:
                 continue
-            is_pull = one.ask.code == Request.PULL_MESSAGE
+            is_pull = one.ask.code == RequestCode.PULL_MESSAGE
             if one.answer is None and not (late and not is_pull):
                 late |= not self._work(one, now_s) and not is_pull
             elif one.answer is not None or one.until_s <= now_s:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting import (
     assignments,
     cluster,
@@ -78,7 +78,7 @@ class Process(Shell):
         """Where it is in each queue."""
         return {tp.partition: one.next for tp, one in self.source._pulls._queues.items()}
 
-    def mark(self, number: int) -> Mark | None:
+    def mark(self, number: int) -> QueueMark | None:
         """The message that it read last of a queue."""
         one = self.source._pulls._queues.get(queue_of(number))
         return one.mark if one else None

@@ -12,11 +12,11 @@ from sidecar.core import claims
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.grpc.attempts import Attempts
 from sidecar.sources.rocketmq.leased import recovery, source
-from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.held import handles_of
 from sidecar.sources.rocketmq.leased.kept import Placement
-from sidecar.sources.rocketmq.leased.members import Awaited, Members
-from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.members import Awaited, IntentMembers
+from sidecar.sources.rocketmq.leased.settled import SettledIdentities
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.fifo import run_fifo
 from tests.simulation.leased import run_leased
@@ -76,12 +76,12 @@ def acknowledge_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep an intent without its members."""
-    monkeypatch.setattr(Members, "record", lambda self, state, held: {})
+    monkeypatch.setattr(IntentMembers, "record", lambda self, state, held: {})
 
 
 def forget_what_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Know nothing of what was settled before."""
-    monkeypatch.setattr(Settled, "__contains__", lambda self, identity: False)
+    monkeypatch.setattr(SettledIdentities, "__contains__", lambda self, identity: False)
 
 
 def trust_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def claim_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def give_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep to oneself what another member misses."""
-    monkeypatch.setattr(Exchange, "_given", lambda self, known, settled: {})
+    monkeypatch.setattr(MissedExchange, "_given", lambda self, known, settled: {})
 
 
 def forget_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.sources.rocketmq.progress import Mark, QueueProgress
+from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
-from sidecar.sources.rocketmq.remoting.pulls.proofs import Proofs
-from sidecar.sources.rocketmq.remoting.start import StartOffsets
+from sidecar.sources.rocketmq.remoting.pulls.proofs import QueueProofs
+from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
 
@@ -32,7 +32,7 @@ Wrong = Callable[[pytest.MonkeyPatch], None]
 
 def read_on_in_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take what stands at a mark for what was read there."""
-    monkeypatch.setattr(Mark, "stands_in", lambda self, messages: True)
+    monkeypatch.setattr(QueueMark, "stands_in", lambda self, messages: True)
 
 
 def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,38 +47,38 @@ def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def overhear_resets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the answer to a question for a mark when it tells of a reset instead."""
-    was_reset: Callable[..., bool] = Proofs.was_reset
+    was_reset: Callable[..., bool] = QueueProofs.was_reset
 
-    def wrong(self: Proofs, one: Any, asked: int, *rest: Any) -> bool:
+    def wrong(self: QueueProofs, one: Any, asked: int, *rest: Any) -> bool:
         return (one.mark is None or asked != one.mark.offset) and was_reset(self, one, asked, *rest)
 
-    monkeypatch.setattr(Proofs, "was_reset", wrong)
+    monkeypatch.setattr(QueueProofs, "was_reset", wrong)
 
 
 def trust_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin a topic that was made again at the first message stored since."""
-    real: Callable[..., Any] = StartOffsets._one
+    real: Callable[..., Any] = QueueStartOffsets._one
 
-    def wrong(self: StartOffsets, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
+    def wrong(self: QueueStartOffsets, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
         if facts.is_same or not progress or not progress.mark:
             return real(self, tp, facts, progress, reset)
         (frame,) = self.brokers.ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
         at = min(read_offset(frame), facts.high) if frame else facts.low
         return self._fresh(tp, max(at, facts.low)), ()
 
-    monkeypatch.setattr(StartOffsets, "_one", wrong)
+    monkeypatch.setattr(QueueStartOffsets, "_one", wrong)
 
 
 def go_on_after_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a queue lost its end, count what was read as settled."""
-    real: Callable[..., Any] = StartOffsets._one
+    real: Callable[..., Any] = QueueStartOffsets._one
 
-    def wrong(self: StartOffsets, tp: Any, *facts: Any) -> Any:
+    def wrong(self: QueueStartOffsets, tp: Any, *facts: Any) -> Any:
         start, marks = real(self, tp, *facts)
         is_cut = not start.resumed and marks and marks[0].offset >= start.read_from
         return (self._fresh(tp, marks[0].offset + 1) if is_cut else start), marks
 
-    monkeypatch.setattr(StartOffsets, "_one", wrong)
+    monkeypatch.setattr(QueueStartOffsets, "_one", wrong)
 
 
 def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.runtime.lane import is_built
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.sources.kafka.lane.messages import LaneColumns
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.executor import rows
@@ -67,7 +67,7 @@ def read(
     kafka = settings.source.kafka
     if library is None:
         return KafkaColumns(), fetch(kafka, tp, start, end)
-    return LaneColumns(), fetch_by_lane(kafka, Lane(library, QUEUE_KBYTES << 10), tp, start, end)
+    return LaneColumns(), fetch_by_lane(kafka, FastLane(library, QUEUE_KBYTES << 10), tp, start, end)
 
 
 def delivered(
@@ -192,9 +192,9 @@ def test_messages_that_come_bit_by_bit_make_the_same_runs(
     library: fastlane.Library, kafka: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A poll that brings less than a run: several together are one, and C sorts it."""
-    whole = Lane.read
+    whole = FastLane.read
     monkeypatch.setattr(
-        Lane, "read", lambda self, wait_s, most, *, more: whole(self, wait_s, min(most, 137), more=more)
+        FastLane, "read", lambda self, wait_s, most, *, more: whole(self, wait_s, min(most, 137), more=more)
     )
     produce(kafka.bootstrap, topic, [Outgoing(0, b"%d" % i) for i in range(1_300)])
     settings, tp = settings_of(kafka, topic, "http://localhost:1/"), TopicPartition(topic, 0)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from sidecar.config.source.section import Source
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.sources.kafka.start.offsets import Bounds, is_meant
+from sidecar.sources.kafka.start.offsets import LogBounds, is_meant
 from sidecar.spark.ranges import reports, sources
 from sidecar.spark.ranges.planning import OnGap
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading
@@ -26,10 +26,10 @@ ORDERS: Logs = {("orders", 0): (0, 900)}
 class FakeLogs:
     """Logs with these bounds."""
 
-    def __init__(self, found: dict[TopicPartition, Bounds], topics: Sequence[str]) -> None:
+    def __init__(self, found: dict[TopicPartition, LogBounds], topics: Sequence[str]) -> None:
         self._found, self._topics = found, topics
 
-    def bounds(self) -> dict[TopicPartition, Bounds]:
+    def bounds(self) -> dict[TopicPartition, LogBounds]:
         """All of them."""
         return self._found
 
@@ -49,7 +49,7 @@ class Planners:
         self, logs: Logs, topics: Sequence[str] = ("orders", "new"), span: int = 1_000, on_gap: OnGap = "stop"
     ) -> RangePlanner:
         """A planner of another life."""
-        found = FakeLogs({TopicPartition(*place): Bounds(*bounds) for place, bounds in logs.items()}, topics)
+        found = FakeLogs({TopicPartition(*place): LogBounds(*bounds) for place, bounds in logs.items()}, topics)
         self._patch.setattr(sources, "logs_of", lambda *_, **__: found)
         kafka = {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}
         source = Source.model_validate({"kafka": kafka})
@@ -184,8 +184,8 @@ def test_a_run_that_ends_by_itself_sees_what_expires_meanwhile(planners: Planner
     planner.prepareForTriggerAvailableNow()
     end = planner.latestOffset({"orders": {"0": 0}}, LIMIT)
     assert end == {"orders": {"0": 100}}
-    planner._logs._found = {TopicPartition("orders", 0): Bounds(150, 900)}  # type: ignore[attr-defined]
+    planner._logs._found = {TopicPartition("orders", 0): LogBounds(150, 900)}  # type: ignore[attr-defined]
     following = planner.latestOffset(end, LIMIT)
     assert planner.partitions(end, following) == [Range("orders", 0, 150, 250, expired=50)]
-    planner._logs._found = {TopicPartition("orders", 0): Bounds(400, 900)}  # type: ignore[attr-defined]
+    planner._logs._found = {TopicPartition("orders", 0): LogBounds(400, 900)}  # type: ignore[attr-defined]
     assert planner.latestOffset(following, LIMIT) == {"orders": {"0": 400}}

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import sidecar_fastlane as fastlane
 from build_lane import compiled
 
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from tests.support.jars import CACHE, ROOT, locked
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
@@ -55,9 +55,9 @@ def handle_of(library: fastlane.Library, bootstrap: str = "localhost:1", **more:
 @contextmanager
 def lane_of(
     library: fastlane.Library, bootstrap: str, queue_bytes: int = 1 << 20, **more: Any
-) -> Iterator[tuple[Lane, ck.Consumer]]:
+) -> Iterator[tuple[FastLane, ck.Consumer]]:
     """A lane and its client."""
-    lane = Lane(library, queue_bytes)
+    lane = FastLane(library, queue_bytes)
     consumer = lane.make(lambda added: client(bootstrap, {**added, **more}))
     try:
         yield lane, consumer

@@ -28,7 +28,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.sources.kafka.lane.messages import LaneColumns
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import COLUMNS, Query
@@ -161,7 +161,7 @@ def by_python(bootstrap: str, topic: str, ends: Mapping[int, int]) -> dict[Topic
     return dict(found)
 
 
-def read(lane: Lane, consumer: ck.Consumer, twins: Twins, tps: Iterable[TopicPartition]) -> Iterable[Run]:
+def read(lane: FastLane, consumer: ck.Consumer, twins: Twins, tps: Iterable[TopicPartition]) -> Iterable[Run]:
     """All messages as the lane reads them."""
     lane.forward(tps)
     consumer.incremental_assign([ck.TopicPartition(tp.topic, tp.partition, 0) for tp in tps])

@@ -11,8 +11,8 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq.leased.client import Handed
-from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.client import HandedMessage
+from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.memory import MemoryState
 from tests.simulation.leased_broker import Inline
@@ -20,10 +20,10 @@ from tests.simulation.leased_broker import Inline
 A, B = lane_key("a"), lane_key("b")
 
 
-def handed(handle: int, body: bytes = b"body", *, unique: str = "id", times: int = 0) -> Handed:
+def handed(handle: int, body: bytes = b"body", *, unique: str = "id", times: int = 0) -> HandedMessage:
     """A message of the topic t; a body that begins with b is of the group b."""
     place = Place("%RETRY%g" if times else "t", "broker-a", 3, handle)
-    return Handed(handle, "t", place, body, 1, 2, unique, "0A", b"", (b"k",), (), times)
+    return HandedMessage(handle, "t", place, body, 1, 2, unique, "0A", b"", (b"k",), (), times)
 
 
 class Client:
@@ -32,7 +32,7 @@ class Client:
     moves = True
 
     def __init__(self) -> None:
-        self.coming: list[Handed] = []
+        self.coming: list[HandedMessage] = []
         self.acked: list[Hashable] = []
         self.released: list[Hashable] = []
         self.extended: list[Hashable] = []
@@ -43,7 +43,7 @@ class Client:
     def open(self) -> None:
         """Nothing to do."""
 
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
+    def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
         """All that is there."""
         coming, self.coming = self.coming, []
         return coming
@@ -99,7 +99,7 @@ class Scene:
 
     def __init__(
         self, state: MemoryState | None = None, *, held_max_bytes: int = 1 << 20, disk: Executor | None = None,
-        rules: bytes = b"rule", exchange: Exchange | None = None, keep_rows: bool = False,
+        rules: bytes = b"rule", exchange: MissedExchange | None = None, keep_rows: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.state = state or MemoryState()
@@ -115,7 +115,7 @@ class Scene:
         self.source.open(self)
         self.first = self.poll()
 
-    def poll(self, *coming: Handed) -> list[Any]:
+    def poll(self, *coming: HandedMessage) -> list[Any]:
         """What the core gets."""
         self.client.coming += coming
         return list(self.source.poll(0.0))

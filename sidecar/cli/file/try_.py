@@ -16,7 +16,7 @@ from sidecar.config.base import HIDDEN
 from sidecar.config.file.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.sinks import hide_query
-from sidecar.runtime.trial import Decision, Request, Trial, read_sample
+from sidecar.runtime.trial import Decision, SampleRequest, Trial, read_sample
 
 BODY_LINES_MAX = 20
 
@@ -59,7 +59,7 @@ def _secret_headers(settings: Settings) -> set[str]:
     return {"authorization", *(name.lower() for name in (*http.headers, *own))}
 
 
-def _headers(request: Request, secret: set[str]) -> dict[str, str]:
+def _headers(request: SampleRequest, secret: set[str]) -> dict[str, str]:
     return {name: HIDDEN if name.lower() in secret else value for name, value in request.headers.items()}
 
 
@@ -68,7 +68,7 @@ def _decision(each: Decision) -> dict[str, Any]:
     return {**place, "tags": each.tags, "outcome": each.outcome, "group": each.group, "why": each.why}
 
 
-def _fields(settings: Settings, request: Request, secret: set[str]) -> dict[str, Any]:
+def _fields(settings: Settings, request: SampleRequest, secret: set[str]) -> dict[str, Any]:
     assert settings.sink.http is not None
     try:
         body: dict[str, str] = {"body": request.body.decode()}
@@ -78,7 +78,7 @@ def _fields(settings: Settings, request: Request, secret: set[str]) -> dict[str,
     return {"group": request.group, "method": "POST", "url": url, "headers": _headers(request, secret), **body}
 
 
-def _print(settings: Settings, decisions: list[Decision], requests: list[Request], secret: set[str]) -> None:
+def _print(settings: Settings, decisions: list[Decision], requests: list[SampleRequest], secret: set[str]) -> None:
     tags, why = Column("tags", prose=True), Column("why", prose=True)
     cells = ((_place(each), ", ".join(each.tags), each.outcome, each.group or "", each.why) for each in decisions)
     show(Listing([Column("message"), tags, Column("outcome"), Column("group"), why], cells))

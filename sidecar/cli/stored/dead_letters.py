@@ -22,11 +22,11 @@ from sidecar.errors import EXIT_NO_INPUT, EXIT_OK, EXIT_UNAVAILABLE, ConfigError
 from sidecar.letters.columns import message_of
 from sidecar.letters.described import outline, place_of, whole
 from sidecar.letters.ids import LetterIds
-from sidecar.letters.places import Place, PlaceName
+from sidecar.letters.places import LetterPlace, PlaceName
 from sidecar.letters.plan import Replayed, only_one
-from sidecar.letters.produce import Production
-from sidecar.letters.replay import Replay, check_receiver
-from sidecar.letters.send import AT_ONCE, Sending
+from sidecar.letters.produce import LetterProducer
+from sidecar.letters.replay import ReceiverReplay, check_receiver
+from sidecar.letters.send import AT_ONCE, LetterSender
 from sidecar.runtime.usable import refused_by_client
 from sidecar.state.beside import Chosen, Totals
 from sidecar.state.interface import StoredLetter
@@ -213,11 +213,11 @@ def replay(
             plan = letters.plan(to, Limits(most, settings.batch.max_bytes))
             with progress("replayed", count) as move_on:
                 if rocketmq is not None and ids is not None:
-                    done = Sending(rocketmq, plan, rate, ids, move_on, stack).run(picked)
+                    done = LetterSender(rocketmq, plan, rate, ids, move_on, stack).run(picked)
                 elif ids is not None:
-                    done = Production(settings, plan, token, rate, ids, move_on, stack).run(picked)
+                    done = LetterProducer(settings, plan, token, rate, ids, move_on, stack).run(picked)
                 else:
-                    done = Replay(settings, plan, rate, move_on, partial(say, err=True), stack).run(picked)
+                    done = ReceiverReplay(settings, plan, rate, move_on, partial(say, err=True), stack).run(picked)
     if as_json:
         say_json({"chosen": count, "duplicates": dropped, **done._asdict()})
     elif dry_run:
@@ -251,14 +251,14 @@ def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
 
 
 @contextmanager
-def opened(settings: Settings, place: PlaceName | None) -> Iterator[Place]:
+def opened(settings: Settings, place: PlaceName | None) -> Iterator[LetterPlace]:
     """The dead letters of a place, None for that in which the daemon stores them.
 
     Raises:
         SidecarError: They cannot be read.
     """
     with ExitStack() as stack:
-        yield Place(settings, place, partial(say, err=True), stack)
+        yield LetterPlace(settings, place, partial(say, err=True), stack)
 
 
 def told(totals: Totals) -> str:

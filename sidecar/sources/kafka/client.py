@@ -17,7 +17,7 @@ from sidecar.core.records import Run
 from sidecar.sources.kafka.columns import Failed, runs_and_errors
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.errors import is_credentials, text_of
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.sources.kafka.topics import MadeAgain
 from sidecar.sources.troubles import Troubles
 
@@ -25,7 +25,7 @@ CHUNK_MESSAGES = 500
 BUSY_WAIT_S, IDLE_WAIT_S = 0.005, 0.05
 
 
-class Client:
+class KafkaClient:
     """A consumer of confluent-kafka, used on one thread.
 
     Args:
@@ -37,7 +37,7 @@ class Client:
     consumer: ck.Consumer
     """The consumer, after `open`."""
 
-    def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str, lane: Lane | None = None) -> None:
+    def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str, lane: FastLane | None = None) -> None:
         self.lane = lane
         self.made_again = MadeAgain(aloud="debug" in settings.properties)
         self.refusal = ""

@@ -14,23 +14,23 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Listener
-from sidecar.sources.kafka.start.memory import Memories, Memory
+from sidecar.sources.kafka.start.memory import CommitMemory, Memories
 from sidecar.state.offset_map import Identity, encode
 from sidecar.state.rules import Rules
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingCommit:
     """A commit that is under way."""
 
     begun_s: float
-    memories: dict[TopicPartition, Memory]
+    memories: dict[TopicPartition, CommitMemory]
     """The rows to remember by partition, once it is acknowledged."""
     told: bool = True
     """Whether its end is still to be reported."""
 
 
-class Commits:
+class KafkaCommits:
     """Makes states durable.
 
     Args:
@@ -51,7 +51,7 @@ class Commits:
         self._rules = rules
         self._identities = identities
         self._memories = memories
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingCommit] = deque()
 
     def begin(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` reports the end."""
@@ -59,7 +59,7 @@ class Commits:
         try:
             if memories:  # commit() without offsets skips a change of metadata only
                 self._consumer.commit(offsets=_offsets(memories), asynchronous=True)
-                self._pending.append(_Pending(time.monotonic(), memories))
+                self._pending.append(_PendingCommit(time.monotonic(), memories))
                 return
         except KafkaException as error:
             self._failed(error.args[0].str())
@@ -101,17 +101,17 @@ class Commits:
     def _failed(self, reason: str) -> None:
         self._listener.event("commit.failed", "warning", {"reason": reason})
 
-    def _keep(self, memories: Mapping[TopicPartition, Memory], results: Mapping[TopicPartition, bool]) -> None:
+    def _keep(self, memories: Mapping[TopicPartition, CommitMemory], results: Mapping[TopicPartition, bool]) -> None:
         self._memories.keep({tp: memory for tp, memory in memories.items() if results.get(tp)})
 
-    def _made(self, items: Sequence[CommitItem]) -> dict[TopicPartition, Memory]:
+    def _made(self, items: Sequence[CommitItem]) -> dict[TopicPartition, CommitMemory]:
         return {item.tp: self._memory(item) for item in items if self._is_current(item)}
 
-    def _memory(self, item: CommitItem) -> Memory:
+    def _memory(self, item: CommitItem) -> CommitMemory:
         identity = self._identities[item.tp]
         lineage = item.lineage or Lineage()
         text = encode(identity, self._rules.digest, item.state, item.stamp, lineage.parent, lineage.named)
-        return Memory.of(item.state.watermark, text, identity.topic_id, lineage)
+        return CommitMemory.of(item.state.watermark, text, identity.topic_id, lineage)
 
     def _is_current(self, item: CommitItem) -> bool:
         """Whether the item is of the present ownership: the partition may have moved during the journal's write."""
@@ -119,5 +119,5 @@ class Commits:
         return identity is not None and identity.scope == item.scope
 
 
-def _offsets(memories: Mapping[TopicPartition, Memory]) -> list[ck.TopicPartition]:
+def _offsets(memories: Mapping[TopicPartition, CommitMemory]) -> list[ck.TopicPartition]:
     return [ck.TopicPartition(*tp[:2], memory.watermark, metadata=memory.text) for tp, memory in memories.items()]

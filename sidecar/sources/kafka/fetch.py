@@ -36,7 +36,7 @@ def fetcher_config(config: Mapping[str, object]) -> dict[str, object]:
     return {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
 
 
-class Fetcher:
+class KafkaFetcher:
     """Fetches by position; used by one thread.
 
     Args:

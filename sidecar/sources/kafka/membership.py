@@ -79,7 +79,7 @@ class Membership:
             leave_behind_nothing(self._settings, self._admin, member, self._tell)
 
 
-class Rebalances:
+class KafkaRebalances:
     """Rebalance callbacks of the client.
 
     Args:

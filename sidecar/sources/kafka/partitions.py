@@ -14,8 +14,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.ends import Ends
 from sidecar.sources.kafka.errors import forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.lane.lane import Lane
-from sidecar.sources.kafka.start.start_offsets import Found, StartOffsets
+from sidecar.sources.kafka.lane.lane import FastLane
+from sidecar.sources.kafka.start.start_offsets import KafkaStartOffsets, KafkaStarts
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles
 from sidecar.state.offset_map import Identity
@@ -27,7 +27,7 @@ RETRY_S, RETRY_SHARE = 1.0, 4
 _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 
-class Waiting:
+class WaitingPartitions:
     """Owned partitions whose start offset could not be determined, with the reasons."""
 
     def __init__(self, troubles: Troubles) -> None:
@@ -74,10 +74,10 @@ class Partitions:
         settings: KafkaSettings,
         listener: Listener,
         troubles: Troubles,
-        starts: StartOffsets,
+        starts: KafkaStartOffsets,
         ends: Ends,
         topic_ids: TopicIds,
-        lane: Lane | None = None,
+        lane: FastLane | None = None,
     ) -> None:
         self._lane = lane
         self.identities: dict[TopicPartition, Identity] = {}
@@ -91,7 +91,7 @@ class Partitions:
         self._topic_ids = topic_ids
         self._given: list[TopicPartition] | None = None
         """Partitions that the group assigned in the present `consume()`."""
-        self._waiting = Waiting(troubles)
+        self._waiting = WaitingPartitions(troubles)
         self._paused: frozenset[TopicPartition] = frozenset()
         self._joined = False
 
@@ -108,7 +108,7 @@ class Partitions:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading partitions; a partition whose start is unknown is retried, and delays no other."""
         begun_s = time.monotonic()
-        assignments, failed = self._start_offsets.find(tps, START_PATIENCE_S) if tps else Found([], {})
+        assignments, failed = self._start_offsets.find(tps, START_PATIENCE_S) if tps else KafkaStarts([], {})
         self._waiting.tried(tps, failed, begun_s)
         for tp, error in failed.items():
             self._check_permission(error, tp.topic)

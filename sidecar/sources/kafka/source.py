@@ -14,21 +14,21 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import Listener, ReadPast
-from sidecar.sources.kafka.client import IDLE_WAIT_S, Client
+from sidecar.sources.kafka.client import IDLE_WAIT_S, KafkaClient
 from sidecar.sources.kafka.columns import Failed, KafkaColumns
-from sidecar.sources.kafka.commits import Commits
+from sidecar.sources.kafka.commits import KafkaCommits
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.ends import Ends
-from sidecar.sources.kafka.fetch import Fetcher
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.fetch import KafkaFetcher
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.sources.kafka.lane.messages import LaneColumns
-from sidecar.sources.kafka.membership import Membership, Rebalances
+from sidecar.sources.kafka.membership import KafkaRebalances, Membership
 from sidecar.sources.kafka.partitions import Partitions
 from sidecar.sources.kafka.reach import await_topics, metadata_characters
 from sidecar.sources.kafka.start.memory import Memories
 from sidecar.sources.kafka.start.offsets import Offsets
 from sidecar.sources.kafka.start.recall import Recall
-from sidecar.sources.kafka.start.start_offsets import StartOffsets
+from sidecar.sources.kafka.start.start_offsets import KafkaStartOffsets
 from sidecar.sources.kafka.topics import TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
@@ -66,18 +66,18 @@ class KafkaSource:
         rules: Rules,
         queue_bytes: int,
         client_id: str,
-        lane: Lane | str,
+        lane: FastLane | str,
     ) -> None:
-        taken = lane if isinstance(lane, Lane) else None
-        self.no_lane: str | None = "" if isinstance(lane, Lane) else lane
+        taken = lane if isinstance(lane, FastLane) else None
+        self.no_lane: str | None = "" if isinstance(lane, FastLane) else lane
         self.columns: Columns = LaneColumns() if taken else KafkaColumns()
         self._settings = settings
         self._state = state
         self._rules = rules
         self._client_id = "" if "client.id" in settings.properties else client_id
-        self._client = Client(settings, queue_bytes, client_id or "sidecar", taken)
-        self._fetcher = Fetcher(client_config(settings))
-        self._rebalances: Rebalances | None = None
+        self._client = KafkaClient(settings, queue_bytes, client_id or "sidecar", taken)
+        self._fetcher = KafkaFetcher(client_config(settings))
+        self._rebalances: KafkaRebalances | None = None
 
     # Joining
 
@@ -111,7 +111,7 @@ class KafkaSource:
         topic_ids = TopicIds(admin, cluster_id, client.made_again)
         self._membership = Membership(consumer, admin if answers else None, settings, self._state, listener.event)
         self._membership.evict_predecessors(self._client_id)
-        starts = StartOffsets(
+        starts = KafkaStartOffsets(
             Offsets(consumer),
             topic_ids,
             settings,
@@ -123,8 +123,8 @@ class KafkaSource:
         )
         ends = Ends(admin, client.isolation_level)
         self._partitions = Partitions(consumer, settings, listener, troubles, starts, ends, topic_ids, client.lane)
-        self._commits = Commits(consumer, listener, self._rules, self._partitions.identities, memories)
-        self._rebalances = Rebalances(self._partitions, self._membership, listener, troubles)
+        self._commits = KafkaCommits(consumer, listener, self._rules, self._partitions.identities, memories)
+        self._rebalances = KafkaRebalances(self._partitions, self._membership, listener, troubles)
         consumer.subscribe(
             settings.topics,
             on_assign=client.safely(self._rebalances.assigned),

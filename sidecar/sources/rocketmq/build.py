@@ -10,7 +10,7 @@ from sidecar.errors import extra
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import LeasedClient
-from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 
@@ -38,7 +38,7 @@ def build(settings: Settings, context: SourceContext) -> Source:
         context.groups_of(LeasedSource.columns),
         in_order=context.keeps_order or context.remembers_ids,
         keep_rows=context.keeps_order and settings.client == "grpc",
-        exchange=Exchange(context.exchange, settings.group) if context.exchange else None,
+        exchange=MissedExchange(context.exchange, settings.group) if context.exchange else None,
     )
 
 

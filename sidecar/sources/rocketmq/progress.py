@@ -23,7 +23,7 @@ MARKS_RATIO = 2
 """Each mark is at most this many times as far behind the newest as the mark before it, as far as possible."""
 
 
-class Mark(NamedTuple):
+class QueueMark(NamedTuple):
     """A message that was read: if its offset has another message, or none, the queue was replaced."""
 
     offset: int
@@ -62,7 +62,7 @@ class Mark(NamedTuple):
         return False if self.offset >= read_offset(answer, "maxOffset") else None
 
 
-def with_newest(marks: Sequence[Mark], newest: Mark) -> tuple[Mark, ...]:
+def with_newest(marks: Sequence[QueueMark], newest: QueueMark) -> tuple[QueueMark, ...]:
     """Marks, the newest first, at growing distances: if a log lost its end, a mark shortly before is still there."""
     older = [mark for mark in marks if mark.offset < newest.offset]
     kept = [newest]
@@ -95,7 +95,7 @@ class QueueProgress(NamedTuple):
     incarnation: int
     watermark: int
     floor: int
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[QueueMark, ...] = ()
     told: Told = Told()
 
     def dump(self) -> str:
@@ -109,14 +109,14 @@ class QueueProgress(NamedTuple):
             state, incarnation, watermark, floor, marks, *rest = loads(text)
             if isinstance(marks, list) and marks and isinstance(marks[0], int):  # one, as earlier versions stored it
                 marks = [marks]
-            kept = tuple(Mark(*map(int, mark)) for mark in marks or ())
+            kept = tuple(QueueMark(*map(int, mark)) for mark in marks or ())
             told = Told(*map(int, rest[0])) if rest else Told()
             return cls(str(state), int(incarnation), int(watermark), int(floor), kept, told)
         except (ValueError, TypeError, OverflowError):  # the last for a number that is infinite
             return None
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> QueueMark | None:
         """The newest message read, None before the first."""
         return self.marks[0] if self.marks else None
 

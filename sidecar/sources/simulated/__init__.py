@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.sources.simulated.broker import Committed, SimulatedBroker, SimulatedMessage
+from sidecar.sources.simulated.broker import SimulatedBroker, SimulatedCommit, SimulatedMessage
 from sidecar.sources.simulated.source import SimulatedColumns, SimulatedSource
 
-__all__ = ["Committed", "SimulatedBroker", "SimulatedColumns", "SimulatedMessage", "SimulatedSource"]
+__all__ = ["SimulatedBroker", "SimulatedColumns", "SimulatedCommit", "SimulatedMessage", "SimulatedSource"]

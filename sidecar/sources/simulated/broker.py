@@ -25,7 +25,7 @@ class SimulatedMessage(NamedTuple):
     timestamp_ms: int | None = None
 
 
-class Committed(NamedTuple):
+class SimulatedCommit(NamedTuple):
     """A group's offset in a partition; without metadata, it is an operator's reset."""
 
     offset: int
@@ -33,46 +33,46 @@ class Committed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Log:
+class _SimulatedLog:
     messages: list[SimulatedMessage] = field(default_factory=list)
     first: int = 0
     """The lowest offset that can be read."""
 
 
 @dataclass(slots=True)
-class _Topic:
+class _SimulatedTopic:
     id: str
-    logs: list[_Log]
+    logs: list[_SimulatedLog]
 
 
-class Member(Protocol):
+class SimulatedMember(Protocol):
     """A member that shares a group's partitions with others."""
 
     group: str
     topics: Sequence[str]
 
 
-class Members:
+class SimulatedMembers:
     """The members of each group, and the partitions that they own; from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: dict[str, list[Member]] = defaultdict(list)
-        self._owners: dict[tuple[str, TopicPartition], Member] = {}
+        self._members: dict[str, list[SimulatedMember]] = defaultdict(list)
+        self._owners: dict[tuple[str, TopicPartition], SimulatedMember] = {}
 
-    def join(self, member: Member) -> None:
+    def join(self, member: SimulatedMember) -> None:
         """Let a member share the group's partitions."""
         with self._lock:
             self._members[member.group].append(member)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: SimulatedMember) -> None:
         """Remove a member that left or whose session ended; its partitions are free. Harmless when repeated."""
         with self._lock:
             if member in self._members[member.group]:
                 self._members[member.group].remove(member)
             self._owners = {key: owner for key, owner in self._owners.items() if owner is not member}
 
-    def share(self, member: Member, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
+    def share(self, member: SimulatedMember, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
         """The partitions of these topics that this member should own: each topic is divided among its members."""
         with self._lock:
             shares: set[TopicPartition] = set()
@@ -81,14 +81,14 @@ class Members:
                 shares.update(tps[readers.index(member) :: len(readers)] if member in readers else ())
             return shares
 
-    def acquire(self, member: Member, tps: Collection[TopicPartition]) -> list[TopicPartition]:
+    def acquire(self, member: SimulatedMember, tps: Collection[TopicPartition]) -> list[TopicPartition]:
         """Become the owner of those partitions that have none; return these, sorted."""
         with self._lock:
             free = [tp for tp in sorted(tps) if (member.group, tp) not in self._owners]
             self._owners |= {(member.group, tp): member for tp in free}
             return free
 
-    def release(self, member: Member, tps: Collection[TopicPartition]) -> None:
+    def release(self, member: SimulatedMember, tps: Collection[TopicPartition]) -> None:
         """Stop owning these partitions."""
         with self._lock:
             for tp in tps:
@@ -106,9 +106,9 @@ class SimulatedBroker:
     def __init__(self) -> None:
         self.failing = ""
         self._lock = threading.RLock()
-        self._topics: dict[str, _Topic] = {}
-        self.members = Members()
-        self._committed: dict[tuple[str, TopicPartition], Committed] = {}
+        self._topics: dict[str, _SimulatedTopic] = {}
+        self.members = SimulatedMembers()
+        self._committed: dict[tuple[str, TopicPartition], SimulatedCommit] = {}
 
     # Topics
 
@@ -117,7 +117,7 @@ class SimulatedBroker:
         with self._lock:
             if name in self._topics:
                 raise ValueError(f"there is a topic {name} already")
-            self._topics[name] = _Topic(secrets.token_hex(8), [_Log() for _ in range(partitions)])
+            self._topics[name] = _SimulatedTopic(secrets.token_hex(8), [_SimulatedLog() for _ in range(partitions)])
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic; as with Kafka, groups keep their offsets."""
@@ -178,12 +178,12 @@ class SimulatedBroker:
 
     # Offsets
 
-    def committed(self, group: str, tp: TopicPartition) -> Committed | None:
+    def committed(self, group: str, tp: TopicPartition) -> SimulatedCommit | None:
         """The group's commit of a partition, None if there is none."""
         with self._lock:
             return self._committed.get((group, tp))
 
-    def commit(self, group: str, tp: TopicPartition, committed: Committed | None) -> None:
+    def commit(self, group: str, tp: TopicPartition, committed: SimulatedCommit | None) -> None:
         """Set a group's offset, or delete it; without metadata this is an operator's reset."""
         with self._lock:
             if committed is None:

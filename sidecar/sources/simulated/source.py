@@ -20,7 +20,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Header, Original, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Assignment, Listener, ReadPast, Tell
-from sidecar.sources.simulated.broker import Committed, SimulatedBroker, SimulatedMessage
+from sidecar.sources.simulated.broker import SimulatedBroker, SimulatedCommit, SimulatedMessage
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 
 CLUSTER = "simulated"
@@ -113,7 +113,7 @@ class _Commits:
         for item in ours:
             parent = item.lineage.parent if item.lineage is not None else None
             text = encode(self._owned[item.tp].identity, self._rules, item.state, item.stamp, parent)
-            self._broker.commit(self._group, item.tp, Committed(item.state.watermark, text))
+            self._broker.commit(self._group, item.tp, SimulatedCommit(item.state.watermark, text))
         return dict.fromkeys((item.tp for item in ours), True)
 
 

@@ -28,7 +28,7 @@ from sidecar.spark.workers import freeze_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sidecar.sources.kafka.lane.lane import Lane
+    from sidecar.sources.kafka.lane.lane import FastLane
 
 
 CHUNK_MESSAGES = 1_000
@@ -119,7 +119,7 @@ def _refuse_replaced(query: Query, span: Span) -> None:
         raise PositionError(f"{span.tp.topic} was deleted and created again: {ANEW}")
 
 
-def _lane(query: Query) -> Lane | None:
+def _lane(query: Query) -> FastLane | None:
     """What reads Kafka in C; None if Python does.
 
     Raises:
@@ -127,10 +127,10 @@ def _lane(query: Query) -> Lane | None:
     """
     if query.broker != "kafka":
         return None
-    from sidecar.sources.kafka.lane.lane import Lane, lane_for
+    from sidecar.sources.kafka.lane.lane import FastLane, lane_for
 
     lane = lane_for(query.settings.source.kafka.lane, refusal_of_fields(query.settings), QUEUE_KBYTES << 10)
-    return lane if isinstance(lane, Lane) else None
+    return lane if isinstance(lane, FastLane) else None
 
 
 def _recall(query: Query, client: Client, sieve: Sieve, windows: Windows, span: Span) -> Windows:

@@ -17,11 +17,11 @@ from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.errors import is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka.group import members_of
 from sidecar.sources.kafka.reach import await_topics
-from sidecar.sources.kafka.start.offsets import Bounds, Offsets
+from sidecar.sources.kafka.start.offsets import LogBounds, Offsets
 from sidecar.spark.ranges.logs import Places, by_topic
 
 if TYPE_CHECKING:
-    from sidecar.sources.kafka.lane.lane import Lane
+    from sidecar.sources.kafka.lane.lane import FastLane
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 @contextlib.contextmanager
-def outsider(kafka: KafkaSource, lane: Lane | None = None, **more: Any) -> Iterator[ck.Consumer]:
+def outsider(kafka: KafkaSource, lane: FastLane | None = None, **more: Any) -> Iterator[ck.Consumer]:
     """A consumer that never joins its group, and ends with the block.
 
     Args:
@@ -91,7 +91,7 @@ def asking(kafka: KafkaSource) -> Iterator[Offsets]:
         yield offsets
 
 
-def known_bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, Bounds]:
+def known_bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, LogBounds]:
     """The bounds of all partitions that are read.
 
     Raises:
@@ -116,7 +116,7 @@ def group_offsets(kafka: KafkaSource) -> Places | None:
     return by_topic(dict.fromkeys(committed, EARLIEST) | within)
 
 
-def _within(tp: TopicPartition, offset: int, bounds: Bounds) -> int:
+def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
     """The offset within the log: messages that expired meanwhile are lost on either engine, with the same log event."""
     low, high = bounds
     fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}

@@ -11,13 +11,13 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import Failed
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.spark.ranges.broker import outsider
 from sidecar.spark.ranges.fetch import CLIENT, refuse_error
 
 
 @contextlib.contextmanager
-def reading(kafka: KafkaSource, lane: Lane, tp: TopicPartition, start: int) -> Iterator[ck.Consumer]:
+def reading(kafka: KafkaSource, lane: FastLane, tp: TopicPartition, start: int) -> Iterator[ck.Consumer]:
     """A client whose messages from `start` on the lane gets; both end with the block."""
     with outsider(kafka, lane, **CLIENT) as client:
         lane.forward([tp])

@@ -16,7 +16,7 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.records import NO_ID, Run, TopicPartition
 from sidecar.core.windows.dedup import EVER
 from sidecar.runtime.lane import fields_of
-from sidecar.sources.kafka.lane.lane import CHUNK_OF_FEW_GROUPS, Lane
+from sidecar.sources.kafka.lane.lane import CHUNK_OF_FEW_GROUPS, FastLane
 from sidecar.sources.kafka.lane.messages import LaneMessages
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
@@ -81,7 +81,7 @@ class LaneRows:
         tags = self._filter.tags(raw)
         return orjson.dumps([text_of(tags[0]) if tags else None, text_of_name(group)]).decode()
 
-    def batches(self, lane: Lane, tp: TopicPartition, offset: int, end: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, lane: FastLane, tp: TopicPartition, offset: int, end: int) -> Iterator[pa.RecordBatch]:
         """All rows of a range from `offset`, without `end`, a record batch for each run.
 
         Raises:

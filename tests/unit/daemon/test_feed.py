@@ -13,7 +13,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, OPEN_POLL_S, Feed
 from sidecar.daemon.ids import TakenPartition
-from sidecar.sources.base import Assignment, ReadPast, Settled
+from sidecar.sources.base import Assignment, ReadPast, SettledWindow
 from sidecar.state.interface import PartitionSnapshot
 
 TP, OTHER, COPIES = (TopicPartition("orders", number) for number in (0, 1, 2))
@@ -109,10 +109,10 @@ SNAPSHOT = PartitionSnapshot(TP, "id", 9, 5, 0, (b"young", b"old"))
         (None, {}, False, None, False),
         (replace(SNAPSHOT, topic_id="old"), {}, False, None, False),
         (replace(SNAPSHOT, incarnation=8), {}, False, None, False),
-        (SNAPSHOT, {"settled": Settled(9, 7)}, False, 7, False),
-        (replace(SNAPSHOT, incarnation=8), {"settled": Settled(8, 7)}, False, 7, True),
-        (replace(SNAPSHOT, incarnation=8), {"settled": Settled(8, 7)}, True, None, False),
-        (SNAPSHOT, {"settled": Settled(8, 7)}, False, None, True),
+        (SNAPSHOT, {"settled": SettledWindow(9, 7)}, False, 7, False),
+        (replace(SNAPSHOT, incarnation=8), {"settled": SettledWindow(8, 7)}, False, 7, True),
+        (replace(SNAPSHOT, incarnation=8), {"settled": SettledWindow(8, 7)}, True, None, False),
+        (SNAPSHOT, {"settled": SettledWindow(8, 7)}, False, None, True),
     ],
 )  # fmt: skip
 def test_a_window_of_the_folder_counts_where_it_is_of_these_messages(

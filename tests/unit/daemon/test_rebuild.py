@@ -18,7 +18,7 @@ from sidecar.core.windows.dedup import RotatingBitmap
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.runtime.build import build
 from sidecar.runtime.worker import Worker
-from sidecar.sources.base import Assignment, Settled
+from sidecar.sources.base import Assignment, SettledWindow
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import PartitionSnapshot
 from sidecar.state.memory import MemoryState
@@ -74,7 +74,7 @@ def test_what_is_not_trusted_of_a_window_is_not_found_by_a_later_start(trusted_b
     state = MemoryState()
     state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 100, 0, written.dump())])
     for below in (trusted_below, 200):
-        settled = Settled(7, below)
+        settled = SettledWindow(7, below)
         found = Assignment(TP, "scope", PartitionState(100, 100), "topic-id", 7, True, 100, Lineage(), settled)  # noqa: FBT003
         pipeline = assigned(state, found)
     young, _ = pipeline.intake.positions.dump(pipeline.partitions[TP])

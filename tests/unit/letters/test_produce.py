@@ -16,7 +16,7 @@ from sidecar.errors import UnavailableError
 from sidecar.letters import produce
 from sidecar.letters.ids import LetterIds
 from sidecar.letters.plan import Replayed, StatePlan
-from sidecar.letters.produce import Production
+from sidecar.letters.produce import LetterProducer
 from sidecar.state.beside import Chosen, LettersBeside
 from sidecar.state.store import Store
 from tests.support.letters import letter
@@ -76,7 +76,7 @@ def replay(folder: Path) -> tuple[Replayed, list[int]]:
     with ExitStack() as stack:
         beside = stack.enter_context(closing(LettersBeside(folder, lambda _: None)))
         plan, ids = StatePlan(beside, "topic", Limits(2, 1 << 20)), LetterIds(settings, "t", as_new=False)
-        return Production(settings, plan, "t", RATE, ids, ended.append, stack).run(Chosen()), ended
+        return LetterProducer(settings, plan, "t", RATE, ids, ended.append, stack).run(Chosen()), ended
 
 
 ENDS = ["send_offsets_to_transaction", "commit_transaction"]

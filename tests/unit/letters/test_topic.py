@@ -15,7 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.letters import topic as module
 from sidecar.letters.plan import Stream
-from sidecar.letters.topic import ID_BASE, KafkaLetterTopic, LetterTopic, Record, TopicPlan, record_of
+from sidecar.letters.topic import ID_BASE, KafkaLetterTopic, LetterTopic, TopicLetter, TopicPlan, record_of
 from sidecar.runtime.dead_letters import STORY, opened
 from sidecar.state.beside import Chosen, LettersBeside, Totals
 from sidecar.state.store import Store
@@ -62,7 +62,7 @@ class Message:
         return None if self._error is None else ck.KafkaError(self._error, "it says so")
 
 
-def record(message: Message) -> Record:
+def record(message: Message) -> TopicLetter:
     """The dead letter in a record."""
     found = record_of(message)
     assert found is not None
@@ -121,7 +121,7 @@ class Topic(LetterTopic):
         self._bounds = {0: (0, 10), 1: (5, 8)}
         self.read: list[tuple[int, int, int]] = []
 
-    def _read(self, number: int, start: int, end: int) -> Iterator[Record]:
+    def _read(self, number: int, start: int, end: int) -> Iterator[TopicLetter]:
         self.read.append((number, start, end))
         for message in self.messages:
             if message.partition() == number and start <= message.offset() < end:

@@ -15,7 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.runtime import group_offsets as module
 from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
-from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.sources.kafka.start.offsets import LogBounds
 from sidecar.state.offset_map import Identity, encode
 from tests.support.futures import ended
 from tests.support.spark.tasks import make_settings
@@ -44,7 +44,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.commits: dict[TopicPartition, tuple[int, str | None]] = {}
-        self.bounds_of: dict[TopicPartition, Any] = {A: Bounds(5, 50), B: Bounds(0, 9)}
+        self.bounds_of: dict[TopicPartition, Any] = {A: LogBounds(5, 50), B: LogBounds(0, 9)}
         self.topic_id: Any = "id"
         self.fails: dict[str, KafkaException] = {}
         self.altered: dict[TopicPartition, int] = {}

@@ -10,13 +10,13 @@ import orjson
 import pytest
 
 from sidecar.core.batching import UNFRAMEABLE
-from sidecar.runtime.trial import Decision, Request, SampleError, Trial, read_sample
+from sidecar.runtime.trial import Decision, SampleError, SampleRequest, Trial, read_sample
 from tests.support.spark.tasks import make_settings
 
 ID = {"dedup": {"by": {"header": "id"}}}
 
 
-def sample(*rows: dict[str, Any], **sections: Any) -> tuple[list[Decision], list[Request]]:
+def sample(*rows: dict[str, Any], **sections: Any) -> tuple[list[Decision], list[SampleRequest]]:
     """What becomes of these messages."""
     settings = make_settings("http://localhost:1/in", **sections)
     with closing(Trial(settings)) as trial:

@@ -21,7 +21,7 @@ CHUNK_MESSAGES, CHUNK_OF_FEW_GROUPS, FEW_GROUPS = 2_000, 8_000, 100
 (`benchmarks.memory`)."""
 
 
-class Lane:
+class FastLane:
     """Reads the group's client in C.
 
     Args:
@@ -117,7 +117,7 @@ class Lane:
         return tp
 
 
-def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: int) -> Lane | str:
+def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: int) -> FastLane | str:
     """The lane, or the reason why there is none.
 
     Args:
@@ -132,7 +132,7 @@ def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: in
     try:
         if refusal:
             raise ConfigError(f"the fast lane does not do {refusal}", hint="set source.kafka.lane: off")
-        return Lane(load(), queue_bytes)
+        return FastLane(load(), queue_bytes)
     except ConfigError as error:
         if wanted == "on":
             raise

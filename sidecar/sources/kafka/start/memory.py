@@ -23,7 +23,7 @@ from sidecar.state.interface import ProgressKey, State
 from sidecar.state.offset_map import Identity, decode
 
 
-class Memory(NamedTuple):
+class CommitMemory(NamedTuple):
     """The kept row of a partition.
 
     Args:
@@ -55,7 +55,7 @@ class Memory(NamedTuple):
             return None
 
 
-class Kept(NamedTuple):
+class RememberedState(NamedTuple):
     """A row that applies to a partition, decoded."""
 
     incarnation: int
@@ -68,15 +68,15 @@ class Memories:
     def __init__(self, state: State, tell: Tell) -> None:
         self._state = state
         self._tell = tell
-        loaded = {key.tp: Memory.load(text) for key, text in state.load_progress().items()}
+        loaded = {key.tp: CommitMemory.load(text) for key, text in state.load_progress().items()}
         self._known = {tp: memory for tp, memory in loaded.items() if memory is not None}
         self._outdated: set[TopicPartition] = set()
         self._lock = threading.Lock()
-        self._unsaved: dict[TopicPartition, Memory] = {}
+        self._unsaved: dict[TopicPartition, CommitMemory] = {}
         self._disk = threads.Pool("memory")
         self._failing = False
 
-    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> Kept | None:
+    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> RememberedState | None:
         """The row that applies: of the same group, topic and rules; None if there is none."""
         memory = self._known.get(tp)
         if memory is None or memory.topic_id != known.topic_id:
@@ -85,7 +85,7 @@ class Memories:
         if decoded.state is None or decoded.stamp is None:
             return None
         state = Remembered(decoded.state, decoded.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
-        return Kept(decoded.incarnation, state)
+        return RememberedState(decoded.incarnation, state)
 
     def distrust(self, tp: TopicPartition) -> None:
         """Another member went on from a commit before the row's."""
@@ -95,17 +95,17 @@ class Memories:
         """Whether the row is known to be outdated."""
         return tp in self._outdated
 
-    def keep(self, rows: Mapping[TopicPartition, Memory]) -> None:
+    def keep(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
         """Keep the rows of an acknowledged commit; further rows may come while they are written."""
         if not self._take(rows):  # a write under way has already taken its rows, and a later commit may never come
             threads.watch(self._disk.submit(self._write), "memory")
 
-    def supersede(self, rows: Mapping[TopicPartition, Memory]) -> None:
+    def supersede(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
         """Keep the rows of commits of others, synced: the stores may then forget what is void by them."""
         self._take(rows)
         self._disk.submit(self._write, durable=True).result()
 
-    def _take(self, rows: Mapping[TopicPartition, Memory]) -> bool:
+    def _take(self, rows: Mapping[TopicPartition, CommitMemory]) -> bool:
         """Take rows to be written; return whether a write that will have them was already asked for."""
         self._known.update(rows)
         self._outdated.difference_update(rows)

@@ -17,7 +17,7 @@ _EARLIEST, _LATEST = -2, -1
 """Kafka's special timestamps."""
 
 
-class Bounds(NamedTuple):
+class LogBounds(NamedTuple):
     """A log's first offset, and the offset of its next message; without aborted and open transactions."""
 
     low: int
@@ -77,13 +77,13 @@ class Offsets:
         """
         return all(committed.offset < 0 for committed in self.committed(self.partitions(topics)).values())
 
-    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds | KafkaError]:
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds | KafkaError]:
         """The bounds of these logs, or the error: a leader that is down affects only its own partitions.
 
         Raises:
             KafkaException: No broker answers.
         """
-        bounds: dict[TopicPartition, Bounds | KafkaError] = {}
+        bounds: dict[TopicPartition, LogBounds | KafkaError] = {}
         led: dict[int, list[TopicPartition]] = defaultdict(list)
         for tp, leader in self._leaders(tps).items():
             if leader < 0:
@@ -132,8 +132,8 @@ def is_meant(topic: str, name: str) -> bool:
     return re.search(topic, name) is not None if topic.startswith("^") else topic == name
 
 
-def _bounds(low: ck.TopicPartition, high: ck.TopicPartition) -> Bounds | KafkaError:
+def _bounds(low: ck.TopicPartition, high: ck.TopicPartition) -> LogBounds | KafkaError:
     error = low.error or high.error
     if error is None and min(low.offset, high.offset) < 0:
         error = KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, "its leader does not tell the log's bounds")
-    return error or Bounds(low.offset, high.offset)
+    return error or LogBounds(low.offset, high.offset)

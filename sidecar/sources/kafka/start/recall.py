@@ -13,8 +13,8 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Tell
-from sidecar.sources.kafka.start.memory import Kept, Memories, Memory
-from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.sources.kafka.start.memory import CommitMemory, Memories, RememberedState
+from sidecar.sources.kafka.start.offsets import LogBounds
 from sidecar.state.offset_map import Identity
 from sidecar.state.rules import Rules
 
@@ -25,7 +25,7 @@ DigestAt = Callable[[TopicPartition, int], int | None]
 """The digest of the message at an offset, None if it is gone; raises `UnavailableError`."""
 
 
-class _Log(NamedTuple):
+class _CheckedLog(NamedTuple):
     """`lineage.Log` of a partition."""
 
     tp: TopicPartition
@@ -61,18 +61,18 @@ class Recall:
         for tp in tps:
             self._short_since_s.pop(tp, None)
 
-    def remembers(self, tp: TopicPartition, known: Identity) -> Kept | None:
+    def remembers(self, tp: TopicPartition, known: Identity) -> RememberedState | None:
         """The folder's row of a partition, of any incarnation."""
         return self._memories.find(tp, known, self._rules.digest)
 
-    def supersede(self, rows: Mapping[TopicPartition, Memory]) -> None:
+    def supersede(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
         """Replace the folder's rows by commits from which the partitions go on; returns when they are synced."""
         if rows:
             self._memories.supersede(rows)
 
     def recall(
-        self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: Bounds
-    ) -> tuple[Recalled, Kept | None]:
+        self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: LogBounds
+    ) -> tuple[Recalled, RememberedState | None]:
         """The state to continue from, and the folder's row of its incarnation.
 
         Args:
@@ -90,7 +90,7 @@ class Recall:
             recalled = recall(
                 committed,
                 remembered,
-                _Log(tp, *bounds, self._digest_at, self._confirm_end),
+                _CheckedLog(tp, *bounds, self._digest_at, self._confirm_end),
                 is_outdated=self._memories.is_outdated(tp),
             )
         except UnavailableError as error:
@@ -144,7 +144,7 @@ class Recall:
         fields = {"committed": committed.state.watermark, "remembered": memory.watermark, "action": action}
         self._tell("folder.outdated", "info", tp.fields() | fields)
 
-    def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: Bounds) -> None:
+    def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: LogBounds) -> None:
         start = min(max(recalled.state.watermark, bounds.low), bounds.high)
         fields = {**tp.fields(), "log_start": bounds.low, "log_end": bounds.high, "offset": start}
         action = (

@@ -13,9 +13,9 @@ from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.lineage import TOKEN_BITS, Basis, Committed, Lineage, Recalled, inherited
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.base import Assignment, Settled, Tell
-from sidecar.sources.kafka.start.memory import Kept, Memory
-from sidecar.sources.kafka.start.offsets import Bounds, Offsets
+from sidecar.sources.base import Assignment, SettledWindow, Tell
+from sidecar.sources.kafka.start.memory import CommitMemory, RememberedState
+from sidecar.sources.kafka.start.offsets import LogBounds, Offsets
 from sidecar.sources.kafka.start.recall import Recall
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.interface import PartitionSnapshot
@@ -29,14 +29,14 @@ _REASONS = {
 }
 
 
-class Found(NamedTuple):
+class KafkaStarts(NamedTuple):
     """Start offsets of partitions, and for the others the reason why they are unknown."""
 
     assignments: list[Assignment]
     failed: dict[TopicPartition, KafkaError]
 
 
-class StartOffsets:
+class KafkaStartOffsets:
     """Determines start offsets.
 
     Args:
@@ -72,18 +72,18 @@ class StartOffsets:
         self._asked: Sequence[TopicPartition] = ()
         self._group_is_new: bool | None = None
         """Determined at most once per call of `find`."""
-        self._superseding: dict[TopicPartition, Memory] = {}
+        self._superseding: dict[TopicPartition, CommitMemory] = {}
         """Commits that take the place of the folder's older rows, until the end of `find`."""
 
-    def find(self, tps: Sequence[TopicPartition], patience_s: float) -> Found:
+    def find(self, tps: Sequence[TopicPartition], patience_s: float) -> KafkaStarts:
         """Find the start offsets that the broker reports within this time; a broker that is down is no error."""
         self._offsets.within(patience_s)
         try:
             ids = self._ids.find({tp.topic for tp in tps}, self._offsets.left_s())
             committed, bounds = self._offsets.committed(tps), self._offsets.bounds(tps)
         except KafkaException as error:
-            return Found([], dict.fromkeys(tps, error.args[0]))
-        result = Found([], {})
+            return KafkaStarts([], dict.fromkeys(tps, error.args[0]))
+        result = KafkaStarts([], {})
         self._asked, self._group_is_new = tps, None
         for tp in tps:
             commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
@@ -103,7 +103,13 @@ class StartOffsets:
         return Identity(self._cluster_id, self._settings.group_id, assignment.topic_id, assignment.incarnation)
 
     def _add(
-        self, result: Found, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds
+        self,
+        result: KafkaStarts,
+        tp: TopicPartition,
+        offset: int,
+        metadata: str | None,
+        topic_id: str,
+        bounds: LogBounds,
     ) -> None:
         try:
             result.assignments.append(self._one(tp, offset, metadata, topic_id, bounds))
@@ -123,7 +129,9 @@ class StartOffsets:
         before = self._topic_ids.get(tp) or (snapshot.topic_id if snapshot is not None else "")
         return bool(before and topic_id) and before != topic_id
 
-    def _one(self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: Bounds) -> Assignment:
+    def _one(
+        self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: LogBounds
+    ) -> Assignment:
         low, high = bounds
         fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
         recreated = self._recreated(tp, topic_id)
@@ -143,7 +151,7 @@ class StartOffsets:
         recalled, memory = self._recall.recall(tp, committed, known, bounds)
         assignment = self._resumed(tp, known, committed, recalled, memory, bounds)
         if memory is not None and recalled.state is committed.state and memory.state.stamp != committed.stamp:
-            self._superseding[tp] = Memory.of(offset, metadata or "", topic_id, assignment.lineage)
+            self._superseding[tp] = CommitMemory.of(offset, metadata or "", topic_id, assignment.lineage)
         return assignment
 
     def _fresh(self, tp: TopicPartition, offset: int, topic_id: str, *, resumed: bool = False) -> Assignment:
@@ -157,8 +165,8 @@ class StartOffsets:
         before: Identity,
         committed: Committed | None,
         recalled: Recalled,
-        memory: Kept | None,
-        bounds: Bounds,
+        memory: RememberedState | None,
+        bounds: LogBounds,
     ) -> Assignment:
         state, below = recalled.state, recalled.settled_below
         identity = before
@@ -175,26 +183,26 @@ class StartOffsets:
             tuple(mark for mark in remembered.fingerprints if mark.offset < below) if remembered is not None else (),
             durable=recalled.is_committed,
         )
-        read_from, settled = max(state.watermark, bounds.low), Settled(before.incarnation, below)
+        read_from, settled = max(state.watermark, bounds.low), SettledWindow(before.incarnation, below)
         return Assignment(
             tp, identity.scope, state, identity.topic_id, identity.incarnation, True, read_from, lineage, settled,  # noqa: FBT003
             is_remembered=recalled.whose is Basis.FOLDER and committed is not None,
         )  # fmt: skip
 
-    def _tell_expired(self, tp: TopicPartition, offset: int, bounds: Bounds) -> None:
+    def _tell_expired(self, tp: TopicPartition, offset: int, bounds: LogBounds) -> None:
         fields = tp.fields() | {"committed": offset, "log_start": bounds.low, "log_end": bounds.high}
         action = "going on at the log's start"
         self._tell("offset.expired", "error", fields | {"expired": bounds.low - offset, "action": action})
 
     def _within(self, tp: TopicPartition, offset: int, low: int, high: int) -> int:
         if offset < low:
-            self._tell_expired(tp, offset, Bounds(low, high))
+            self._tell_expired(tp, offset, LogBounds(low, high))
         elif offset > high:
             fields = tp.fields() | {"committed": offset, "log_start": low, "log_end": high}
             self._tell("partition.truncated", "error", fields)
         return min(max(offset, low), high)
 
-    def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: Bounds) -> Assignment:
+    def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: LogBounds) -> Assignment:
         low, high = bounds
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
         memory = self._recall.remembers(tp, known)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
-from sidecar.sources.rocketmq.grpc.requests import Requests
+from sidecar.sources.rocketmq.grpc.requests import GrpcRequests
 
 ACKS_MAX = 512
 """Limit of messages in one request: 9,100 a second with it, 2,700 with 32."""
@@ -42,7 +42,7 @@ class Acks:
         attempts: Counts unacknowledged messages by attempt id.
     """
 
-    def __init__(self, requests: Requests, call: Call, attempts: Attempts) -> None:
+    def __init__(self, requests: GrpcRequests, call: Call, attempts: Attempts) -> None:
         self._requests = requests
         self._call = call
         self._attempts = attempts

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
 
 CALLS = 16
@@ -51,9 +51,9 @@ class Arrivals:
 
     # On the owner's thread
 
-    def take(self, timeout_s: float, handed: Callable[[int, Any], Handed]) -> list[Handed]:
+    def take(self, timeout_s: float, handed: Callable[[int, Any], HandedMessage]) -> list[HandedMessage]:
         """Messages that arrived; waits for the first, at most for the time; none while full."""
-        messages: list[Handed] = []
+        messages: list[HandedMessage] = []
         size_bytes = 0
         self._taken_bytes = 0
         self._tell_room()
@@ -71,7 +71,7 @@ class Arrivals:
         self._tell_room()
         return messages
 
-    def _measured(self, message: Handed) -> int:
+    def _measured(self, message: HandedMessage) -> int:
         size_bytes = len(message.body) + OVERHEAD_BYTES
         self._size = max(size_bytes, self._size * SIZE_FADES if self._knows_size else 0)
         self._knows_size = True

@@ -15,12 +15,12 @@ from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.attempts import Attempts
 from sidecar.sources.rocketmq.grpc.leases import Leases
-from sidecar.sources.rocketmq.grpc.receiver import Receiver
-from sidecar.sources.rocketmq.grpc.requests import REQUEST_S, Requests
+from sidecar.sources.rocketmq.grpc.receiver import GrpcReceiver
+from sidecar.sources.rocketmq.grpc.requests import REQUEST_S, GrpcRequests
 from sidecar.sources.rocketmq.grpc.sessions import Sessions
 from sidecar.sources.rocketmq.grpc.skipped import Skipped
 from sidecar.sources.rocketmq.grpc.stubs import load
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class GrpcClient:
         self, settings: RocketMqSettings, expression: str, queue_bytes: int, tell: Tell, in_order_at: str = ""
     ) -> None:
         stubs = load()
-        self._requests = Requests(stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression, tell)
+        self._requests = GrpcRequests(stubs, settings, f"sidecar@{secrets.token_hex(8)}", expression, tell)
         self._sessions = Sessions(stubs, settings, self._requests)
         self._skipped = Skipped(tell)
         self._attempts = Attempts(in_order_at)
@@ -74,7 +74,7 @@ class GrpcClient:
             self.close()
             raise
 
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
+    def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
         """Messages that arrived; waits for the first, at most for the time; none while full."""
         messages = self._arrivals.take(timeout_s, self._requests.handed)
         now_s = time.monotonic()
@@ -145,7 +145,9 @@ class GrpcClient:
 
     async def _begin(self) -> None:
         self._leases = Leases(self._requests, self._sessions.call, self._attempts)
-        self._receiver = Receiver(self._requests, self._attempts, self._leases, self._arrivals, self._sessions.problems)
+        self._receiver = GrpcReceiver(
+            self._requests, self._attempts, self._leases, self._arrivals, self._sessions.problems
+        )
         if not self._arrivals.is_full:
             self._receiver.may_go_on.set()
         keep_open = self._sessions.keep_open(self._receiver.workers)

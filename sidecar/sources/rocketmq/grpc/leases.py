@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.sources.rocketmq.grpc.acks import OK, Acks, Call, Lease
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
-from sidecar.sources.rocketmq.grpc.requests import Requests, extended, renewed
+from sidecar.sources.rocketmq.grpc.requests import GrpcRequests, extended, renewed
 
 INVISIBLE_S = 15.0
 """Time after which an unacknowledged message is redelivered; messages of a killed process are awaited this long."""
@@ -27,7 +27,7 @@ class Leases:
         attempts: Counts unacknowledged messages by attempt id.
     """
 
-    def __init__(self, requests: Requests, call: Call, attempts: Attempts) -> None:
+    def __init__(self, requests: GrpcRequests, call: Call, attempts: Attempts) -> None:
         self._requests = requests
         self._call = call
         self._attempts = attempts

@@ -10,7 +10,7 @@ from sidecar.sources.rocketmq.grpc.acks import OK
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
 from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, Leases
-from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX, Requests
+from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX, GrpcRequests
 from sidecar.sources.rocketmq.grpc.session import Session
 
 MANY_CALLS = 4
@@ -19,7 +19,7 @@ RETRY_S, AGAIN_S = 0.3, 0.05
 NO_MESSAGE = 40_401
 
 
-class Receiver:
+class GrpcReceiver:
     """Receives messages of a session until it breaks.
 
     Args:
@@ -28,7 +28,7 @@ class Receiver:
     """
 
     def __init__(
-        self, requests: Requests, attempts: Attempts, leases: Leases, arrivals: Arrivals, problems: dict[str, str]
+        self, requests: GrpcRequests, attempts: Attempts, leases: Leases, arrivals: Arrivals, problems: dict[str, str]
     ) -> None:
         self._requests = requests
         self._attempts = attempts

@@ -16,7 +16,7 @@ from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Header, Place, TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.stubs import VERSION, Stubs
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.wire.messages import packed_by, unpack
 
 BATCH_MAX = 32
@@ -76,7 +76,7 @@ def extended(handle: str) -> str:
     return " ".join([fields[7], *fields[1:]])
 
 
-class Requests:
+class GrpcRequests:
     """Makes requests.
 
     Args:
@@ -181,7 +181,7 @@ class Requests:
 
     # Messages
 
-    def handed(self, token: int, message: Any) -> Handed:
+    def handed(self, token: int, message: Any) -> HandedMessage:
         """A message in the form that the source takes."""
         system, topic = message.system_properties, message.topic.name
         stored = stored_at(system.receipt_handle) or ("0", "", system.queue_id, system.queue_offset, -1)
@@ -189,7 +189,7 @@ class Requests:
         place = Place(topic if kind == "0" else self._retry_topic(topic, kind), broker, queue, offset)
         message_id, tag, words = system.message_id, system.tag.encode(), system.keys
         keys = [key.encode() for key in words] if words else []  # iterating over an empty one takes 0.4 us
-        return Handed(
+        return HandedMessage(
             token, topic, place, self._body(message, system, place),
             _milliseconds(system, "born_timestamp"), _milliseconds(system, "store_timestamp"),
             message_id, _offset_message_id(system.store_host, position), tag, keys,

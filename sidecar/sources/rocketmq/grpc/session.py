@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sidecar import threads
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.sources.rocketmq.grpc.acks import OK
-from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, Requests
+from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, GrpcRequests
 from sidecar.sources.rocketmq.grpc.stubs import Stubs
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ THREADS_MAX = 10_000
 UNAUTHORIZED, FORBIDDEN, TOPIC_NOT_FOUND, GROUP_NOT_FOUND = 40_100, 40_300, 40_402, 40_403
 
 
-class RefusedError(Exception):
+class GrpcRefusedError(Exception):
     """The proxy answered with an error."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -46,7 +46,7 @@ class Session:
     """
 
     def __init__(
-        self, stubs: Stubs, settings: RocketMqSettings, requests: Requests, server: str, credentials: Any
+        self, stubs: Stubs, settings: RocketMqSettings, requests: GrpcRequests, server: str, credentials: Any
     ) -> None:
         self._grpc = stubs.grpc
         self._settings = settings
@@ -162,9 +162,9 @@ class Session:
             return ConnectionError("no answer in time")
         code, text = error.code(), error.details() or ""
         if code in (self._grpc.StatusCode.UNAUTHENTICATED, self._grpc.StatusCode.PERMISSION_DENIED):
-            return RefusedError(UNAUTHORIZED, text)
+            return GrpcRefusedError(UNAUTHORIZED, text)
         if "group not found" in text:
-            return RefusedError(GROUP_NOT_FOUND, text)
+            return GrpcRefusedError(GROUP_NOT_FOUND, text)
         return ConnectionError(text or code.name)
 
     # Start
@@ -182,7 +182,7 @@ class Session:
 
     def _check(self, status: Any) -> None:
         if status.code != OK:
-            raise RefusedError(status.code, status.message)
+            raise GrpcRefusedError(status.code, status.message)
 
     async def _find_queues(self) -> None:
         shares = []

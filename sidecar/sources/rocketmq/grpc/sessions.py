@@ -13,13 +13,13 @@ from typing import Any
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import tls_of
-from sidecar.sources.rocketmq.grpc.requests import REQUEST_S, Requests
+from sidecar.sources.rocketmq.grpc.requests import REQUEST_S, GrpcRequests
 from sidecar.sources.rocketmq.grpc.session import (
     FORBIDDEN,
     GROUP_NOT_FOUND,
     TOPIC_NOT_FOUND,
     UNAUTHORIZED,
-    RefusedError,
+    GrpcRefusedError,
     Session,
 )
 from sidecar.sources.rocketmq.grpc.stubs import Stubs
@@ -40,7 +40,7 @@ class Sessions:
         ConfigError: A certificate cannot be used.
     """
 
-    def __init__(self, stubs: Stubs, settings: RocketMqSettings, requests: Requests) -> None:
+    def __init__(self, stubs: Stubs, settings: RocketMqSettings, requests: GrpcRequests) -> None:
         self._stubs = stubs
         self._settings = settings
         self._requests = requests
@@ -48,7 +48,7 @@ class Sessions:
         self._session: Session | None = None
         self.opened = threading.Event()
         """Set once messages could be received."""
-        self._refused: RefusedError | None = None
+        self._refused: GrpcRefusedError | None = None
         self.problems: dict[str, str] = {}
         """Present problems: a key, and a sentence for an operator."""
 
@@ -67,7 +67,7 @@ class Sessions:
             if time.monotonic() >= until_s:
                 raise self._unavailable(refused)
 
-    def _unavailable(self, refused: RefusedError | None) -> SidecarError:
+    def _unavailable(self, refused: GrpcRefusedError | None) -> SidecarError:
         servers = self._settings.endpoints
         waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
         if refused is None:
@@ -88,7 +88,7 @@ class Sessions:
             number += 1
             try:
                 await session.serve(wait_s, partial(self._is_open, session), partial(workers, session))
-            except RefusedError as error:
+            except GrpcRefusedError as error:
                 self._refused = error
                 self.problems["proxy"] = f"{session.server} refuses: {error}"
                 wait_s = 0.0
@@ -131,11 +131,11 @@ class Sessions:
             await asyncio.sleep(0.05)
         try:
             return await self._session.call(name, request)
-        except RefusedError as error:
+        except GrpcRefusedError as error:
             raise ConnectionError(str(error)) from error
 
 
-def _no_credentials(refused: RefusedError) -> CredentialsError:
+def _no_credentials(refused: GrpcRefusedError) -> CredentialsError:
     hint = "check access_key and secret_key under source.rocketmq, and that this user may read the topics and the group"
     return CredentialsError(f"RocketMQ refused a request: {refused}", hint=hint)
 

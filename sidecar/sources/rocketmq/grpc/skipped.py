@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Tell
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 
 SETTLES_S = 5.0
 """Answers to several requests may overtake each other: an earlier message of the queue may come for this long."""
@@ -23,7 +23,7 @@ _NONE = 1 << 62
 
 
 @dataclass(slots=True)
-class _Queue:
+class _WatchedQueue:
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     """Commit-log position and offset of the last messages."""
     highest: tuple[int, int] = (-1, -1)
@@ -39,10 +39,10 @@ class _Queue:
 
 
 @dataclass(slots=True)
-class _Topic:
+class _WatchedTopic:
     """A topic at one broker."""
 
-    queues: dict[int, _Queue] = field(default_factory=dict)
+    queues: dict[int, _WatchedQueue] = field(default_factory=dict)
     recreations: int = 1
     begins_at: int = _NONE
     """Position of the first message since the last recreation, as far as known."""
@@ -53,21 +53,21 @@ class Skipped:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._topics: dict[tuple[str, str], _WatchedTopic] = {}
 
-    def look(self, handed: Handed, now_s: float) -> None:
+    def look(self, handed: HandedMessage, now_s: float) -> None:
         """Look at a message that was handed over."""
         name, broker, number, offset = handed.place
         if name != handed.topic or offset < 0 or not handed.offset_message_id:
             return
         where = name, broker
-        topic = self._topics.get(where) or self._topics.setdefault(where, _Topic())
-        queue = topic.queues.get(number) or topic.queues.setdefault(number, _Queue())
+        topic = self._topics.get(where) or self._topics.setdefault(where, _WatchedTopic())
+        queue = topic.queues.get(number) or topic.queues.setdefault(number, _WatchedQueue())
         position = int(handed.offset_message_id[-16:], 16)
         stored = position, offset
         if position > queue.highest[0] and offset <= queue.highest[1]:
             old_end_at = queue.highest[0]
-            topic.queues[number] = queue = _Queue()
+            topic.queues[number] = queue = _WatchedQueue()
             _begin(topic, old_end_at, position, now_s)
             queue.known_of = topic.recreations
         queue.recent.append(stored)
@@ -89,7 +89,7 @@ class Skipped:
         self._tell("offset.skipped", "error", {**tp.fields(), "offset": offset, "skipped": offset, "action": action})
 
 
-def _begin(topic: _Topic, old_end_at: int, first: int, now_s: float) -> None:
+def _begin(topic: _WatchedTopic, old_end_at: int, first: int, now_s: float) -> None:
     """Handle a queue that began anew: so did the others, somewhere after their earlier messages.
 
     The queues of a topic may begin minutes apart. It is another recreation only if the queue had a message after the
@@ -105,7 +105,7 @@ def _begin(topic: _Topic, old_end_at: int, first: int, now_s: float) -> None:
             _note(queue, queue.recent, topic.begins_at, now_s)
 
 
-def _note(queue: _Queue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:
+def _note(queue: _WatchedQueue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:
     """Record the first of these since the topic was recreated, if it is earlier than the known one."""
     first = min((offset for position, offset in places if position >= begins_at), default=_NONE)
     if queue.first == _NONE > first:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from sidecar.core.records import Header, Place
 
 
-class Handed(NamedTuple):
+class HandedMessage(NamedTuple):
     """A message that was handed over."""
 
     handle: Hashable
@@ -57,7 +57,7 @@ class LeasedClient(Protocol):
         """
         ...
 
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
+    def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
         """Messages that arrived; waits for the first, at most for the time. Never raises if a broker is down."""
         ...
 

@@ -13,7 +13,7 @@ from sidecar.core.messages.tags import Memo
 from sidecar.core.partition_state import lane_key
 from sidecar.core.records import Details, Header, TopicPartition
 from sidecar.sources.context import GroupsOf
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.wire.ids import offset_id
 
 OVERHEAD_BYTES = 1024
@@ -21,7 +21,7 @@ OVERHEAD_BYTES = 1024
 _LENGTHS = struct.Struct("<q4I")
 
 
-class Taken:
+class LeasedMessage:
     """A message from the moment it is handed over until it is settled.
 
     Args:
@@ -30,7 +30,7 @@ class Taken:
 
     __slots__ = ("again", "chunk", "handed", "handles", "held_bytes", "identity", "key", "number")
 
-    def __init__(self, handed: Handed, identity: bytes, number: int = -1) -> None:
+    def __init__(self, handed: HandedMessage, identity: bytes, number: int = -1) -> None:
         self.handed = handed
         self.identity = identity
         self.number = number
@@ -52,13 +52,13 @@ class Keys:
         self._groups_of = groups_of
         self._known: Memo[str, int] = Memo(lane_key)
 
-    def give(self, topic: str, messages: Sequence[Taken]) -> None:
+    def give(self, topic: str, messages: Sequence[LeasedMessage]) -> None:
         """Give messages the keys of their groups."""
         for message, group in zip(messages, self._groups_of(TopicPartition(topic, 0), messages), strict=True):
             message.key = None if group is None else self._known[group]
 
 
-def identity_of(handed: Handed) -> bytes:
+def identity_of(handed: HandedMessage) -> bytes:
     """16 bytes that stay the same when a message is handed over again, and of no two messages are the same.
 
     `UNIQ_KEY` alone is not enough: different messages can carry the same.
@@ -70,7 +70,7 @@ def identity_of(handed: Handed) -> bytes:
     return xxh3_128_digest(b"".join((head, topic, drawn, tag, keys, handed.body)))
 
 
-def details_of(message: Taken) -> Details:
+def details_of(message: LeasedMessage) -> Details:
     """The fields that only RocketMQ messages have."""
     handed = message.handed
     return Details(
@@ -83,12 +83,12 @@ def details_of(message: Taken) -> Details:
     )
 
 
-def key_of(message: Taken) -> bytes | None:
+def key_of(message: LeasedMessage) -> bytes | None:
     """The keys, joined as in the property KEYS."""
     return b" ".join(message.handed.keys) or None
 
 
-def _origin(handed: Handed) -> bytes:
+def _origin(handed: HandedMessage) -> bytes:
     named = dict(handed.properties) if handed.retry_topic else {}
     return offset_id(named.get("ORIGIN_MESSAGE_ID") or b"") or bytes.fromhex(handed.offset_message_id)
 
@@ -96,36 +96,36 @@ def _origin(handed: Handed) -> bytes:
 class LeasedColumns:
     """`records.Columns` for taken messages; offsets are Sidecar's own numbers, properties are headers."""
 
-    def offsets(self, messages: Sequence[Taken]) -> Iterable[int]:
+    def offsets(self, messages: Sequence[LeasedMessage]) -> Iterable[int]:
         """The number of each message."""
         return map(attrgetter("number"), messages)
 
-    def timestamps(self, messages: Sequence[Taken]) -> Iterable[int | None]:
+    def timestamps(self, messages: Sequence[LeasedMessage]) -> Iterable[int | None]:
         """Time at which each message was produced."""
         return map(attrgetter("handed.born_ms"), messages)
 
-    def keys(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:
+    def keys(self, messages: Sequence[LeasedMessage]) -> Iterable[bytes | None]:
         """The keys of each message, joined."""
         return map(key_of, messages)
 
-    def headers(self, messages: Sequence[Taken]) -> Iterable[Sequence[Header] | None]:
+    def headers(self, messages: Sequence[LeasedMessage]) -> Iterable[Sequence[Header] | None]:
         """The properties of each message."""
         return map(attrgetter("handed.properties"), messages)
 
-    def header(self, messages: Sequence[Taken], name: str) -> list[Raw]:
+    def header(self, messages: Sequence[LeasedMessage], name: str) -> list[Raw]:
         """The value of this property of each message; the tag is known without a search."""
         if name != "TAGS":
             return header_column(self, messages, name)
         return [message.handed.tag or header_column(self, [message], name)[0] for message in messages]
 
-    def origins(self, _: TopicPartition, messages: Sequence[Taken]) -> list[Raw]:
+    def origins(self, _: TopicPartition, messages: Sequence[LeasedMessage]) -> list[Raw]:
         """Broker and commit-log offset of each message; for the retry topic, those of its origin."""
         return [_origin(message.handed) for message in messages]
 
-    def values(self, messages: Sequence[Taken]) -> Iterable[bytes | None]:
+    def values(self, messages: Sequence[LeasedMessage]) -> Iterable[bytes | None]:
         """The body of each message."""
         return map(attrgetter("handed.body"), messages)
 
-    def details(self, messages: Sequence[Taken]) -> Iterable[Details | None]:
+    def details(self, messages: Sequence[LeasedMessage]) -> Iterable[Details | None]:
         """Ids, keys, place, and the number of earlier deliveries of each message."""
         return map(details_of, messages)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.settled import SettledIdentities
 from sidecar.state.interface import ProgressKey, State
 
 
-class Ended(NamedTuple):
+class EndedCommit(NamedTuple):
     """A commit that has ended."""
 
     results: Mapping[TopicPartition, bool]
@@ -22,20 +22,20 @@ class Ended(NamedTuple):
     elapsed_s: float
 
 
-class _Pending(NamedTuple):
+class _SavedRows(NamedTuple):
     results: Mapping[TopicPartition, bool]
     saved: Future[None]
     begun_s: float
 
 
-class Commits:
+class LeasedCommits:
     """Writes the state file.
 
     Args:
         clock: Monotonic seconds.
     """
 
-    settled: Settled
+    settled: SettledIdentities
     """Messages that were settled not long ago; from `load` on."""
 
     def __init__(self, state: State, group: str, disk: Executor, clock: Callable[[], float]) -> None:
@@ -44,13 +44,13 @@ class Commits:
         self._disk = disk
         self._clock = clock
         self._unsaved: dict[ProgressKey, str] = {}
-        self._pending: _Pending | None = None
+        self._pending: _SavedRows | None = None
 
     def load(self) -> Mapping[ProgressKey, str]:
         """All rows of the group."""
         self._state.bind("", self._group)
         rows = self._state.load_progress()
-        self.settled = Settled(rows, self._clock())
+        self.settled = SettledIdentities(rows, self._clock())
         return rows
 
     def change(self, rows: Mapping[ProgressKey, str]) -> None:
@@ -64,9 +64,9 @@ class Commits:
     def begin(self, results: Mapping[TopicPartition, bool]) -> None:
         """Begin a commit."""
         saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
-        self._pending = _Pending(results, saved, self._clock())
+        self._pending = _SavedRows(results, saved, self._clock())
 
-    def ended(self, *, wait: bool = False) -> Ended | None:
+    def ended(self, *, wait: bool = False) -> EndedCommit | None:
         """The commit that was begun, returned once after it has ended; with `wait`, waits for that."""
         pending = self._pending
         if pending is None or not (wait or pending.saved.done()):
@@ -77,7 +77,7 @@ class Commits:
             raise error
         if error is None:
             self._unsaved.clear()
-        return Ended(pending.results, error, self._clock() - pending.begun_s)
+        return EndedCommit(pending.results, error, self._clock() - pending.begun_s)
 
     def close(self) -> None:
         """End the thread."""

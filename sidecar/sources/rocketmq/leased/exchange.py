@@ -15,10 +15,10 @@ from itertools import chain, islice
 
 from sidecar.core.json_text import loads, typed
 from sidecar.core.records import Place
-from sidecar.sources.context import Table
-from sidecar.sources.rocketmq.leased.client import Handed
-from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
-from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.context import ExchangeTable
+from sidecar.sources.rocketmq.leased.client import HandedMessage
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage, identity_of
+from sidecar.sources.rocketmq.leased.settled import SettledIdentities
 from sidecar.sources.rocketmq.leased.slot import Slot
 
 EVERY_S = 1.0
@@ -29,7 +29,7 @@ SETTLED = b""
 """Stands for a message that another member has settled."""
 
 
-class Exchange:
+class MissedExchange:
     """A member's side of the exchange.
 
     Args:
@@ -37,7 +37,7 @@ class Exchange:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, table: Table, group: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, table: ExchangeTable, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._table = table
         self._group = group
         self._clock = clock
@@ -49,7 +49,9 @@ class Exchange:
         """The reason for which the exchange is unavailable, or an empty text."""
         return self._table.problem
 
-    def turn(self, slots: Sequence[Slot], known: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
+    def turn(
+        self, slots: Sequence[Slot], known: Mapping[bytes, LeasedMessage], settled: SettledIdentities
+    ) -> list[HandedMessage]:
         """Missed messages that were found; those settled by another member are no longer missed.
 
         Args:
@@ -69,7 +71,7 @@ class Exchange:
             slot.give_up([identity for identity, text in texts.items() if text == SETTLED])
         return [message for identity, text in texts.items() for message in _unpacked(identity, text, slots)]
 
-    def _given(self, known: Mapping[bytes, Taken], settled: Settled) -> dict[bytes, bytes]:
+    def _given(self, known: Mapping[bytes, LeasedMessage], settled: SettledIdentities) -> dict[bytes, bytes]:
         given, size = {}, 0
         for identity in self._wanted:
             if identity in known and size < GIVEN_MAX_BYTES:
@@ -80,7 +82,7 @@ class Exchange:
         return given
 
 
-def packed(handed: Handed) -> bytes:
+def packed(handed: HandedMessage) -> bytes:
     """A message for another member, without its handle."""
     _, topic, (_, *place), *fields = handed
     return json.dumps([None, topic, *place, *fields, handed.retry_topic], default=_as_text).encode()
@@ -94,7 +96,7 @@ def _as_bytes(text: dict[str, str]) -> bytes:
     return b64decode(text["base64"])
 
 
-def unpacked(text: bytes) -> Handed:
+def unpacked(text: bytes) -> HandedMessage:
     """The message that `packed` encoded.
 
     Raises:
@@ -102,14 +104,14 @@ def unpacked(text: bytes) -> Handed:
     """
     try:
         _, topic, broker, queue, offset, *fields, retry = loads(text, object_hook=_as_bytes)
-        handed = _checked(Handed(None, topic, Place(retry or topic, broker, queue, offset), *fields))
+        handed = _checked(HandedMessage(None, topic, Place(retry or topic, broker, queue, offset), *fields))
         identity_of(handed)
     except (KeyError, TypeError, AttributeError, struct.error) as error:
         raise ValueError(str(error)) from error
     return handed
 
 
-def _checked(handed: Handed) -> Handed:
+def _checked(handed: HandedMessage) -> HandedMessage:
     """The message with the types that it promises.
 
     Raises:
@@ -127,7 +129,7 @@ def _checked(handed: Handed) -> Handed:
     return handed._replace(keys=tuple(keys), properties=tuple((name, value) for name, value in pairs))
 
 
-def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[Handed]:
+def _unpacked(identity: bytes, text: bytes, slots: Sequence[Slot]) -> list[HandedMessage]:
     """The message, if its identity matches and it is still missed."""
     try:
         handed = unpacked(text)

@@ -10,8 +10,8 @@ from operator import attrgetter
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import ReadPast
 from sidecar.sources.rocketmq.leased.client import LeasedClient
-from sidecar.sources.rocketmq.leased.columns import Taken
-from sidecar.sources.rocketmq.leased.recovery import Recovery
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
+from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery
 
 HELD_MAX = 20_000
 """Limit of held messages: the lease of each must be extended."""
@@ -22,30 +22,30 @@ _NUMBER = attrgetter("number")
 
 
 @dataclass(slots=True)
-class Room:
+class HeldRoom:
     """Number and bytes of held messages."""
 
     count: int = 0
     nbytes: int = 0
 
 
-class Held:
+class HeldMessages:
     """Held messages: by identity until they are settled, by number, and the room that they use."""
 
     def __init__(self) -> None:
-        self.unsettled: dict[bytes, Taken] = {}
+        self.unsettled: dict[bytes, LeasedMessage] = {}
         """Unsettled messages by identity."""
-        self.new, self.again = Room(), Room()
+        self.new, self.again = HeldRoom(), HeldRoom()
         """Room of new messages, and of those that were in flight at a crash."""
         self.largest_bytes = 0
         """Size of the largest held message; 0 after it has left."""
-        self._by_number: defaultdict[TopicPartition, dict[int, Taken]] = defaultdict(dict)
-        self._leaving: list[tuple[TopicPartition, list[Taken]]] = []
+        self._by_number: defaultdict[TopicPartition, dict[int, LeasedMessage]] = defaultdict(dict)
+        self._leaving: list[tuple[TopicPartition, list[LeasedMessage]]] = []
         """Settled messages, not yet durably."""
         self._late: list[Hashable] = []
         """Further handles of settled messages."""
 
-    def add(self, message: Taken) -> None:
+    def add(self, message: LeasedMessage) -> None:
         """Hold a message that was handed over."""
         self.unsettled[message.identity] = message
         room, size_bytes = self.again if message.again else self.new, message.held_bytes
@@ -60,15 +60,15 @@ class Held:
             self._by_number[run.tp].update(zip(map(_NUMBER, run.messages), run.messages, strict=True))
         return run
 
-    def numbered(self, tp: TopicPartition, number: int) -> Taken | None:
+    def numbered(self, tp: TopicPartition, number: int) -> LeasedMessage | None:
         """The message of a number; from any thread."""
         return self._by_number.get(tp, {}).get(number)
 
-    def all(self) -> list[Taken]:
+    def all(self) -> list[LeasedMessage]:
         """All held messages, settled or not."""
         return [*self.unsettled.values(), *(message for _, messages in self._leaving for message in messages)]
 
-    def settle(self, tp: TopicPartition, messages: list[Taken]) -> None:
+    def settle(self, tp: TopicPartition, messages: list[LeasedMessage]) -> None:
         """Let these messages leave, as soon as the state file has them as settled."""
         for message in messages:
             if self.unsettled.get(message.identity) is message:  # else the entry is of a twin from before a crash
@@ -92,21 +92,21 @@ class Held:
         self._leaving, self._late = [], []
         return handles
 
-    def _drop(self, tp: TopicPartition, messages: Sequence[Taken]) -> None:
+    def _drop(self, tp: TopicPartition, messages: Sequence[LeasedMessage]) -> None:
         numbers = self._by_number[tp]
         for message in messages:
             del numbers[message.number]
         self._free(self.again, [message.held_bytes for message in messages if message.again])
         self._free(self.new, [message.held_bytes for message in messages if not message.again])
 
-    def _free(self, room: Room, sizes: list[int]) -> None:
+    def _free(self, room: HeldRoom, sizes: list[int]) -> None:
         room.count -= len(sizes)
         room.nbytes -= sum(sizes)
         if max(sizes, default=0) >= self.largest_bytes:
             self.largest_bytes = 0
 
 
-class Gate:
+class ReceiveGate:
     """Lets the client receive while there is room, and extends the leases of held messages.
 
     Args:
@@ -118,7 +118,13 @@ class Gate:
     """
 
     def __init__(
-        self, client: LeasedClient, held: Held, held_max_bytes: int, clock: Callable[[], float], *, replays_first: bool
+        self,
+        client: LeasedClient,
+        held: HeldMessages,
+        held_max_bytes: int,
+        clock: Callable[[], float],
+        *,
+        replays_first: bool,
     ) -> None:
         self._client = client
         self._held = held
@@ -140,7 +146,7 @@ class Gate:
             self._is_closed = full
             self._client.pause(full)
 
-    def turn(self, recovery: Recovery, *, is_idle: bool) -> None:
+    def turn(self, recovery: LeasedRecovery, *, is_idle: bool) -> None:
         """Decide whether to receive: awaited messages are received even while full, because only they make room.
 
         Args:
@@ -159,6 +165,6 @@ class Gate:
             self._client.extend([message.handles[-1] for message in self._held.all() if message.handles])
 
 
-def handles_of(messages: Iterable[Taken]) -> list[Hashable]:
+def handles_of(messages: Iterable[LeasedMessage]) -> list[Hashable]:
     """All handles of these messages."""
     return [handle for message in messages for handle in message.handles]

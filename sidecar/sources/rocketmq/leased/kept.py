@@ -16,8 +16,8 @@ import orjson
 
 from sidecar.core.json_text import loads, typed
 from sidecar.core.records import Place
-from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
-from sidecar.sources.rocketmq.leased.columns import Taken, identity_of
+from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage, identity_of
 from sidecar.sources.rocketmq.leased.exchange import packed, unpacked
 from sidecar.sources.rocketmq.leased.slot import Slot
 
@@ -32,7 +32,7 @@ class Placement(NamedTuple):
     reconsume_times: int
     retry_topic: str
 
-    def restore(self, handed: Handed) -> Handed:
+    def restore(self, handed: HandedMessage) -> HandedMessage:
         """The message as it was when these were its fields."""
         properties = [both for both in handed.properties if both[0] != "RETRY_TOPIC"]
         if self.retry_topic:
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
         )
 
 
-def keep_placement(message: Taken) -> str:
+def keep_placement(message: LeasedMessage) -> str:
     """A message's identity and placement."""
     handed = message.handed
     _, broker, queue, offset = handed.place
@@ -53,7 +53,7 @@ def keep_placement(message: Taken) -> str:
     return orjson.dumps([b64encode(message.identity).decode(), *placement]).decode()
 
 
-def keep_message(client: LeasedClient, message: Taken) -> str:
+def keep_message(client: LeasedClient, message: LeasedMessage) -> str:
     """A message with its newest receipt."""
     receipts = [client.receipt(handle) for handle in message.handles[-1:]]
     return json.dumps([*receipts, packed(message.handed).decode()])
@@ -61,7 +61,7 @@ def keep_message(client: LeasedClient, message: Taken) -> str:
 
 def recover(
     client: LeasedClient, kept: Sequence[str], earlier: Sequence[Slot]
-) -> tuple[list[Handed], dict[bytes, Placement]]:
+) -> tuple[list[HandedMessage], dict[bytes, Placement]]:
     """The kept awaited messages: complete, with handles of this process, or only their placement, by identity.
 
     A damaged entry is left out: its message comes from the broker.

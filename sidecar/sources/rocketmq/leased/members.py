@@ -15,7 +15,7 @@ import orjson
 from sidecar.core.json_text import loads
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
 from sidecar.sources.rocketmq.leased.unsettled import promised, within
 from sidecar.state.interface import ProgressKey
 
@@ -24,7 +24,7 @@ ROWS = "rows "
 _MEMBER = struct.Struct("<QQ16s")
 
 
-class Member(NamedTuple):
+class IntentMember(NamedTuple):
     """The stored form of a message of an intent."""
 
     number: int
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     identity: bytes
 
 
-class Members:
+class IntentMembers:
     """The rows of the state file that have the members of a numbering's intents.
 
     Args:
@@ -41,7 +41,7 @@ class Members:
     """
 
     def __init__(
-        self, tp: TopicPartition, rows: Mapping[int, list[Member]], kept: Callable[[Taken], str] | None
+        self, tp: TopicPartition, rows: Mapping[int, list[IntentMember]], kept: Callable[[LeasedMessage], str] | None
     ) -> None:
         self._tp = tp
         self._kept = kept
@@ -50,7 +50,7 @@ class Members:
         self._next_row = max(rows, default=-1) + 1
         self._promised: set[tuple[int | None, int, int]] = set()
 
-    def record(self, state: PartitionState, held: Mapping[int | None, list[Taken]]) -> dict[ProgressKey, str]:
+    def record(self, state: PartitionState, held: Mapping[int | None, list[LeasedMessage]]) -> dict[ProgressKey, str]:
         """The rows with the members of a state's new intents.
 
         Args:
@@ -58,7 +58,7 @@ class Members:
             held: Unsettled messages, by group and number.
         """
         now = {(key, *intent) for key in held for intent in promised(state, key)}
-        members: list[Taken] = []
+        members: list[LeasedMessage] = []
         for key, first, last in now - self._promised:
             start, stop = within(held[key], (first, last))
             members += [message for message in held[key][start:stop] if message.chunk is None]
@@ -96,7 +96,7 @@ class Members:
 class Awaited:
     """Members from before a crash, until they are handed over again and all earlier ones are there."""
 
-    def __init__(self, rows: Mapping[int, list[Member]]) -> None:
+    def __init__(self, rows: Mapping[int, list[IntentMember]]) -> None:
         self._members: dict[bytes, list[tuple[int, int]]] = {}
         """Number and row of missing messages, by identity."""
         for chunk, members in rows.items():
@@ -104,7 +104,7 @@ class Awaited:
                 self._members.setdefault(member.identity, []).append((member.number, chunk))
         self._order = sorted(member.number for members in rows.values() for member in members)
         self._missing = set(self._order)
-        self._collected: dict[int, Taken] = {}
+        self._collected: dict[int, LeasedMessage] = {}
         self._passed = 0
         """Number of members that are not awaited any more: those before the first missing one."""
 
@@ -123,7 +123,7 @@ class Awaited:
         """Whether none is missing or waits for another."""
         return not (self._members or self._collected)
 
-    def collect(self, message: Taken) -> bool:
+    def collect(self, message: LeasedMessage) -> bool:
         """Take a message if it is missing; return whether it is."""
         members = self._members.get(message.identity)
         if not members:
@@ -142,7 +142,7 @@ class Awaited:
         self._missing.difference_update(number for number, _ in given_up)
         return [chunk for _, chunk in given_up]
 
-    def pass_on(self) -> list[Taken]:
+    def pass_on(self) -> list[LeasedMessage]:
         """The next messages in order, up to the first that is missing."""
         order, begin = self._order, self._passed
         while self._passed < len(order) and order[self._passed] not in self._missing:
@@ -160,10 +160,10 @@ def rows_row(tp: TopicPartition, chunk: int) -> ProgressKey:
     return ProgressKey.of(tp)._replace(label=f"{ROWS}{chunk}")
 
 
-def read_members(text: str) -> list[Member]:
+def read_members(text: str) -> list[IntentMember]:
     """The members of a row; none if it is damaged."""
     try:
-        return [Member(*fields) for fields in _MEMBER.iter_unpack(base64.b64decode(text, validate=True))]
+        return [IntentMember(*fields) for fields in _MEMBER.iter_unpack(base64.b64decode(text, validate=True))]
     except (ValueError, struct.error):
         return []
 

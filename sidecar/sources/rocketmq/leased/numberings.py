@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.base import Listener, ReadPast, run_length
-from sidecar.sources.rocketmq.leased.columns import Taken
-from sidecar.sources.rocketmq.leased.held import Held
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
+from sidecar.sources.rocketmq.leased.held import HeldMessages
 from sidecar.sources.rocketmq.leased.slot import Slot
-from sidecar.sources.rocketmq.leased.start import Start
+from sidecar.sources.rocketmq.leased.start import LeasedStart
 from sidecar.state.interface import State
 
 _EVERY_GENERATION = 1 << 62
@@ -27,9 +27,9 @@ class Topic:
     """The numbering whose message ids a new current one takes over."""
     has_begun: bool = True
     """Whether the current numbering is assigned to the core."""
-    line: list[Taken] = field(default_factory=list)
+    line: list[LeasedMessage] = field(default_factory=list)
     """New messages that have no number yet."""
-    repeats: list[Taken] = field(default_factory=list)
+    repeats: list[LeasedMessage] = field(default_factory=list)
     """Duplicates that the core has not counted yet."""
 
     def number(self) -> Iterable[Run]:
@@ -66,7 +66,7 @@ class Numberings:
         self._uncopied: set[TopicPartition] = set()
         """Numberings whose ids could not be copied yet."""
 
-    def add(self, name: str, start: Start) -> None:
+    def add(self, name: str, start: LeasedStart) -> None:
         """Take over the numberings that a topic resumes."""
         waits = self._in_order and bool(start.earlier)
         topic = Topic(start.current, start.earlier, start.inherits, not waits)
@@ -98,7 +98,7 @@ class Numberings:
         """Whether new messages are paused, by topic."""
         return [topic.current.tp in self.paused for topic in self.topics.values()]
 
-    def hand_on(self, listener: Listener, held: Held, *, is_full: bool) -> Iterable[Run | ReadPast]:
+    def hand_on(self, listener: Listener, held: HeldMessages, *, is_full: bool) -> Iterable[Run | ReadPast]:
         """The messages that the core gets now.
 
         Args:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import POPPED
-from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
-from sidecar.sources.rocketmq.leased.columns import Taken
-from sidecar.sources.rocketmq.leased.exchange import Exchange
+from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
+from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.kept import Placement, recover
-from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.settled import SettledIdentities
 from sidecar.sources.rocketmq.leased.slot import Slot
 
 GONE_AFTER_S = 120.0
 """Messages in flight at a crash are given up if they do not return for this time although the broker answers."""
 
 
-class Recovery:
+class LeasedRecovery:
     """The messages that earlier numberings await.
 
     Args:
@@ -25,7 +25,7 @@ class Recovery:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, client: LeasedClient, exchange: Exchange | None, clock: Callable[[], float]) -> None:
+    def __init__(self, client: LeasedClient, exchange: MissedExchange | None, clock: Callable[[], float]) -> None:
         self._client = client
         self._exchange = exchange
         self._clock = clock
@@ -33,7 +33,7 @@ class Recovery:
         """The earlier numberings of all topics."""
         self._placements: dict[bytes, Placement] = {}
         """Placements of awaited messages when first sent, by identity."""
-        self._stored: list[Handed] = []
+        self._stored: list[HandedMessage] = []
         """Messages from the state file that were not taken yet."""
         self._turned_s = clock()
         self._missed_s = 0.0
@@ -59,16 +59,16 @@ class Recovery:
         """Whether messages that can be sent without the broker are not settled yet."""
         return (bool(self._stored) or not self.awaits) and any(not slot.is_done for slot in self._slots)
 
-    def stored(self) -> list[Handed]:
+    def stored(self) -> list[HandedMessage]:
         """Messages from the state file, once."""
         stored, self._stored = self._stored, []
         return stored
 
-    def exchanged(self, unsettled: Mapping[bytes, Taken], settled: Settled) -> list[Handed]:
-        """Messages from other members; see `Exchange.turn`."""
+    def exchanged(self, unsettled: Mapping[bytes, LeasedMessage], settled: SettledIdentities) -> list[HandedMessage]:
+        """Messages from other members; see `MissedExchange.turn`."""
         return self._exchange.turn(self._slots, unsettled, settled) if self._exchange is not None else []
 
-    def collect(self, slots: Sequence[Slot], message: Taken) -> bool:
+    def collect(self, slots: Sequence[Slot], message: LeasedMessage) -> bool:
         """Take a message as it was first sent if one of these numberings awaits it; return whether one does."""
         for slot in slots:
             if slot.awaited.collect(message):

@@ -20,7 +20,7 @@ KIND = "settled"
 IDENTITY_BYTES = 16
 
 
-class Settled:
+class SettledIdentities:
     """The window. Adding returns rows for `State.save_progress`; acknowledgements must wait until these are written.
 
     Args:

@@ -13,8 +13,8 @@ from operator import attrgetter
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
-from sidecar.sources.rocketmq.leased.columns import Taken
-from sidecar.sources.rocketmq.leased.members import Awaited, Member, Members
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
+from sidecar.sources.rocketmq.leased.members import Awaited, IntentMember, IntentMembers
 from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey
@@ -39,10 +39,10 @@ class Slot:
         identity: Identity,
         rules: bytes,
         state: PartitionState,
-        members: Mapping[int, list[Member]],
+        members: Mapping[int, list[IntentMember]],
         *,
         resumed: bool,
-        kept: Callable[[Taken], str] | None = None,
+        kept: Callable[[LeasedMessage], str] | None = None,
     ) -> None:
         self.tp = tp
         self.scope = identity.scope
@@ -51,10 +51,10 @@ class Slot:
         self._start = state
         self._resumed = resumed
         self._next = state.seen
-        self._held: dict[int | None, list[Taken]] = {}
+        self._held: dict[int | None, list[LeasedMessage]] = {}
         """Unsettled messages that the core has, by group and number."""
         self.awaited = Awaited(members)
-        self._members = Members(tp, members, kept)
+        self._members = IntentMembers(tp, members, kept)
         self._is_complete = False
         """Whether the core has all messages that were awaited."""
 
@@ -68,7 +68,7 @@ class Slot:
         """Whether no message is unsettled."""
         return self.awaited.is_empty and not any(self._held.values())
 
-    def number(self, messages: list[Taken]) -> Run:
+    def number(self, messages: list[LeasedMessage]) -> Run:
         """Number these messages and hold them."""
         first = self._next
         for number, message in enumerate(messages, first):
@@ -94,10 +94,10 @@ class Slot:
             self._is_complete = True
             yield ReadPast(self.tp, self._start.seen)
 
-    def commit(self, state: PartitionState) -> tuple[list[Taken], dict[ProgressKey, str]]:
+    def commit(self, state: PartitionState) -> tuple[list[LeasedMessage], dict[ProgressKey, str]]:
         """The messages that a state settles, and the rows that make this durable."""
         rows = {ProgressKey.of(self.tp): self._row(state)} | self._members.record(state, self._held)
-        settled: list[Taken] = []
+        settled: list[LeasedMessage] = []
         for key, messages in list(self._held.items()):
             left, done = divide(messages, unsettled(state, key))
             settled += done

@@ -18,21 +18,21 @@ from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
 from sidecar.sources.context import GroupsOf
-from sidecar.sources.rocketmq.leased.client import Handed, LeasedClient
+from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (
     Keys,
     LeasedColumns,
-    Taken,
+    LeasedMessage,
     details_of,
     identity_of,
     key_of,
 )
-from sidecar.sources.rocketmq.leased.commits import Commits, Ended
-from sidecar.sources.rocketmq.leased.exchange import Exchange
-from sidecar.sources.rocketmq.leased.held import Gate, Held, handles_of
+from sidecar.sources.rocketmq.leased.commits import EndedCommit, LeasedCommits
+from sidecar.sources.rocketmq.leased.exchange import MissedExchange
+from sidecar.sources.rocketmq.leased.held import HeldMessages, ReceiveGate, handles_of
 from sidecar.sources.rocketmq.leased.kept import keep_message, keep_placement
 from sidecar.sources.rocketmq.leased.numberings import Numberings
-from sidecar.sources.rocketmq.leased.recovery import Recovery
+from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery
 from sidecar.sources.rocketmq.leased.start import start_all
 from sidecar.sources.rocketmq.returned import Returned
 from sidecar.sources.troubles import Troubles
@@ -74,7 +74,7 @@ class LeasedSource:
         *,
         in_order: bool = False,
         keep_rows: bool = False,
-        exchange: Exchange | None = None,
+        exchange: MissedExchange | None = None,
         disk: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,11 +82,11 @@ class LeasedSource:
         keep = partial(keep_message, client) if keep_rows else keep_placement if client.moves else None
         self._start_offsets = partial(start_all, topics, group, rules, keep)
         self._numberings = Numberings(state, in_order=in_order)
-        self._recovery = Recovery(client, exchange, clock)
-        self._held = Held()
-        self._gate = Gate(client, self._held, held_max_bytes, clock, replays_first=keep_rows)
+        self._recovery = LeasedRecovery(client, exchange, clock)
+        self._held = HeldMessages()
+        self._gate = ReceiveGate(client, self._held, held_max_bytes, clock, replays_first=keep_rows)
         self._keys = Keys(groups_of)
-        self._commits = Commits(state, group, disk or threads.Pool("progress"), clock)
+        self._commits = LeasedCommits(state, group, disk or threads.Pool("progress"), clock)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._clock = clock
         self._returned = Returned()
@@ -125,14 +125,14 @@ class LeasedSource:
         self._troubles.replace({**self._client.problems(), **self._returned.problems(self._clock())})
         return list(numberings.hand_on(self._listener, self._held, is_full=self._gate.is_full))
 
-    def _sort(self, messages: Sequence[Handed]) -> None:
+    def _sort(self, messages: Sequence[HandedMessage]) -> None:
         topics, held, settled = self._numberings.topics, self._held, self._commits.settled
-        new = defaultdict[str, list[Taken]](list)
+        new = defaultdict[str, list[LeasedMessage]](list)
         for handed in messages:
             topic = topics.get(handed.topic)
             if topic is None:
                 continue
-            message = Taken(handed, identity_of(handed))
+            message = LeasedMessage(handed, identity_of(handed))
             if topic.earlier and self._recovery.collect(topic.earlier, message):
                 held.add(message)
                 new[handed.topic].append(message)
@@ -207,7 +207,7 @@ class LeasedSource:
         self._commits.settle(identities)
         return results
 
-    def _end(self, ended: Ended | None) -> Mapping[TopicPartition, bool]:
+    def _end(self, ended: EndedCommit | None) -> Mapping[TopicPartition, bool]:
         """Acknowledge what a commit settled; return its results."""
         if ended is None:
             return {}

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
 from sidecar.sources.rocketmq.leased.members import (
     MEMBERS,
     ROWS,
-    Member,
+    IntentMember,
     members_row,
     read_members,
     read_rows,
@@ -27,7 +27,7 @@ from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, Origin
 
 
-class Start(NamedTuple):
+class LeasedStart(NamedTuple):
     """The numberings of a topic at the start.
 
     Args:
@@ -68,9 +68,9 @@ def start_all(
     topics: Sequence[str],
     group: str,
     rules: bytes,
-    keep: Callable[[Taken], str] | None,
+    keep: Callable[[LeasedMessage], str] | None,
     rows: Mapping[ProgressKey, str],
-) -> dict[str, Start]:
+) -> dict[str, LeasedStart]:
     """The numberings of each of these topics; see `start`."""
     return {topic: start(topic, rows, group, rules, time.time_ns() // 1_000, keep) for topic in topics}
 
@@ -81,8 +81,8 @@ def start(
     group: str,
     rules: bytes,
     now_us: int,
-    keep: Callable[[Taken], str] | None = None,
-) -> Start:
+    keep: Callable[[LeasedMessage], str] | None = None,
+) -> LeasedStart:
     """Determine the numberings of a topic.
 
     Args:
@@ -117,7 +117,7 @@ def start(
         used |= {rows_row(slot.tp, chunk) for chunk in members}
         kept += [text for chunk in members for text in read_rows(rows.get(rows_row(slot.tp, chunk)))]
     stale = [key for key in rows if key.topic == topic and _is_ours(key) and key not in used]
-    return Start(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
+    return LeasedStart(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
 
 
 def _is_ours(key: ProgressKey) -> bool:
@@ -139,9 +139,9 @@ def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes)
     return sorted(left, key=lambda slot: slot.state.seen), other_rules
 
 
-def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[Member]]:
+def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[IntentMember]]:
     """The unsettled members of a numbering's intents, by row."""
-    by_row: dict[int, list[Member]] = {}
+    by_row: dict[int, list[IntentMember]] = {}
     for key, text in rows.items():
         if key[:2] != slot.tp[:2] or not key.label.startswith(MEMBERS):
             continue
@@ -151,5 +151,5 @@ def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[Mem
     return by_row
 
 
-def _is_promised(state: PartitionState, member: Member) -> bool:
+def _is_promised(state: PartitionState, member: IntentMember) -> bool:
     return any(first <= member.number <= last for first, last in promised(state, member.key))

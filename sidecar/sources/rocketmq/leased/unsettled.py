@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from sidecar.core.partition_state import PartitionState
-from sidecar.sources.rocketmq.leased.columns import Taken
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage
 
 END = 1 << 62
 Range = tuple[int, int]
@@ -35,16 +35,18 @@ def unsettled(state: PartitionState, key: int | None) -> list[Range]:
     return sorted([*promised(state, key), (min(starts), END)])
 
 
-def within(messages: Sequence[Taken], numbers: Range, begin: int = 0) -> tuple[int, int]:
+def within(messages: Sequence[LeasedMessage], numbers: Range, begin: int = 0) -> tuple[int, int]:
     """The slice of messages, by number, that a range covers; nothing before index `begin`."""
     start = bisect_left(messages, numbers[0], begin, key=_NUMBER)
     return start, bisect_right(messages, numbers[1], start, key=_NUMBER)
 
 
-def divide(messages: Sequence[Taken], ranges: Sequence[Range]) -> tuple[list[Taken], list[Taken]]:
+def divide(
+    messages: Sequence[LeasedMessage], ranges: Sequence[Range]
+) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
     """Messages, by number, that the ranges cover, and the others."""
-    inside: list[Taken] = []
-    outside: list[Taken] = []
+    inside: list[LeasedMessage] = []
+    outside: list[LeasedMessage] = []
     begin = 0
     for numbers in ranges:
         start, stop = within(messages, numbers, begin)

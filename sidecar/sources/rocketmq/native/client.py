@@ -12,10 +12,10 @@ from pathlib import Path
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Tell
-from sidecar.sources.rocketmq.leased.client import Handed
-from sidecar.sources.rocketmq.native.child.frames import Kind, unpack_messages
+from sidecar.sources.rocketmq.leased.client import HandedMessage
+from sidecar.sources.rocketmq.native.child.frames import FrameKind, unpack_messages
 from sidecar.sources.rocketmq.native.children import Children, Restarts
-from sidecar.sources.rocketmq.native.cluster import Cluster
+from sidecar.sources.rocketmq.native.cluster import NativeCluster
 from sidecar.sources.rocketmq.native.messages import Messages
 from sidecar.sources.rocketmq.native.process import UNREADABLE
 from sidecar.sources.rocketmq.wire.requests import Asks
@@ -49,12 +49,12 @@ class NativeClient:
         self._tell = tell
         check_platform()
         check_installed(self._folder)
-        self._cluster = Cluster(settings, f"sidecar@{secrets.token_hex(8)}")
+        self._cluster = NativeCluster(settings, f"sidecar@{secrets.token_hex(8)}")
         child = _child_settings(settings, expression, held_bytes_max, self._folder, self._cluster.asks)
         self._children = Children(home, child)
         self._restarts = Restarts()
         self._messages = Messages(self._cluster, settings.namespace or "", held_bytes_max, tell)
-        self._early: list[Handed] = []
+        self._early: list[HandedMessage] = []
         self._closed = False
 
     def open(self) -> None:
@@ -79,7 +79,7 @@ class NativeClient:
             self.close()
             raise
 
-    def receive(self, timeout_s: float) -> Sequence[Handed]:
+    def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
         """Messages that arrived; waits for the first, at most for the time."""
         early, self._early = self._early, []
         self._cluster.turn()
@@ -98,19 +98,19 @@ class NativeClient:
             self._failed(children.child.problem)
         return early or ([] if children.is_paused else self._taken())
 
-    def _take(self, kind: Kind, payload: bytes) -> None:
+    def _take(self, kind: FrameKind, payload: bytes) -> None:
         """Take a frame of the child."""
-        if kind is Kind.MESSAGES:
+        if kind is FrameKind.MESSAGES:
             try:
                 self._messages.waiting += unpack_messages(payload)
             except ValueError as error:
                 self._failed(f"{UNREADABLE}: {error}")
-        elif kind is Kind.READY:
+        elif kind is FrameKind.READY:
             self._children.is_ready, self._restarts.problem = True, ""
-        elif kind in (Kind.FAILED, Kind.UNUSABLE):
-            self._failed(payload.decode("utf-8", "replace"), is_final=kind is Kind.UNUSABLE)
+        elif kind in (FrameKind.FAILED, FrameKind.UNUSABLE):
+            self._failed(payload.decode("utf-8", "replace"), is_final=kind is FrameKind.UNUSABLE)
 
-    def _taken(self) -> list[Handed]:
+    def _taken(self) -> list[HandedMessage]:
         try:
             return self._messages.take()
         except ValueError as error:  # none is lost: those that were not acknowledged are handed over again
@@ -205,7 +205,7 @@ def _child_settings(
     }
 
 
-def _rewind(cluster: Cluster, tell: Tell) -> bool:
+def _rewind(cluster: NativeCluster, tell: Tell) -> bool:
     """Commit the starts of replaced queues; whether the brokers have confirmed all of them."""
     starts = cluster.rewinds.commit()
     for tp, offset, has_older in starts:

@@ -27,7 +27,7 @@ from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_wa
 ASK_AGAIN_S = 0.5
 
 
-class Cluster:
+class NativeCluster:
     """Asks name servers and brokers."""
 
     def __init__(self, settings: RocketMqSettings, client_id: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Mark, with_newest
+from sidecar.sources.rocketmq.progress import QueueMark, with_newest
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import as_stored
@@ -24,10 +24,10 @@ ANSWER_S = 5.0
 
 
 @dataclass(slots=True)
-class _Queue:
-    marks: tuple[Mark, ...] = ()
+class _MarkedQueue:
+    marks: tuple[QueueMark, ...] = ()
     """Messages that were in the last answer, or were the queue's first; the newest first."""
-    newest: Mark | None = None
+    newest: QueueMark | None = None
     """The newest message handed over since."""
     asked: bool = False
     asked_s: float = 0.0
@@ -43,13 +43,13 @@ class Marks:
     def __init__(self, asks: Asks, link_of: Callable[[str], Link | None]) -> None:
         self._asks = asks
         self._link_of = link_of
-        self._queues: dict[TopicPartition, _Queue] = {}
+        self._queues: dict[TopicPartition, _MarkedQueue] = {}
         self.replaced: set[TopicPartition] = set()
         """Queues that were replaced, until `forget`."""
 
-    def read(self, tp: TopicPartition, mark: Mark) -> None:
+    def read(self, tp: TopicPartition, mark: QueueMark) -> None:
         """Note a message that was handed over."""
-        queue = self._queues.get(tp) or self._queues.setdefault(tp, _Queue())
+        queue = self._queues.get(tp) or self._queues.setdefault(tp, _MarkedQueue())
         if not queue.marks:
             queue.marks = (mark,)
         if queue.newest is None or mark.offset > queue.newest.offset:
@@ -64,7 +64,7 @@ class Marks:
                 queue.asked, queue.asked_s = True, now_s
                 link.ask(self.of(tp, queue.marks[0]), self._answered(tp, queue), ANSWER_S)
 
-    def _answered(self, tp: TopicPartition, queue: _Queue) -> Callable[[Frame | None], None]:
+    def _answered(self, tp: TopicPartition, queue: _MarkedQueue) -> Callable[[Frame | None], None]:
         mark, newest = queue.marks[0], queue.newest
 
         def take(frame: Frame | None) -> None:
@@ -80,11 +80,11 @@ class Marks:
 
         return take
 
-    def of(self, tp: TopicPartition, mark: Mark) -> Ask:
+    def of(self, tp: TopicPartition, mark: QueueMark) -> Ask:
         """The request for the message at a mark's offset."""
         return self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)
 
-    def by_queue(self) -> dict[TopicPartition, tuple[Mark, ...]]:
+    def by_queue(self) -> dict[TopicPartition, tuple[QueueMark, ...]]:
         """The marks of all queues, the newest first."""
         return {tp: queue.marks for tp, queue in self._queues.items()}
 
@@ -95,9 +95,9 @@ class Marks:
         self.replaced.clear()
 
 
-def mark_at(offset: int, frame: Frame) -> Mark | None:
+def mark_at(offset: int, frame: Frame) -> QueueMark | None:
     """The mark of the message at this offset in an answer."""
     if frame.code != Code.SUCCESS:
         return None
     messages = [message for message in as_stored(frame.body) if message.offset <= offset]
-    return Mark(offset, messages[-1].position, messages[-1].stored_ms) if messages else None
+    return QueueMark(offset, messages[-1].position, messages[-1].stored_ms) if messages else None

@@ -7,11 +7,11 @@ from collections import deque
 from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Place, TopicPartition
 from sidecar.sources.base import Tell
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
-from sidecar.sources.rocketmq.native.child.frames import Message
-from sidecar.sources.rocketmq.native.cluster import Cluster
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.native.child.frames import LibraryMessage
+from sidecar.sources.rocketmq.native.cluster import NativeCluster
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.codes import SysFlag
 from sidecar.sources.rocketmq.wire.messages import properties, unpack
 from sidecar.sources.rocketmq.wire.requests import RETRY
@@ -29,29 +29,29 @@ class Messages:
         held_bytes_max: Limit of what is taken at once.
     """
 
-    def __init__(self, cluster: Cluster, namespace: str, held_bytes_max: int, tell: Tell) -> None:
+    def __init__(self, cluster: NativeCluster, namespace: str, held_bytes_max: int, tell: Tell) -> None:
         self._cluster = cluster
         self._prefix = f"{namespace}%" if namespace else ""
         self._held_bytes_max = held_bytes_max
         self._tell = tell
-        self.waiting: deque[Message] = deque()
+        self.waiting: deque[LibraryMessage] = deque()
         self.next_number = 0
         """The number after the last message that was taken."""
 
-    def take(self) -> list[Handed]:
+    def take(self) -> list[HandedMessage]:
         """Waiting messages, up to the limit at decompressed size.
 
         Raises:
             ValueError: A message has an id that is none.
         """
-        taken: list[Handed] = []
+        taken: list[HandedMessage] = []
         size_bytes = 0
         while self.waiting and size_bytes < self._held_bytes_max:
             taken.append(self.handed(self.waiting.popleft()))
             size_bytes += len(taken[-1].body) + OVERHEAD_BYTES
         return taken
 
-    def handed(self, message: Message) -> Handed:
+    def handed(self, message: LibraryMessage) -> HandedMessage:
         """A message as the source takes it."""
         self.next_number = max(self.next_number, message.number + 1)
         pairs = properties(message.properties)
@@ -67,8 +67,8 @@ class Messages:
                 self._tell("body.not_unpacked", "warning", {**tp.fields(), "offset": message.offset})
         retry = plain(_text(came_from)) if came_from and came_from.startswith(_RETRY) else ""
         if not retry and message_id:
-            self._cluster.marks.read(tp, Mark(message.offset, int(message_id[-16:], 16), message.stored_ms))
-        return Handed(
+            self._cluster.marks.read(tp, QueueMark(message.offset, int(message_id[-16:], 16), message.stored_ms))
+        return HandedMessage(
             message.number, tp.topic, Place(retry or tp.topic, tp.broker, message.queue, message.offset), body,
             message.born_ms, message.stored_ms, _text(named.get("UNIQ_KEY")), message_id, named.get("TAGS") or b"",
             (named.get("KEYS") or b"").split(), pairs, message.reconsume_times,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import sidecar
-from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, pack_numbers
+from sidecar.sources.rocketmq.native.child.frames import FrameKind, Frames, frame, pack_numbers
 
 UNREADABLE = "sent what cannot be read"
 SILENCE_MAX_S = 10.0
@@ -62,7 +62,7 @@ class ChildProcess:
         self._heard_s = self._look_at_s = time.monotonic()
         self.problem = ""
         """The reason for which the child cannot be used any more; empty while it can."""
-        self._send(frame(Kind.SETTINGS, json.dumps(settings).encode()))
+        self._send(frame(FrameKind.SETTINGS, json.dumps(settings).encode()))
 
     @property
     def pid(self) -> int:
@@ -71,15 +71,15 @@ class ChildProcess:
 
     def ack(self, numbers: Iterable[int]) -> None:
         """Report settled messages to the child."""
-        self._send(frame(Kind.ACK, pack_numbers(numbers)))
+        self._send(frame(FrameKind.ACK, pack_numbers(numbers)))
 
     def pause(self, *, full: bool) -> None:
         """Let the child stop handing over while `full`, or resume."""
-        self._send(frame(Kind.PAUSE if full else Kind.RESUME))
+        self._send(frame(FrameKind.PAUSE if full else FrameKind.RESUME))
 
     def reach(self, *, can: bool) -> None:
         """Tell the child whether any broker can be reached."""
-        self._send(frame(Kind.BACK if can else Kind.AWAY))
+        self._send(frame(FrameKind.BACK if can else FrameKind.AWAY))
 
     def _send(self, data: bytes) -> None:
         self._unsent += data
@@ -94,7 +94,7 @@ class ChildProcess:
         except OSError:  # the child ended, as the next read shows
             self._unsent.clear()
 
-    def read(self, timeout_s: float) -> list[tuple[Kind, bytes]]:
+    def read(self, timeout_s: float) -> list[tuple[FrameKind, bytes]]:
         """Frames of the child; returns at once if there are any, otherwise after the time."""
         if self.problem:
             return []
@@ -104,7 +104,7 @@ class ChildProcess:
             poll.register(self._to, select.POLLOUT)
         poll.poll(timeout_s * 1000)
         self._flush()
-        received: list[tuple[Kind, bytes]] = []
+        received: list[tuple[FrameKind, bytes]] = []
         taken = 0
         while taken < READ_BYTES_MAX:
             try:
@@ -145,7 +145,7 @@ class ChildProcess:
     def leave(self) -> None:
         """Let the child report settled messages to the brokers, and end; kill it if that takes too long."""
         if not self.problem:
-            self._send(frame(Kind.LEAVE))
+            self._send(frame(FrameKind.LEAVE))
             until_s = time.monotonic() + LEAVE_TIMEOUT_S
             while not self.problem and time.monotonic() < until_s:
                 self.read(0.1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.marks import Marks
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.requests import Asks, commit_waves, read_offset
@@ -49,9 +49,9 @@ class Rewinds:
         self._marks.forget(accepted)
         return [start for start in starts if start.tp in accepted]
 
-    def _last_read(self) -> dict[TopicPartition, Mark | None]:
+    def _last_read(self) -> dict[TopicPartition, QueueMark | None]:
         """The newest message that was read and is there still, of each replaced queue; None if none is."""
-        last: dict[TopicPartition, Mark | None] = {}
+        last: dict[TopicPartition, QueueMark | None] = {}
         marks = self._marks.by_queue()
         asks = [(tp, self._marks.of(tp, mark)) for tp in marks for mark in marks[tp]]
         answers = iter(self._brokers.ask(asks))

@@ -10,10 +10,10 @@ from functools import partial
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Listener
 from sidecar.sources.rocketmq.progress import QueueProgress
-from sidecar.sources.rocketmq.remoting.cluster import Cluster
-from sidecar.sources.rocketmq.remoting.commits import Commits
+from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
+from sidecar.sources.rocketmq.remoting.commits import QueueCommits
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
-from sidecar.sources.rocketmq.remoting.start import Found, StartOffsets
+from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets, QueueStarts
 from sidecar.state.interface import State
 
 RETRY_S = 1.0
@@ -67,7 +67,13 @@ class Assignments:
     """The queues that are assigned to this member."""
 
     def __init__(
-        self, cluster: Cluster, starts: StartOffsets, commits: Commits, pulls: Pulls, state: State, listener: Listener
+        self,
+        cluster: RemotingCluster,
+        starts: QueueStartOffsets,
+        commits: QueueCommits,
+        pulls: Pulls,
+        state: State,
+        listener: Listener,
     ) -> None:
         self._cluster = cluster
         self._start_offsets = starts
@@ -146,7 +152,7 @@ class Assignments:
         """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
         known = known_of(self._state) if tps else {}
         start_offsets = (
-            self._start_offsets.find(tps, known, self._untaken.replaced) if tps else Found([], {}, {}, {}, {})
+            self._start_offsets.find(tps, known, self._untaken.replaced) if tps else QueueStarts([], {}, {}, {}, {})
         )
         self._cluster.members.hold(tps)
         self._commits.meet(self._start_offsets.brokers.boots({start.tp.broker for start in start_offsets.assignments}))

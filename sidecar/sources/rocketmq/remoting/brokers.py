@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.wire.codes import RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Link, Network
 from sidecar.sources.rocketmq.wire.requests import Asks, read_boot
@@ -47,7 +47,7 @@ class Brokers:
                 continue
             self._boots.pop(name, None)  # that run may be over
             if link is not None:
-                (frame,) = self._network.ask_all([(link, Ask(Request.GET_BROKER_RUNTIME_INFO, {}))], PATIENCE_S)
+                (frame,) = self._network.ask_all([(link, Ask(RequestCode.GET_BROKER_RUNTIME_INFO, {}))], PATIENCE_S)
                 if frame is not None:
                     self._boots[name] = Boot(link.connection, read_boot(frame))
         return self._boots

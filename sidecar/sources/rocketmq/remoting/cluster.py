@@ -19,7 +19,7 @@ from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription
 _TWIN = "another process has this one's client id, so both read every queue: give them other hostnames or state.dir"
 
 
-class Cluster:
+class RemotingCluster:
     """The cluster.
 
     Args:

@@ -18,7 +18,7 @@ from sidecar.errors import StateError
 from sidecar.sources.base import Listener
 from sidecar.sources.rocketmq.progress import Told
 from sidecar.sources.rocketmq.remoting.brokers import Boot
-from sidecar.sources.rocketmq.remoting.cluster import Cluster
+from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -31,7 +31,7 @@ NOW_TIMEOUT_S = 3.0
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingQueues:
     """A pending commit."""
 
     begun_s: float
@@ -42,7 +42,7 @@ class _Pending:
     left: int = 0
 
 
-class Commits:
+class QueueCommits:
     """Makes states durable.
 
     Args:
@@ -54,7 +54,7 @@ class Commits:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RemotingCluster,
         state: State,
         listener: Listener,
         rules: bytes,
@@ -64,7 +64,7 @@ class Commits:
         self._listener = listener
         self.owned = OwnedQueues(rules, self._may_commit, cluster.connection)
         self._boots: dict[str, Boot] = {}
-        self._pending: _Pending | None = None
+        self._pending: _PendingQueues | None = None
         self._note_at_s = 0.0
         self._disk = threads.Pool("progress")
 
@@ -80,7 +80,7 @@ class Commits:
         """Begin to make these states durable; `Listener.committed` reports the end."""
         rows, offsets = self.owned.rows(items)
         saved = self._disk.submit(self._state.save_progress, rows) if rows else None
-        self._pending = _Pending(time.monotonic(), offsets, saved, {item.tp: False for item in items})
+        self._pending = _PendingQueues(time.monotonic(), offsets, saved, {item.tp: False for item in items})
 
     def go_on(self) -> None:
         """Take the next step of the pending commit, if possible."""
@@ -105,7 +105,7 @@ class Commits:
             raise error
         return error is None
 
-    def _tell_brokers(self, pending: _Pending) -> None:
+    def _tell_brokers(self, pending: _PendingQueues) -> None:
         for tp, offset in pending.offsets.items():
             queue = self.owned.get(tp)
             if queue is None:
@@ -123,7 +123,7 @@ class Commits:
             link.ask(self._cluster.asks.commit(tp, offset), answered)
 
     def _answered(
-        self, pending: _Pending, tp: TopicPartition, offset: int, connection: int
+        self, pending: _PendingQueues, tp: TopicPartition, offset: int, connection: int
     ) -> Callable[[Frame | None], None]:
         def take(frame: Frame | None) -> None:
             pending.left -= 1

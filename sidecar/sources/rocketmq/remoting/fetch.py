@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, properties
 from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError, Sign
@@ -18,7 +18,7 @@ from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 _GONE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED, Code.TOPIC_NOT_EXIST)
 
 
-class Fetcher:
+class QueueFetcher:
     """Fetches by place and offset; used by one thread.
 
     Args:
@@ -82,7 +82,7 @@ class Fetcher:
         with self._busy:
             try:
                 link = self._network.link(self._addresses()[tp.broker])
-                return self._network.call(link, ask, also=_GONE if ask.code == Request.PULL_MESSAGE else ())
+                return self._network.call(link, ask, also=_GONE if ask.code == RequestCode.PULL_MESSAGE else ())
             except (NoAnswerError, RefusedError, KeyError) as error:
                 raise UnavailableError(f"{tp}@{offset} could not be {what}: {error}") from error
 

@@ -11,7 +11,7 @@ from sidecar.config.source.rocketmq import RocketMqSource as Settings
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
-from sidecar.sources.rocketmq.remoting.fetch import Fetcher
+from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.joining import await_routes
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.codes import Code
@@ -123,10 +123,10 @@ class Inquiry:
         with closing(self.fetcher()) as fetcher:
             return fetcher.fetch(tp, offset)
 
-    def fetcher(self) -> Fetcher:
+    def fetcher(self) -> QueueFetcher:
         """What reads single messages or hands them back, to be closed before the end."""
         sign, tls = sign_of(self._settings), tls_of(self._settings)
-        return Fetcher(self.asks, sign, tls, lambda: self.routes.addresses)
+        return QueueFetcher(self.asks, sign, tls, lambda: self.routes.addresses)
 
 
 def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> SidecarError | None:

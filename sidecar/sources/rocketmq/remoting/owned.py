@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sidecar.core.effects import CommitItem
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
-from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told, with_newest
+from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told, with_newest
 from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, encode
 
@@ -19,7 +19,7 @@ FLUSHED_AFTER_S = 15.0
 
 
 @dataclass(slots=True)
-class Floor:
+class BrokerFloor:
     """An offset that the broker certainly has on its disk."""
 
     offset: int
@@ -44,7 +44,7 @@ class Floor:
 
 
 @dataclass(slots=True)
-class Owned:
+class OwnedQueue:
     """A queue that may be committed."""
 
     identity: Identity
@@ -52,10 +52,10 @@ class Owned:
     """The broker's committed offset before the first own commit, or an older own one that it may have."""
     saved: int
     """The newest own offset in the state file, or the start; committed to the broker when it is back."""
-    floor: Floor
+    floor: BrokerFloor
     committed: int = -1
     """The newest own offset that the broker has."""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[QueueMark, ...] = ()
     told: Told = field(default_factory=Told)
     """The last commit that the broker accepted."""
     row: QueueProgress | None = None
@@ -63,7 +63,7 @@ class Owned:
     row_at_s: float = 0.0
     noted: Future[None] | None = None
     """The last write of `row` by a note."""
-    newest: Mark | None = None
+    newest: QueueMark | None = None
     """The last message read, not yet among the marks."""
 
     def put_mark(self) -> None:
@@ -109,7 +109,7 @@ class OwnedQueues:
         self._rules = rules
         self._may_commit = may_commit
         self._connection = connection
-        self._queues: dict[TopicPartition, Owned] = {}
+        self._queues: dict[TopicPartition, OwnedQueue] = {}
         self._restless: set[TopicPartition] = set()
         """Queues with commits at the broker that the state file lacks."""
         self._left: dict[TopicPartition, int] = {}
@@ -120,16 +120,16 @@ class OwnedQueues:
         assignment: Assignment,
         identity: Identity,
         known: QueueProgress | None,
-        marks: tuple[Mark, ...],
+        marks: tuple[QueueMark, ...],
         committed: int,
     ) -> None:
         """Commit this queue from now on; `committed` is the broker's offset."""
         row = known if known and assignment.incarnation == known.incarnation else None
         now_s = time.monotonic()
-        floor = Floor(row.floor if row else 0)
+        floor = BrokerFloor(row.floor if row else 0)
         start = assignment.state.watermark
         newest = max(committed, self._left.pop(assignment.tp, -1))
-        self._queues[assignment.tp] = Owned(identity, newest, start, floor, marks=marks, row=row, row_at_s=now_s)
+        self._queues[assignment.tp] = OwnedQueue(identity, newest, start, floor, marks=marks, row=row, row_at_s=now_s)
         self._restless.add(assignment.tp)
 
     def disown(self, tp: TopicPartition) -> None:
@@ -139,7 +139,7 @@ class OwnedQueues:
         if queue is not None:
             self._left[tp] = max(queue.found, queue.committed, queue.saved)
 
-    def get(self, tp: TopicPartition) -> Owned | None:
+    def get(self, tp: TopicPartition) -> OwnedQueue | None:
         """A queue, if it is owned."""
         return self._queues.get(tp)
 
@@ -151,12 +151,12 @@ class OwnedQueues:
         """The newest own offsets, at the broker or only in the state file."""
         return {tp: max(queue.saved, queue.committed) for tp, queue in self._queues.items()}
 
-    def mark(self, tp: TopicPartition) -> Mark | None:
+    def mark(self, tp: TopicPartition) -> QueueMark | None:
         """The newest mark of an owned queue."""
         marks = self._queues[tp].marks
         return marks[0] if marks else None
 
-    def read(self, tp: TopicPartition, mark: Mark) -> None:
+    def read(self, tp: TopicPartition, mark: QueueMark) -> None:
         """Note the newest message that was handed on."""
         queue = self._queues[tp]
         queue.newest = mark

@@ -12,17 +12,17 @@ from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import POPPED, WAKING_POLL_S, Listener, ReadPast
 from sidecar.sources.rocketmq.config import sign_of, tls_of
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.assignments import Assignments, known_of
-from sidecar.sources.rocketmq.remoting.cluster import Cluster
+from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
-from sidecar.sources.rocketmq.remoting.commits import Commits
-from sidecar.sources.rocketmq.remoting.fetch import Fetcher
+from sidecar.sources.rocketmq.remoting.commits import QueueCommits
+from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
-from sidecar.sources.rocketmq.remoting.start import StartOffsets
-from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
+from sidecar.sources.rocketmq.wire.codes import RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.requests import read_reset
 from sidecar.sources.troubles import Troubles
@@ -64,9 +64,11 @@ class RocketMqSource:
         self._state = state
         self._rules = rules
         self._queue_bytes = queue_bytes
-        self._cluster = cluster = Cluster(settings, client_id, expression, self._take_request)
+        self._cluster = cluster = RemotingCluster(settings, client_id, expression, self._take_request)
         self._pulls = Pulls(cluster.asks, QUEUE_SHARE * queue_bytes)
-        self._fetcher = Fetcher(cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses)
+        self._fetcher = QueueFetcher(
+            cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses
+        )
         self._popped = Popped(cluster.asks, cluster.routes, settings.topics)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._closed = False
@@ -92,8 +94,8 @@ class RocketMqSource:
             if settings.sql:
                 joining.check_filter(cluster.subscriptions[settings.topics[0]])
             self._state.bind(routes.cluster, asks.wire(asks.group))
-            self._commits = Commits(cluster, self._state, listener, self._rules)
-            starts = StartOffsets(
+            self._commits = QueueCommits(cluster, self._state, listener, self._rules)
+            starts = QueueStartOffsets(
                 network,
                 asks,
                 routes.link,
@@ -111,9 +113,9 @@ class RocketMqSource:
         self._assignments = Assignments(cluster, starts, self._commits, self._pulls, self._state, listener)
 
     def _take_request(self, frame: Frame) -> None:
-        if frame.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
+        if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._cluster.members.changed()
-        elif frame.code == Request.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1, the broker resets by itself
+        elif frame.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:  # since 5.1, the broker resets by itself
             offsets = read_reset(frame.body)
             for tp in self._assignments.tps:
                 if (name := (self._cluster.asks.wire(tp.topic), tp.broker, tp.partition)) in offsets:
@@ -147,7 +149,7 @@ class RocketMqSource:
 
     def _look_at(self, run: Run) -> None:
         last = run.messages[-1]
-        self._commits.owned.read(run.tp, Mark(last.offset, last.position, last.stored_ms))
+        self._commits.owned.read(run.tp, QueueMark(last.offset, last.position, last.stored_ms))
         if any(map(_PACKED, run.messages)):
             for message in filter(_PACKED, run.messages):
                 self._listener.event("body.not_unpacked", "warning", {**run.tp.fields(), "offset": message.offset})
@@ -169,7 +171,7 @@ class RocketMqSource:
         return self._fetcher.fetch(tp, offset)
 
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
-        """Have the broker copy one message to the retry topic or (-1) the dead letters; see `Fetcher.send_back`."""
+        """Have the broker copy one message to the retry topic or (-1) the dead letters."""
         return self._fetcher.send_back(tp, offset, level, known)
 
     # Committing

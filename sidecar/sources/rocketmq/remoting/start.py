@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Tell
-from sidecar.sources.rocketmq.progress import Mark, QueueProgress
+from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.brokers import Boot, Brokers, LinkOf
 from sidecar.sources.rocketmq.remoting.pulls.marked import Marked, ResetError, UnknownError, is_same
 from sidecar.sources.rocketmq.wire.codes import Code
@@ -28,12 +28,12 @@ DOUBT_S = 300.0
 """How long a possibly ignored reset of an operator is reported as a problem."""
 
 
-class Found(NamedTuple):
+class QueueStarts(NamedTuple):
     """Start offsets of queues, and for the others the reason why they are unknown."""
 
     assignments: list[Assignment]
     failed: dict[TopicPartition, str]
-    marks: dict[TopicPartition, tuple[Mark, ...]]
+    marks: dict[TopicPartition, tuple[QueueMark, ...]]
     """The marks of each queue that are still there."""
     committed: dict[TopicPartition, int]
     """The brokers' committed offsets."""
@@ -53,7 +53,7 @@ class _Facts(NamedTuple):
     """Whether the newest message read that compaction left is still at its offset, or has expired."""
 
 
-class StartOffsets:
+class QueueStartOffsets:
     """Determines start offsets.
 
     Args:
@@ -118,7 +118,7 @@ class StartOffsets:
         tps: Sequence[TopicPartition],
         known: Mapping[TopicPartition, QueueProgress],
         replaced: Collection[TopicPartition] = (),
-    ) -> Found:
+    ) -> QueueStarts:
         """Find the start offsets that the brokers report; a broker that is down is no error.
 
         Args:
@@ -126,7 +126,7 @@ class StartOffsets:
             known: Progress of queues in the state file.
             replaced: Queues that were found to be replaced.
         """
-        result = Found([], {}, {}, {}, {})
+        result = QueueStarts([], {}, {}, {}, {})
         facts = self._facts(tps, known)
         for tp in tps:
             queue_facts = facts[tp]
@@ -201,7 +201,7 @@ class StartOffsets:
 
     def _one(
         self, tp: TopicPartition, facts: _Facts, progress: QueueProgress | None, reset: int | None
-    ) -> tuple[Assignment, tuple[Mark, ...]]:
+    ) -> tuple[Assignment, tuple[QueueMark, ...]]:
         """A queue's start, and the marks that are still there."""
         self._doubts.pop(tp, None)
         committed, boot, low, high, is_same = facts
@@ -309,7 +309,7 @@ class StartOffsets:
         action = "going on at the log's start"
         self._tell("offset.expired", "error", {**fields, "expired": low - offset, "action": action})
 
-    def _newest_standing(self, tp: TopicPartition, marks: Sequence[Mark]) -> Mark | None:
+    def _newest_standing(self, tp: TopicPartition, marks: Sequence[QueueMark]) -> QueueMark | None:
         """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages.
 
         If none is, the newest that compaction may have removed: no older one has another message.

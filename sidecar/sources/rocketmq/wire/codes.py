@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Request(IntEnum):
+class RequestCode(IntEnum):
     """Codes of requests to a name server or broker, and of requests that a broker sends."""
 
     SEND_MESSAGE = 10

@@ -9,7 +9,7 @@ import orjson
 from sidecar.core.json_text import typed
 from sidecar.core.messages.tags import string_hash_code
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.wire.codes import RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame, loads, reading
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
@@ -35,7 +35,7 @@ class MemberAsks:
             "subscriptionDataSet": [self._subscription(each) for each in subscriptions],
         }  # fmt: skip
         body = {"clientID": self.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
-        return Ask(Request.HEART_BEAT, {}, orjson.dumps(body))
+        return Ask(RequestCode.HEART_BEAT, {}, orjson.dumps(body))
 
     def _subscription(self, subscription: Subscription) -> dict[str, object]:
         tags = subscription.tags
@@ -49,20 +49,20 @@ class MemberAsks:
         """Whether a broker can filter by this subscription; refused with the reason if not."""
         wanted = {"clientId": self.client_id, "group": self._group}
         body = orjson.dumps(wanted | {"subscriptionData": self._subscription(subscription)})
-        return Ask(Request.CHECK_CLIENT_CONFIG, {}, body)
+        return Ask(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 
     def leave(self) -> Ask:
         """Leave the group."""
         fields = {"clientID": self.client_id, "consumerGroup": self._group}
-        return Ask(Request.UNREGISTER_CLIENT, fields)
+        return Ask(RequestCode.UNREGISTER_CLIENT, fields)
 
     def members(self) -> Ask:
         """The client ids of the group's members; refused while there are none."""
-        return Ask(Request.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
+        return Ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
 
     def lock(self, tps: Iterable[TopicPartition]) -> Ask:
         """Lock queues for 60 s, or renew the locks; the answer names the locked ones."""
-        return Ask(Request.LOCK_BATCH_MQ, {}, self._queues(tps))
+        return Ask(RequestCode.LOCK_BATCH_MQ, {}, self._queues(tps))
 
     def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
         """The queues of `tps` in the answer to `lock`.
@@ -78,7 +78,7 @@ class MemberAsks:
 
     def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
         """Unlock queues."""
-        return Ask(Request.UNLOCK_BATCH_MQ, {}, self._queues(tps))
+        return Ask(RequestCode.UNLOCK_BATCH_MQ, {}, self._queues(tps))
 
     def _queues(self, tps: Iterable[TopicPartition]) -> bytes:
         wanted = [{"topic": self._asks.wire(tp.topic), "brokerName": tp.broker, "queueId": tp.partition} for tp in tps]

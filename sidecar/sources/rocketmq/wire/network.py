@@ -51,7 +51,7 @@ class Ask(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _SentAsk:
     answered: Answered | None
     """None after the caller's time-out."""
     until_s: float
@@ -59,11 +59,11 @@ class _Waiting:
     """Time at which the peer is considered gone."""
 
 
-class _Awaited:
+class _SentAsks:
     """The answers that a peer owes."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _SentAsk] = {}
         self._count = 0
         self._look_at_s = math.inf
         """No request times out before this time; checked first, because each idle queue has a pending request."""
@@ -78,7 +78,7 @@ class _Awaited:
         number, now_s = self.number(), time.monotonic()
         until_s = now_s + timeout_s
         self._look_at_s = min(self._look_at_s, until_s)
-        self._waiting[number] = _Waiting(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
+        self._waiting[number] = _SentAsk(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
         return number
 
     def take(self, frame: Frame) -> None:
@@ -121,7 +121,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._reader = FrameReader()
         self._out = bytearray()
-        self._awaited = _Awaited()
+        self._awaited = _SentAsks()
         self._dial = Dial(address, network.tls)
         self._closed = False
 

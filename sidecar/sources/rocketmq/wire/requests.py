@@ -10,7 +10,7 @@ import orjson
 
 from sidecar.core.json_text import typed
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError, loads, reading
 from sidecar.sources.rocketmq.wire.network import Ask
 
@@ -101,21 +101,21 @@ class Asks:
 
     def route(self, topic: str) -> Ask:
         """The request of a topic's route to a name server."""
-        return Ask(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": self.wire(topic)})
+        return Ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": self.wire(topic)})
 
     def committed(self, tp: TopicPartition) -> Ask:
         """The committed offset of the group; code 22 if there is none."""
         # Otherwise a queue that begins at 0 is answered with 0, committed or not (5.x; 4.x always does so).
-        return Ask(Request.QUERY_CONSUMER_OFFSET, self._of_group(tp) | {"setZeroIfNotFound": "false"})
+        return Ask(RequestCode.QUERY_CONSUMER_OFFSET, self._of_group(tp) | {"setZeroIfNotFound": "false"})
 
     def commit(self, tp: TopicPartition, offset: int) -> Ask:
         """Commit an offset."""
-        return Ask(Request.UPDATE_CONSUMER_OFFSET, self._of_group(tp) | {"commitOffset": str(offset)})
+        return Ask(RequestCode.UPDATE_CONSUMER_OFFSET, self._of_group(tp) | {"commitOffset": str(offset)})
 
     def send_back(self, tp: TopicPartition, position: int, level: int) -> Ask:
         """Copy a message: with a delay level, to the group's retry topic; with -1, to its dead letters."""
         return Ask(
-            Request.CONSUMER_SEND_MSG_BACK,
+            RequestCode.CONSUMER_SEND_MSG_BACK,
             {
                 "offset": str(position), "group": self.wire(self.group), "delayLevel": str(level), "originMsgId": "",
                 "originTopic": self.wire(tp.topic), "unitMode": "false",
@@ -127,7 +127,7 @@ class Asks:
         """Store a message in a queue that the broker chooses."""
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties)
         return Ask(
-            Request.SEND_MESSAGE,
+            RequestCode.SEND_MESSAGE,
             {
                 "producerGroup": self.wire(self.group), "topic": self.wire(topic), "defaultTopic": "TBW102",
                 "defaultTopicQueueNums": "4", "queueId": "-1", "sysFlag": "0", "bornTimestamp": str(born_ms),
@@ -138,15 +138,15 @@ class Asks:
 
     def low(self, tp: TopicPartition) -> Ask:
         """The first offset that can be read."""
-        return Ask(Request.GET_MIN_OFFSET, self._of(tp))
+        return Ask(RequestCode.GET_MIN_OFFSET, self._of(tp))
 
     def high(self, tp: TopicPartition) -> Ask:
         """The offset that the next message gets."""
-        return Ask(Request.GET_MAX_OFFSET, self._of(tp))
+        return Ask(RequestCode.GET_MAX_OFFSET, self._of(tp))
 
     def at_time(self, tp: TopicPartition, at_ms: int) -> Ask:
         """The first offset stored at this time or later."""
-        return Ask(Request.SEARCH_OFFSET_BY_TIMESTAMP, self._of(tp) | {"timestamp": str(at_ms)})
+        return Ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self._of(tp) | {"timestamp": str(at_ms)})
 
     def pull(
         self,
@@ -159,7 +159,7 @@ class Asks:
     ) -> Ask:
         """Messages from an offset on; with `suspend_ms` the answer waits this long for the first message."""
         return Ask(
-            Request.PULL_MESSAGE,
+            RequestCode.PULL_MESSAGE,
             self._of_group(tp) | {
                 "queueOffset": str(offset), "maxMsgNums": str(messages_max), "commitOffset": "0",
                 "sysFlag": str(SUBSCRIPTION | (SUSPEND if suspend_ms else 0)), "suspendTimeoutMillis": str(suspend_ms),

@@ -11,7 +11,7 @@ import confluent_kafka as ck
 
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
 from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS, Gathering
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import sidecar_fastlane as fastlane
 
 
-def fetch_by_lane(kafka: KafkaSource, lane: Lane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+def fetch_by_lane(kafka: KafkaSource, lane: FastLane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
     """All messages of a range, without `end`, as runs; take the next run only when one is sorted.
 
     Raises:
@@ -30,7 +30,7 @@ def fetch_by_lane(kafka: KafkaSource, lane: Lane, tp: TopicPartition, start: int
         yield from _runs(client, lane, tp, start, end)
 
 
-def _runs(client: ck.Consumer, lane: Lane, tp: TopicPartition, offset: int, end: int) -> Iterator[Run]:
+def _runs(client: ck.Consumer, lane: FastLane, tp: TopicPartition, offset: int, end: int) -> Iterator[Run]:
     """Runs as they are in C where one poll, or several together, took exactly a run; the others from its messages."""
     gathering, heard_s = Gathering(tp, _sizes, attrgetter("offset")), time.monotonic()
     kept = 0

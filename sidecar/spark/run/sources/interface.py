@@ -12,7 +12,7 @@ from sidecar.spark.ranges.logs import Places
 from sidecar.spark.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from sidecar.sources.kafka.lane.lane import Lane
+    from sidecar.sources.kafka.lane.lane import FastLane
 
 
 class Found(NamedTuple):
@@ -26,7 +26,7 @@ class Found(NamedTuple):
     columns: Columns
     runs: Iterator[Run]
     told: str | None
-    lane: Lane | None = None
+    lane: FastLane | None = None
 
 
 class Single(NamedTuple):

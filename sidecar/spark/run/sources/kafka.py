@@ -10,8 +10,8 @@ from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, open_dead_lett
 from sidecar.runtime.lane import refusal_on_spark
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.fetch import Fetcher
-from sidecar.sources.kafka.lane.lane import Lane, lane_for
+from sidecar.sources.kafka.fetch import KafkaFetcher
+from sidecar.sources.kafka.lane.lane import FastLane, lane_for
 from sidecar.sources.kafka.lane.messages import LaneColumns
 from sidecar.spark.ranges import broker
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
@@ -55,7 +55,7 @@ class KafkaRun:
         """See `RunSource`."""
         kafka = self._kafka
         lane = lane_for(kafka.lane, refusal_on_spark(self._settings), QUEUE_KBYTES << 10)
-        if isinstance(lane, Lane):
+        if isinstance(lane, FastLane):
             return Found(LaneColumns(), fetch_by_lane(kafka, lane, tp, start, end), "", lane)
         return Found(KafkaColumns(), fetch(kafka, tp, start, end), None if kafka.lane == "off" else lane)
 
@@ -67,5 +67,5 @@ class KafkaRun:
         """See `RunSource`."""
         return open_dead_letters(self._settings, keeper, self._fetcher(stack).fetch)
 
-    def _fetcher(self, stack: ExitStack) -> Fetcher:
-        return stack.enter_context(closing(Fetcher(client_config(self._kafka))))
+    def _fetcher(self, stack: ExitStack) -> KafkaFetcher:
+        return stack.enter_context(closing(KafkaFetcher(client_config(self._kafka))))

@@ -21,9 +21,9 @@ from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import PositionError, UnavailableError
 from sidecar.runtime.build import pushed_expression
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, open_dead_letters
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
-from sidecar.sources.rocketmq.remoting.fetch import Fetcher
+from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.remoting.joining import check_filter
 from sidecar.sources.rocketmq.wire.codes import Code
@@ -93,7 +93,7 @@ class RocketMqRun:
         path = folder / "marks" / f"{tp.topic}-{tp.queue}"
         with closing(QueueReader(self._rocketmq, tp)) as queue:
             stored = read_if_there(path)
-            before = _mark_at(queue, tp, start) if stored is None else Mark(*orjson.loads(stored))
+            before = _mark_at(queue, tp, start) if stored is None else QueueMark(*orjson.loads(stored))
             _refuse_replaced(queue, tp, before)
             yield from queue.messages(self._subscription(tp.topic), start, end)
             last = _mark_at(queue, tp, end - 1)
@@ -126,14 +126,14 @@ class RocketMqRun:
         return open_dead_letters(self._settings, keeper, again.fetch, again.send_back)
 
 
-def _mark_at(queue: QueueReader, tp: TopicPartition, offset: int) -> Mark | None:
+def _mark_at(queue: QueueReader, tp: TopicPartition, offset: int) -> QueueMark | None:
     """The message at an offset, if it is there."""
     answer = queue.pull(offset, Subscription(tp.topic), 1)
     messages = as_stored(answer.body) if answer.code == Code.SUCCESS else []
-    return Mark(offset, messages[0].position, messages[0].stored_ms) if messages else None
+    return QueueMark(offset, messages[0].position, messages[0].stored_ms) if messages else None
 
 
-def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: Mark | None) -> None:
+def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: QueueMark | None) -> None:
     """Raise an error if this message, which was read, is not at its offset any more, and did not expire."""
     if mark is None:
         return
@@ -153,21 +153,21 @@ class _Again:
     def __init__(self, settings: RocketMqSource) -> None:
         self._settings = settings
         self._stack = ExitStack()
-        self._fetcher: Fetcher | None = None
+        self._fetcher: QueueFetcher | None = None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """See `Fetcher.fetch`."""
+        """See `QueueFetcher.fetch`."""
         return self._ask(lambda fetcher: fetcher.fetch(tp, offset))
 
     def message(self, tp: TopicPartition, offset: int) -> StoredMessage | None:
-        """See `Fetcher.message`."""
+        """See `QueueFetcher.message`."""
         return self._ask(lambda fetcher: fetcher.message(tp, offset))
 
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
-        """See `Fetcher.send_back`."""
+        """See `QueueFetcher.send_back`."""
         return self._ask(lambda fetcher: fetcher.send_back(tp, offset, level, known))
 
-    def _ask(self, question: Callable[[Fetcher], T]) -> T:
+    def _ask(self, question: Callable[[QueueFetcher], T]) -> T:
         try:
             if self._fetcher is None:
                 inquiry = self._stack.enter_context(Inquiry(self._settings, beside=[RETRY + self._settings.group]))

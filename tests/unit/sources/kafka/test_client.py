@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.config.source.kafka import KafkaSource
-from sidecar.sources.kafka.client import IDLE_WAIT_S, Client
+from sidecar.sources.kafka.client import IDLE_WAIT_S, KafkaClient
 
 
 class Lane:
@@ -42,7 +42,7 @@ def test_a_read_by_the_lane_does_not_wait_where_a_commit_has_ended(monkeypatch: 
     monkeypatch.setattr("sidecar.sources.kafka.client.ck.Consumer", consumer)
     settings = KafkaSource.model_validate({"bootstrap_servers": "a:1", "group_id": "g", "topics": ["orders"]})
     lane: Any = Lane()
-    read = Client(settings, 1 << 20, "me", lane)
+    read = KafkaClient(settings, 1 << 20, "me", lane)
     told: list[Any] = []
     read.open(SimpleNamespace(put=print), lambda *ended: told.append(ended))  # type: ignore[arg-type]
     read.read(IDLE_WAIT_S)

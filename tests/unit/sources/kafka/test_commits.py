@@ -13,7 +13,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.commits import Commits
+from sidecar.sources.kafka.commits import KafkaCommits
 from sidecar.state.offset_map import Identity, Origin, decode
 from sidecar.state.rules import Rules
 
@@ -39,7 +39,7 @@ class Scene:
             event=lambda name, level, fields: self.events.append(f"{level} {name} {fields['reason']}"),
         )
         memories = SimpleNamespace(keep=lambda rows: self.kept.append({*rows}), close=self._close)
-        self.commits = Commits(
+        self.commits = KafkaCommits(
             cast(Any, self), cast(Any, listener), Rules(b"rule"), self.identities, cast(Any, memories)
         )
 

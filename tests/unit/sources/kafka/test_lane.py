@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.sources.kafka.lane.lane import Lane
+from sidecar.sources.kafka.lane.lane import FastLane
 from sidecar.sources.kafka.lane.messages import LaneMessages
 
 
@@ -17,7 +17,7 @@ def test_messages_of_the_last_read_stay_only_if_asked() -> None:
         return lambda most, timeout_s: calls.append(kind) or []
 
     unused: Any = None
-    lane = Lane(unused, 1 << 20)
+    lane = FastLane(unused, 1 << 20)
     reader: Any = SimpleNamespace(poll=poll("poll"), poll_more=poll("more"), groups=0, polled=(0, 0))
     lane._reader = reader
     assert lane.read(0.0) == ([], False)

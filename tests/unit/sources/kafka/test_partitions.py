@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError
 
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.membership import Membership, Rebalances
+from sidecar.sources.kafka.membership import KafkaRebalances, Membership
 from sidecar.sources.kafka.partitions import Partitions
-from sidecar.sources.kafka.start.start_offsets import Found
+from sidecar.sources.kafka.start.start_offsets import KafkaStarts
 from sidecar.sources.troubles import Troubles
 from sidecar.state.memory import MemoryState
 
@@ -28,10 +28,10 @@ class Starts:
         self.asked: list[list[TopicPartition]] = []
         self.known: set[TopicPartition] = set()
 
-    def find(self, tps: Sequence[TopicPartition], _: float) -> Found:
+    def find(self, tps: Sequence[TopicPartition], _: float) -> KafkaStarts:
         self.asked.append(list(tps))
         found: list[Any] = [SimpleNamespace(tp=tp, read_from=5) for tp in tps if tp in self.known]
-        return Found(found, {tp: KafkaError(KafkaError._TIMED_OUT) for tp in tps if tp not in self.known})
+        return KafkaStarts(found, {tp: KafkaError(KafkaError._TIMED_OUT) for tp in tps if tp not in self.known})
 
     def identity(self, assignment: Any) -> Any:
         return assignment.tp
@@ -118,7 +118,7 @@ def test_the_member_that_got_partitions_is_in_the_state() -> None:
     scene, state = Scene("orders"), MemoryState()
     consumer: Any = scene.consumer
     membership = Membership(consumer, None, scene.settings, state, lambda *_: None)
-    rebalances = Rebalances(scene.partitions, membership, scene.listener, scene.troubles)
+    rebalances = KafkaRebalances(scene.partitions, membership, scene.listener, scene.troubles)
     rebalances.assigned(consumer, [ck.TopicPartition("orders", 0)])
     assert state.member() == ("g", "me-1")
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, Mark, QueueProgress, with_newest
+from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, QueueMark, QueueProgress, with_newest
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import as_stored
@@ -16,9 +16,9 @@ from tests.support.rocketmq_bytes import Stored, stored
 
 def test_marks_stand_at_growing_distances() -> None:
     """However many messages were read, a few marks reach far back, none much further than twice the one before."""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[QueueMark, ...] = ()
     for offset in range(0, 20_000, 20):
-        marks = with_newest(marks, Mark(offset, offset, 0))
+        marks = with_newest(marks, QueueMark(offset, offset, 0))
         distances = [offset - mark.offset for mark in marks]
         assert len(marks) <= MARKS_MAX
         assert all(b <= MARKS_RATIO * a or b - a <= 20 for a, b in itertools.pairwise(distances[1:]))
@@ -28,7 +28,7 @@ def test_marks_stand_at_growing_distances() -> None:
 def test_a_row_with_one_mark_can_be_read() -> None:
     """So it was written at first."""
     found = QueueProgress.load(json.dumps(["text", 1, 2, 0, [7, 8, 9]]))
-    assert found == QueueProgress("text", 1, 2, 0, (Mark(7, 8, 9),))
+    assert found == QueueProgress("text", 1, 2, 0, (QueueMark(7, 8, 9),))
     assert QueueProgress.load(json.dumps(["text", 1, 2, 0, None])) == QueueProgress("text", 1, 2, 0)
     assert QueueProgress.load(found.dump()) == found
 
@@ -46,7 +46,7 @@ def test_a_row_with_one_mark_can_be_read() -> None:
 )
 def test_what_an_answer_tells_of_a_mark(there: Stored, found: bool | None) -> None:
     """Only another message at its offset tells another queue: compaction removes messages, and moves the rest."""
-    mark = Mark(7, 50, Stored().born_ms + 1)
+    mark = QueueMark(7, 50, Stored().born_ms + 1)
     answer = Frame(Code.SUCCESS, 1, 1, "", {}, stored(there))
     assert mark.found_in(as_stored(answer.body)) is found
     assert mark.stands(answer) is (found is not False)

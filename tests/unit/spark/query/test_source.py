@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.sources.kafka.start.offsets import LogBounds
 from sidecar.spark.query import source
 from sidecar.spark.query.options import Query, parse_options
 from sidecar.spark.query.source import QueryReader, QueryStreamReader
@@ -45,10 +45,10 @@ class RestartingLogs:
             self.left -= 1
             raise UnavailableError("it restarts")
 
-    def bounds(self) -> dict[TopicPartition, Bounds]:
+    def bounds(self) -> dict[TopicPartition, LogBounds]:
         """Those of one log."""
         self._ask("bounds")
-        return {TP: Bounds(0, 10)}
+        return {TP: LogBounds(0, 10)}
 
     def at_time(self, bounds: object, at_ms: int) -> dict[TopicPartition, int]:
         """The same for any time."""
@@ -152,7 +152,7 @@ def test_what_expired_is_told_when_its_micro_batch_is_read(monkeypatch: pytest.M
     reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
     start = {"next": {"orders": {"0": 4}}, "from": {"orders": {"0": 4}}, "ids": {"orders": "id"}}
     end = reader.latestOffset(start, ReadAllAvailable()) if is_replay else {}
-    monkeypatch.setattr(logs, "bounds", lambda: {TP: Bounds(7, 10)})
+    monkeypatch.setattr(logs, "bounds", lambda: {TP: LogBounds(7, 10)})
     if is_replay:
         reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
     else:

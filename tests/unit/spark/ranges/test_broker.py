@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.sources.kafka.start.offsets import LogBounds
 from sidecar.spark.ranges import broker
 from tests.support.futures import ended
 
@@ -24,7 +24,7 @@ KAFKA = KafkaSource.model_validate({"bootstrap_servers": "localhost:1", "topics"
 def test_the_bounds_of_all_partitions_are_known_or_none() -> None:
     """What a broker does not tell of one of them is an error, as a query would miss its messages."""
     tps, error = [TopicPartition("orders", 0), TopicPartition("orders", 1)], KafkaError(KafkaError._TIMED_OUT)
-    bounds: dict[TopicPartition, Bounds | KafkaError] = dict.fromkeys(tps, Bounds(3, 9))
+    bounds: dict[TopicPartition, LogBounds | KafkaError] = dict.fromkeys(tps, LogBounds(3, 9))
     offsets: Any = SimpleNamespace(
         partitions=lambda topics: tps if topics == ["orders"] else [], bounds=lambda _: bounds
     )

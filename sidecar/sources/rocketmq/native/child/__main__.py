@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.allocator import allocated_bytes, give_back_large, share_heaps
-from sidecar.sources.rocketmq.native.child.ahead import AHEAD_MAX, Ahead
-from sidecar.sources.rocketmq.native.child.frames import Frames, Kind, frame, unpack_numbers, write_all
+from sidecar.sources.rocketmq.native.child.ahead import AHEAD_MAX, BytesAhead
+from sidecar.sources.rocketmq.native.child.frames import FrameKind, Frames, frame, unpack_numbers, write_all
 from sidecar.sources.rocketmq.native.child.library import (
     LibraryError,
-    Listener,
+    LibraryListener,
     Reader,
     ask_before,
     ask_nothing,
@@ -38,7 +38,7 @@ from sidecar.sources.rocketmq.native.child.library import (
     persist,
     read_ahead,
 )
-from sidecar.sources.rocketmq.native.child.parking import EXIT_BROKEN, Parking
+from sidecar.sources.rocketmq.native.child.parking import EXIT_BROKEN, ParkedBatches
 
 BEAT_EVERY_S = 1.0
 WATCH_EVERY_S = 0.05
@@ -59,7 +59,7 @@ Above 133 queues the timeout is longer, because asking costs CPU.
 _PR_SET_PDEATHSIG = 1
 
 
-def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
+def subscribe(settings: dict[str, Any]) -> tuple[ParkedBatches, BytesAhead, Any, Any]:
     """Load, test and start the library; returns parking, read-ahead, library, and the objects to keep alive.
 
     Raises:
@@ -71,9 +71,9 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
 
     reader = Reader(dll)
     reader.check()
-    ahead = Ahead(settings["ahead_bytes_max"], settings["queues"], allocated_bytes)
+    ahead = BytesAhead(settings["ahead_bytes_max"], settings["queues"], allocated_bytes)
     kept = keep_packed(dll), ask_before(dll, ahead.may_pull, ahead.came)
-    parking = Parking(reader, settings["held_bytes_max"], settings["first"], settings["threads"] // 4)
+    parking = ParkedBatches(reader, settings["held_bytes_max"], settings["first"], settings["threads"] // 4)
 
     try:
         consumer = client.PushConsumer(settings["group"])
@@ -90,7 +90,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
         await_answers(consumer._handle, timeout_ms)
         for topic, expression in settings["topics"].items():
             consumer.subscribe(topic, _never, expression)
-        listener = Listener(dll, consumer._handle, parking.take)
+        listener = LibraryListener(dll, consumer._handle, parking.take)
         consumer.start()
     except RocketMQException as error:
         raise RuntimeError(str(error)) from error
@@ -98,7 +98,7 @@ def subscribe(settings: dict[str, Any]) -> tuple[Parking, Ahead, Any, Any]:
 
 
 def _never(_: Any) -> Any:
-    """The callback of the Python package; never called, because `Listener` replaces it."""
+    """The callback of the Python package; never called, because `LibraryListener` replaces it."""
     os._exit(EXIT_BROKEN)
 
 
@@ -117,32 +117,32 @@ def main() -> None:
         settings = json.loads(payload)
         parking, ahead, dll, (consumer, *_) = subscribe(settings)
     except (LibraryError, RuntimeError) as error:
-        kind = Kind.UNUSABLE if isinstance(error, LibraryError) else Kind.FAILED
+        kind = FrameKind.UNUSABLE if isinstance(error, LibraryError) else FrameKind.FAILED
         write_all(output, frame(kind, str(error).encode()))
         os._exit(EXIT_BROKEN)
-    parking.out.put(frame(Kind.READY))
+    parking.out.put(frame(FrameKind.READY))
     threading.Thread(target=_write, args=(output, parking.out), daemon=True).start()
     beat_at_s, is_away, messages_max = time.monotonic() + BEAT_EVERY_S, False, AHEAD_MAX
     watch, watch_at_s = parking.watch, 0.0
     while True:
         for kind, payload in _read(frames, WATCH_EVERY_S if watch.is_on else BEAT_EVERY_S, watch.woken):
-            if kind is Kind.ACK:
+            if kind is FrameKind.ACK:
                 parking.settle(unpack_numbers(payload))
-            elif kind is Kind.RESUME:
+            elif kind is FrameKind.RESUME:
                 parking.reopen()
-            elif kind is Kind.AWAY:
+            elif kind is FrameKind.AWAY:
                 is_away = True
                 ask_nothing(consumer._handle)
-            elif kind is Kind.BACK:
+            elif kind is FrameKind.BACK:
                 is_away = False
                 read_ahead(dll, consumer._handle, messages_max)
             else:
                 parking.close()
-            if kind is Kind.LEAVE:
+            if kind is FrameKind.LEAVE:
                 _leave(parking, dll, consumer)
         if time.monotonic() >= beat_at_s and parking.out.empty():
             beat_at_s = time.monotonic() + BEAT_EVERY_S
-            parking.out.put(frame(Kind.BEAT))
+            parking.out.put(frame(FrameKind.BEAT))
             messages_max = ahead.messages_max(watch.largest_bytes)
             watch.end(waits=not parking.is_empty)
             if not watch.is_on:
@@ -154,7 +154,7 @@ def main() -> None:
             ahead.measure()
 
 
-def _read(frames: Frames, timeout_s: float | None, woken: int = 0) -> list[tuple[Kind, bytes]]:
+def _read(frames: Frames, timeout_s: float | None, woken: int = 0) -> list[tuple[FrameKind, bytes]]:
     """Frames from the daemon, none on a time-out or wake-up; ends the process if the daemon is gone."""
     while True:
         ready = select.select({0, woken}, [], [], timeout_s)[0]
@@ -185,7 +185,7 @@ def _write(output: int, frames: queue.SimpleQueue[bytes]) -> None:
         joined.clear()  # frees the frames before the next wait
 
 
-def _leave(parking: Parking, dll: Any, consumer: Any) -> None:
+def _leave(parking: ParkedBatches, dll: Any, consumer: Any) -> None:
     """End the process: the library's own shutdown would wait for callbacks and hand over everything read ahead."""
     parking.await_returned(LEAVE_S)
     time.sleep(RETURN_S)

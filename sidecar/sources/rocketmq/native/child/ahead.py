@@ -22,14 +22,14 @@ FIRST_S, LOADED_S = 0.1, 1.0
 """Time for which room is kept for an answer: of a queue not read yet, and of one that had messages last time."""
 
 
-class _Awaited(NamedTuple):
+class _AwaitedPull(NamedTuple):
     """The answer to a pull."""
 
     until_s: float
     nbytes: int
 
 
-class Ahead:
+class BytesAhead:
     """Room for what the library reads ahead; its threads ask.
 
     Args:
@@ -48,7 +48,7 @@ class Ahead:
         """Size of the largest recent answer, 0 before the first."""
         self._patience_s: dict[int, float] = {}
         """Time for which room is kept for an answer, by queue; has every queue that the library ever read."""
-        self._awaited: dict[int, _Awaited] = {}
+        self._awaited: dict[int, _AwaitedPull] = {}
         self._changed = threading.Condition()
 
     def messages_max(self, largest_bytes: int) -> int:
@@ -84,7 +84,7 @@ class Ahead:
                 awaited = sum(answer.nbytes for answer in self._awaited.values())
                 if not (awaited and patience_s) or self._held_bytes + awaited + nbytes <= self._bytes_max:
                     if patience_s:
-                        self._awaited[queue] = _Awaited(now_s + patience_s, nbytes)
+                        self._awaited[queue] = _AwaitedPull(now_s + patience_s, nbytes)
                     return True
                 self._changed.wait(min(answer.until_s for answer in self._awaited.values()) - now_s)
             return False

@@ -15,7 +15,7 @@ _NUMBER = struct.Struct(">Q")
 _MESSAGE = struct.Struct(">QiqqqiiHHII")
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """Kind of a frame."""
 
     SETTINGS = 1
@@ -40,7 +40,7 @@ class Kind(enum.IntEnum):
     """To the child: no broker can be reached, or one is reachable again."""
 
 
-class Message(NamedTuple):
+class LibraryMessage(NamedTuple):
     """A message for the daemon."""
 
     number: int
@@ -60,7 +60,7 @@ class Message(NamedTuple):
     """Compressed as `sys_flag` says."""
 
 
-def frame(kind: Kind, payload: bytes = b"") -> bytes:
+def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     """A frame in its written form."""
     return _HEAD.pack(len(payload), kind) + payload
 
@@ -81,13 +81,13 @@ def unpack_numbers(payload: bytes) -> list[int]:
     return [number for (number,) in _NUMBER.iter_unpack(payload)]
 
 
-def pack_message(message: Message) -> bytes:
+def pack_message(message: LibraryMessage) -> bytes:
     """A message in the payload of MESSAGES."""
     texts = message[7:]
     return b"".join((_MESSAGE.pack(*message[:7], *map(len, texts)), *texts))
 
 
-def unpack_messages(payload: bytes) -> list[Message]:
+def unpack_messages(payload: bytes) -> list[LibraryMessage]:
     """The messages packed by `pack_message`, one after the other.
 
     Raises:
@@ -106,7 +106,7 @@ def unpack_messages(payload: bytes) -> list[Message]:
         if begin > len(payload):
             raise ValueError("a message that is cut off")
         texts = payload[topic_at:id_at], payload[id_at:properties_at], payload[properties_at:body_at]
-        messages.append(Message._make([*facts, *texts, payload[body_at:begin]]))
+        messages.append(LibraryMessage._make([*facts, *texts, payload[body_at:begin]]))
     return messages
 
 
@@ -116,7 +116,7 @@ class Frames:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def feed(self, data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         """The frames that are complete now.
 
         Raises:
@@ -134,7 +134,7 @@ class Frames:
             with memoryview(self._data) as view:
                 payload = bytes(view[begin + _HEAD.size : end])
             begin = end
-            yield Kind(kind), payload
+            yield FrameKind(kind), payload
         del self._data[:begin]
 
 

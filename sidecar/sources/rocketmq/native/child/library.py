@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sidecar.sources.rocketmq.native.child.frames import Message
+from sidecar.sources.rocketmq.native.child.frames import LibraryMessage
 from sidecar.sources.rocketmq.native.child.linkage import replace
 
 CLIENT, LIBRARY = "client", "library"
@@ -128,10 +128,10 @@ class Reader:
         """Memory of a message."""
         return int(_INT.unpack_from(_MEMORY, handle + _SIZE_AT)[0])
 
-    def read(self, number: int, handle: int) -> Message:
+    def read(self, number: int, handle: int) -> LibraryMessage:
         """A message that the library handed over, under this number."""
         flag, topic, body, offset, born_ms, stored_ms, queue, _, times, id_text = _LAYOUT.unpack_from(_MEMORY, handle)
-        return Message(
+        return LibraryMessage(
             number, queue, offset, born_ms, stored_ms, times, flag,
             _text(topic), _text(id_text), self.properties(handle), _text(body),
         )  # fmt: skip
@@ -193,7 +193,7 @@ def _begin_and_end(vector: int) -> tuple[int, int]:
     return begin, end
 
 
-class Listener:
+class LibraryListener:
     """Takes all messages that the library read at once, laid out like a C++ object of `MQMessageListener`.
 
     The library's C functions call back for one message after the other, in one thread for all messages read at once:

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 
-from sidecar.sources.rocketmq.native.child.frames import Kind, frame, pack_message
+from sidecar.sources.rocketmq.native.child.frames import FrameKind, frame, pack_message
 from sidecar.sources.rocketmq.native.child.library import Reader
 
 STUCK_S = 2.0
@@ -80,7 +80,7 @@ class Watch:
         self.largest_bytes = 0
 
 
-class Parking:
+class ParkedBatches:
     """Callbacks that wait until their messages are settled.
 
     Args:
@@ -111,7 +111,7 @@ class Parking:
             while sizes:
                 first, count = self._enter(sizes, batch)
                 messages = (self._reader.read(i, handle) for i, handle in enumerate(handles[:count], first))
-                self.out.put(frame(Kind.MESSAGES, b"".join(map(pack_message, messages))))
+                self.out.put(frame(FrameKind.MESSAGES, b"".join(map(pack_message, messages))))
                 del handles[:count], sizes[:count]
             batch.settled.acquire()
             with self._room:

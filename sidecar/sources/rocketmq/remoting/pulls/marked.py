@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -51,7 +51,7 @@ class Marked:
         self._asks = asks
         self._at_once = max(1, room_bytes // MESSAGE_BYTES)
 
-    def look(self, marks: Sequence[tuple[TopicPartition, Mark]]) -> Iterator[Looked]:
+    def look(self, marks: Sequence[tuple[TopicPartition, QueueMark]]) -> Iterator[Looked]:
         """What is at these marks' offsets, a few at a time: only so many messages fit into the memory budget."""
         for at in range(0, len(marks), self._at_once):
             some = marks[at : at + self._at_once]
@@ -62,7 +62,7 @@ class Marked:
                 yield Looked(answer and answer._replace(body=b""), stands)
 
 
-def is_same(mark: Mark, looked: Looked, low: int, high: int) -> bool | None:
+def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None:
     """Whether the mark's message is still there, or has expired; None if compaction removed it."""
     message = looked.answer
     if message is None:

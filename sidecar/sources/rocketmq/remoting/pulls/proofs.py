@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.pulls.pulling import Node, Pulling, of_slave, place_of
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -28,7 +28,7 @@ class Findings:
     """Queues to be taken anew: the offset that an operator set, or None if theirs cannot be read."""
     replaced: set[TopicPartition] = field(default_factory=set)
     """Queues that were replaced: the last message read is no longer there."""
-    found: dict[TopicPartition, Mark] = field(default_factory=dict)
+    found: dict[TopicPartition, QueueMark] = field(default_factory=dict)
     """Marks of queues from which nothing was read yet."""
     refused: dict[TopicPartition, Frame] = field(default_factory=dict)
     """The refusals of queues that cannot be read at present."""
@@ -41,7 +41,7 @@ class Findings:
         self.refused.pop(tp, None)
 
 
-class Proofs:
+class QueueProofs:
     """Asks for proofs.
 
     Args:
@@ -128,7 +128,7 @@ class Proofs:
                 and self._queues.get(queue.tp) is queue
                 and not queue.mark
             ):
-                queue.mark = self._findings.found[queue.tp] = Mark(*place_of(as_stored(frame.body)[0]))
+                queue.mark = self._findings.found[queue.tp] = QueueMark(*place_of(as_stored(frame.body)[0]))
 
         ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
         node.link.ask(ask, answered, PULL_TIMEOUT_S)
@@ -151,8 +151,8 @@ class Proofs:
         return True
 
 
-def further(mark: Mark | None, messages: Sequence[StoredMessage]) -> Mark | None:
+def further(mark: QueueMark | None, messages: Sequence[StoredMessage]) -> QueueMark | None:
     """The newest mark: one beyond the messages that are read again shows if the queue loses its end meanwhile."""
     if messages and (mark is None or mark.offset < messages[-1].offset):
-        return Mark(*place_of(messages[-1]))
+        return QueueMark(*place_of(messages[-1]))
     return mark

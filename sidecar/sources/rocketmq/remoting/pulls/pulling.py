@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage
@@ -49,11 +49,11 @@ class Pulling:
     """The offset to ask for."""
     given: int
     """The offset after the last message handed on."""
-    mark: Mark | None
+    mark: QueueMark | None
     """A message that was read and proven: while it is still at its offset, the queue is the same."""
     proven: int
     """Messages below this offset may be handed on."""
-    last: Mark | None = None
+    last: QueueMark | None = None
     """The newest message read, if it is small."""
     may_link: bool = True
     """Whether the next answer may begin with `last`."""

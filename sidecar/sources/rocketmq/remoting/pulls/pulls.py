@@ -14,13 +14,13 @@ from operator import itemgetter
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import RUN_BYTES, ReadPast, run_length
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.pulls.proofs import (
     EMPTY_DELAY_S,
     PULL_TIMEOUT_S,
     REFUSED_DELAY_S,
     Findings,
-    Proofs,
+    QueueProofs,
     further,
 )
 from sidecar.sources.rocketmq.remoting.pulls.pulling import (
@@ -54,7 +54,7 @@ SHUNNED_S = 60.0
 _OFFSET = itemgetter(0)
 
 
-class Budget:
+class PullBudget:
     """Bytes of messages held and requested.
 
     Args:
@@ -91,11 +91,11 @@ class Pulls:
     def __init__(self, asks: Asks, bytes_max: int) -> None:
         self.findings = Findings()
         self._asks = asks
-        self._budget = Budget(bytes_max)
+        self._budget = PullBudget(bytes_max)
         self._queues: dict[TopicPartition, Pulling] = {}
         self._turn: dict[TopicPartition, None] = {}
         """Queues without a request, in the order of the next requests."""
-        self._proofs = Proofs(asks, self._queues, self.findings)
+        self._proofs = QueueProofs(asks, self._queues, self.findings)
         self._paused: set[TopicPartition] = set()
         self._is_awaited = False
         """Whether a queue waits for room; then no other queue is read before it."""
@@ -106,7 +106,7 @@ class Pulls:
         offset: int,
         subscription: Subscription,
         find: Find,
-        mark: Mark | None = None,
+        mark: QueueMark | None = None,
         given: int | None = None,
         low: int = 0,
     ) -> None:
@@ -233,7 +233,7 @@ class Pulls:
         if node is not None and node.link.is_up:
             node.link.ask(self._asks.high(queue.tp), answered, END_TIMEOUT_S)
 
-    def _take(self, queue: Pulling, offset: int, link: Mark | None, frame: Frame, asked_s: float) -> None:
+    def _take(self, queue: Pulling, offset: int, link: QueueMark | None, frame: Frame, asked_s: float) -> None:
         if link is not None and "minOffset" in frame.fields and read_offset(frame, "minOffset") > link.offset:
             queue.may_link = False  # it expired
         elif frame.code in (Code.SUCCESS, Code.PULL_RETRY_IMMEDIATELY):
@@ -284,7 +284,7 @@ class Pulls:
         held_bytes = max(answer_bytes, size_bytes(messages))
         queue.held += messages
         is_small = len(messages[-1].body) <= LINK_BYTES_MAX
-        queue.last = Mark(*place_of(messages[-1])) if is_small else None
+        queue.last = QueueMark(*place_of(messages[-1])) if is_small else None
         queue.held_bytes += held_bytes
         self._budget.held += held_bytes
         likely = min(max(count, MESSAGES_MAX), max(1, ANSWER_BYTES * count // answer_bytes))

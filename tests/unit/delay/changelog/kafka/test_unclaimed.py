@@ -21,7 +21,7 @@ from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
-from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.sources.kafka.start.offsets import LogBounds
 from sidecar.state.offset_map import Identity, encode
 from tests.support.spark.tasks import make_settings
 
@@ -65,7 +65,7 @@ class Broker:
         return [A, B]
 
     def bounds(self, tps: list[TopicPartition]) -> dict[TopicPartition, Any]:
-        return {tp: self.ends.get(tp, Bounds(4, 9)) for tp in tps}
+        return {tp: self.ends.get(tp, LogBounds(4, 9)) for tp in tps}
 
     # The admin client and the ids
 
@@ -112,7 +112,7 @@ def test_a_changelog_is_found_with_the_commit_of_its_partition(broker: Broker) -
     """As the next owner would go on."""
     identity = Identity("cluster", "g", "id", 42)
     broker.commits[A] = 10, encode(identity, RULES, STATE), None
-    broker.ends[TopicPartition("held-orders", 0)] = Bounds(2, 8)
+    broker.ends[TopicPartition("held-orders", 0)] = LogBounds(2, 8)
     lineage = Lineage(42, topic_hash("id"))
     assert found(A) == {A: Unclaimed(number_of("log-id"), 2, 8, Start(STATE.stores, lineage, 10, 25, NOW))}
     assert broker.patience_s == PATIENCE_S

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.start.memory import Memories, Memory
+from sidecar.sources.kafka.start.memory import CommitMemory, Memories
 from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
 from tests.support.process import wait_until
@@ -45,13 +45,13 @@ def test_what_is_acknowledged_while_a_write_is_under_way_is_written_too() -> Non
     """At rest no later commit comes that would write it, and a crash hours later must find it."""
     state = SlowState()
     memories = Memories(state, lambda *_: None)
-    memories.keep({TP: Memory(1, "", "", [], [])})
+    memories.keep({TP: CommitMemory(1, "", "", [], [])})
     assert state.begun.wait(20)
-    memories.keep({TP: Memory(2, "", "", [], [])})
+    memories.keep({TP: CommitMemory(2, "", "", [], [])})
     state.may_write.set()
 
     def saved() -> bool:
-        memory = Memory.load(state.load_progress().get(ProgressKey.of(TP), ""))
+        memory = CommitMemory.load(state.load_progress().get(ProgressKey.of(TP), ""))
         return memory is not None and memory.watermark == 2
 
     wait_until(saved, 20, "the newest is written")
@@ -62,7 +62,7 @@ def test_a_row_of_another_is_synced_at_once() -> None:
     """A store forgets what is void by it, which the row before counted."""
     state = SyncedState()
     memories = Memories(state, lambda *_: None)
-    memories.supersede({TP: Memory(1, "", "", [], [])})
+    memories.supersede({TP: CommitMemory(1, "", "", [], [])})
     assert state.synced == [ProgressKey.of(TP)]
     memories.close()
 
@@ -72,6 +72,6 @@ def test_a_row_is_outdated_until_the_next_commit() -> None:
     memories = Memories(MemoryState(), lambda *_: None)
     memories.distrust(TP)
     assert memories.is_outdated(TP)
-    memories.keep({TP: Memory(1, "", "", [], [])})
+    memories.keep({TP: CommitMemory(1, "", "", [], [])})
     assert not memories.is_outdated(TP)
     memories.close()

@@ -9,8 +9,8 @@ import pytest
 from sidecar.core.lineage import Committed, Fingerprint, Stamp
 from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.start.memory import Memories, Memory
-from sidecar.sources.kafka.start.offsets import Bounds
+from sidecar.sources.kafka.start.memory import CommitMemory, Memories
+from sidecar.sources.kafka.start.offsets import LogBounds
 from sidecar.sources.kafka.start.recall import Recall
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
@@ -18,7 +18,7 @@ from sidecar.state.rules import Rules
 
 TP, RULES = TopicPartition("orders", 0), b"same"
 IDENTITY = Identity("cluster", "group", "id", 7)
-BOUNDS = Bounds(0, 100)
+BOUNDS = LogBounds(0, 100)
 FOLDER = PartitionState(50, 60)
 PARKED = PartitionState(50, 60, stores=Stores(3, (), 9), parked=2)
 OLDER = Committed(PartitionState(10, 20), Stamp(1, 5))
@@ -34,7 +34,7 @@ class Start:
         self.told: list[tuple[str, str, str]] = []
         self.memories = Memories(MemoryState(), self._tell)
         text = encode(IDENTITY, RULES, state, Stamp(2, 3))
-        self.memories.keep({TP: Memory(state.watermark, text, "id", [(1, 6)], [MARK])})
+        self.memories.keep({TP: CommitMemory(state.watermark, text, "id", [(1, 6)], [MARK])})
         self._recall = Recall(
             self.memories, Rules(RULES), lambda tp, offset: None if is_gone else offset, self._tell
         )  # fmt: skip

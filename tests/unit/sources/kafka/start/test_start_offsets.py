@@ -17,10 +17,10 @@ from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.start import recall
-from sidecar.sources.kafka.start.memory import Memories, Memory
+from sidecar.sources.kafka.start.memory import CommitMemory, Memories
 from sidecar.sources.kafka.start.offsets import Offsets
 from sidecar.sources.kafka.start.recall import Recall
-from sidecar.sources.kafka.start.start_offsets import StartOffsets
+from sidecar.sources.kafka.start.start_offsets import KafkaStartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
@@ -66,7 +66,7 @@ class Brokers:
 
 def starts_of(
     brokers: Brokers, told: list[str], start: str = "earliest", state: MemoryState | None = None
-) -> StartOffsets:
+) -> KafkaStartOffsets:
     """What decides, asking those brokers."""
 
     def tell(name: str, level: str, fields: Mapping[str, object]) -> None:
@@ -77,7 +77,7 @@ def starts_of(
     )
     ids = cast(TopicIds, SimpleNamespace(find=lambda topics, timeout_s: dict.fromkeys(topics, TOPIC_ID)))
     recall = Recall(Memories(state or MemoryState(), tell), Rules(RULES), lambda tp, offset: None, tell)
-    return StartOffsets(
+    return KafkaStartOffsets(
         Offsets(cast(ck.Consumer, brokers)), ids, settings, CLUSTER, Rules(RULES), lambda tp: None, recall, tell
     )
 
@@ -152,10 +152,10 @@ def test_the_folder_has_the_commit_from_which_a_partition_goes_on() -> None:
     brokers, state = Brokers(), MemoryState()
     identity = Identity(CLUSTER, GROUP, TOPIC_ID, 7)
     text = encode(identity, RULES, PartitionState(40, 40), Stamp(2, 3))
-    state.save_progress({ProgressKey.of(HERE): json.dumps(Memory(40, text, TOPIC_ID, [], []))})
+    state.save_progress({ProgressKey.of(HERE): json.dumps(CommitMemory(40, text, TOPIC_ID, [], []))})
     brokers.commits[HERE] = (50, encode(identity, RULES, PartitionState(50, 60), Stamp(9, 1)))
     starts_of(brokers, [], state=state).find([HERE], 1)
-    memory = Memory.load(state.load_progress()[ProgressKey.of(HERE)])
+    memory = CommitMemory.load(state.load_progress()[ProgressKey.of(HERE)])
     assert memory is not None
     assert memory.watermark == 50
 
@@ -164,7 +164,7 @@ def test_an_expired_commit_is_not_one_that_is_behind() -> None:
     """The folder's state applies, and no other member can have gone on from a commit."""
     brokers, state, told = Brokers(), MemoryState(), list[str]()
     text = encode(Identity(CLUSTER, GROUP, TOPIC_ID, 7), RULES, PartitionState(40, 40), Stamp(2, 3))
-    state.save_progress({ProgressKey.of(HERE): json.dumps(Memory(40, text, TOPIC_ID, [], []))})
+    state.save_progress({ProgressKey.of(HERE): json.dumps(CommitMemory(40, text, TOPIC_ID, [], []))})
     (start,) = starts_of(brokers, told, state=state).find([HERE], 1).assignments
     assert (start.read_from, start.is_remembered, told) == (40, False, ["commit.expired"])
 

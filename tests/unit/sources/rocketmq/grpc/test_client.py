@@ -23,7 +23,7 @@ from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc import stubs
 from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
-from sidecar.sources.rocketmq.grpc.requests import POLL_S, Requests, extended, renewed, stored_at
+from sidecar.sources.rocketmq.grpc.requests import POLL_S, GrpcRequests, extended, renewed, stored_at
 from sidecar.sources.rocketmq.grpc.session import Session
 
 HANDLE = "0 1795321906376 15000 3 {} broker-a 2 17 24853754"
@@ -39,9 +39,9 @@ def silent(name: str, level: str, fields: object) -> None:
     """No log."""
 
 
-def requests(tell: Tell = silent, **change: Any) -> Requests:
+def requests(tell: Tell = silent, **change: Any) -> GrpcRequests:
     """What makes requests."""
-    return Requests(stubs.load(), settings(**change), "me", "a || b", tell)
+    return GrpcRequests(stubs.load(), settings(**change), "me", "a || b", tell)
 
 
 def body_of(body: bytes, *, flagged: bool = True) -> tuple[bytes, list[object]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.sources.rocketmq.grpc.acks import OK
 from sidecar.sources.rocketmq.grpc.attempts import Attempts
-from sidecar.sources.rocketmq.grpc.receiver import Receiver
+from sidecar.sources.rocketmq.grpc.receiver import GrpcReceiver
 
 WHERE = "orders on b"
 
@@ -41,7 +41,7 @@ def test_no_other_request_has_the_attempt_id_of_an_open_one() -> None:
     queue = SimpleNamespace(topic=SimpleNamespace(name="orders"), broker=SimpleNamespace(name="b"))
 
     async def script() -> None:
-        receiver = Receiver(requests, attempts, SimpleNamespace(), arrivals, {})  # type: ignore[arg-type]
+        receiver = GrpcReceiver(requests, attempts, SimpleNamespace(), arrivals, {})  # type: ignore[arg-type]
         (first, second) = attempts.free(WHERE, 1)
         session: Any = Session()
         await receiver._receive_once(session, queue, 8, first)

@@ -7,17 +7,17 @@ from typing import Any
 
 from sidecar.core.records import Place as Stored
 from sidecar.sources.rocketmq.grpc.skipped import SETTLES_S, Skipped
-from sidecar.sources.rocketmq.leased.client import Handed
+from sidecar.sources.rocketmq.leased.client import HandedMessage
 
 Place = tuple[int, int, int]
 """Queue, offset, commit-log position."""
 OLD = [(0, 0, 100), (1, 0, 110), (0, 1, 120), (1, 1, 130)]
 
 
-def handed(queue: int, offset: int, position: int, stored_in: str = "orders", **change: Any) -> Handed:
+def handed(queue: int, offset: int, position: int, stored_in: str = "orders", **change: Any) -> HandedMessage:
     """A message that was handed over."""
     place = f"7F00000100002A9F{position:016X}"
-    found = Handed(0, "orders", Stored(stored_in, "a", queue, offset), b"", 0, 0, "", place, b"", (), (), 0)
+    found = HandedMessage(0, "orders", Stored(stored_in, "a", queue, offset), b"", 0, 0, "", place, b"", (), (), 0)
     return found._replace(**change)
 
 

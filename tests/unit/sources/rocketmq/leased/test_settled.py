@@ -14,19 +14,19 @@ from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Place, Run
 from sidecar.errors import StateError
 from sidecar.sources.rocketmq.leased import settled
-from sidecar.sources.rocketmq.leased.columns import Taken, details_of, identity_of
+from sidecar.sources.rocketmq.leased.columns import LeasedMessage, details_of, identity_of
 from sidecar.sources.rocketmq.leased.members import ROWS
-from sidecar.sources.rocketmq.leased.settled import Settled
+from sidecar.sources.rocketmq.leased.settled import SettledIdentities
 from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
 from sidecar.state.interface import IdSegment, ProgressKey
 from sidecar.state.memory import MemoryState
 from tests.support.leased_scene import A, B, Scene, handed, runs
 
 
-def taken(number: int) -> Taken:
+def taken(number: int) -> LeasedMessage:
     """A message with a number."""
     one = handed(number)
-    return Taken(one, identity_of(one), number)
+    return LeasedMessage(one, identity_of(one), number)
 
 
 def test_a_message_is_known_again_by_what_it_is() -> None:
@@ -299,12 +299,12 @@ def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.
     monkeypatch.setattr(settled, "GENERATION_MAX", 4)
     monkeypatch.setattr(settled, "CHUNK_MAX", 3)
     state = MemoryState()
-    window = Settled({}, 0.0)
+    window = SettledIdentities({}, 0.0)
     for n in range(9):
         state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], 0.0))
     known = [n for n in range(9) if xxh3_128_digest(b"%d" % n) in window]
     assert known == list(range(4, 9))
-    assert [n for n in range(9) if xxh3_128_digest(b"%d" % n) in Settled(state.load_progress(), 0.0)] == known
+    assert [n for n in range(9) if xxh3_128_digest(b"%d" % n) in SettledIdentities(state.load_progress(), 0.0)] == known
     for n in (9, 10):
         state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], settled.GENERATION_S * (n - 8)))
     assert [n for n in range(11) if xxh3_128_digest(b"%d" % n) in window] == [10]
@@ -314,8 +314,8 @@ def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.
 def test_what_was_settled_is_known_when_a_broker_s_clock_is_put_back() -> None:
     """By ten minutes: what is acknowledged in vain comes again a minute later than that, also after a restart."""
     state, identity, other = MemoryState(), xxh3_128_digest(b"1"), xxh3_128_digest(b"2")
-    state.save_progress(Settled({}, 0.0).add([identity], 0.0))
-    window = Settled(state.load_progress(), 1.0)
+    state.save_progress(SettledIdentities({}, 0.0).add([identity], 0.0))
+    window = SettledIdentities(state.load_progress(), 1.0)
     window.add([other], 660.0)
     assert identity in window
 

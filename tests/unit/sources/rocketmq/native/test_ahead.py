@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sidecar.sources.rocketmq.native.child.ahead import FIRST_S, HELD_TIMES, Ahead
+from sidecar.sources.rocketmq.native.child.ahead import FIRST_S, HELD_TIMES, BytesAhead
 
 MIB = 1 << 20
 QUEUES = 64
@@ -23,10 +23,10 @@ class Process:
         return self.nbytes
 
 
-def ahead() -> tuple[Ahead, Process]:
+def ahead() -> tuple[BytesAhead, Process]:
     """At most 12 MiB in a process that takes 10 by itself."""
     process = Process()
-    return Ahead(4 * MIB, QUEUES, process), process
+    return BytesAhead(4 * MIB, QUEUES, process), process
 
 
 def test_what_the_process_takes_by_itself_is_no_message() -> None:

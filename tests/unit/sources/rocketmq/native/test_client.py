@@ -11,9 +11,9 @@ import pytest
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.errors import ConfigError
 from sidecar.sources.rocketmq.native.child.frames import (
+    FrameKind,
     Frames,
-    Kind,
-    Message,
+    LibraryMessage,
     frame,
     pack_message,
     pack_numbers,
@@ -23,7 +23,7 @@ from sidecar.sources.rocketmq.native.child.frames import (
 from sidecar.sources.rocketmq.native.client import NativeClient, check_installed
 from sidecar.sources.rocketmq.native.process import ChildProcess
 
-MESSAGE = Message(
+MESSAGE = LibraryMessage(
     1 << 40, queue=7, offset=1 << 50, born_ms=1, stored_ms=2, reconsume_times=3, sys_flag=4, topic=b"orders",
     offset_message_id=b"0100007F", properties=b"a\x01b\x02", body=b"\0body\xff",
 )  # fmt: skip
@@ -32,12 +32,14 @@ MESSAGE = Message(
 def test_frames_are_found_however_they_were_cut() -> None:
     """Byte by byte or at once: kinds and payloads come out as they went in."""
     data = (
-        frame(Kind.MESSAGES, 2 * pack_message(MESSAGE)) + frame(Kind.BEAT) + frame(Kind.ACK, pack_numbers([1, 1 << 40]))
+        frame(FrameKind.MESSAGES, 2 * pack_message(MESSAGE))
+        + frame(FrameKind.BEAT)
+        + frame(FrameKind.ACK, pack_numbers([1, 1 << 40]))
     )
     frames = Frames()
     slowly = [found for i in range(len(data)) for found in frames.feed(data[i : i + 1])]
     assert slowly == list(Frames().feed(data))
-    assert [kind for kind, _ in slowly] == [Kind.MESSAGES, Kind.BEAT, Kind.ACK]
+    assert [kind for kind, _ in slowly] == [FrameKind.MESSAGES, FrameKind.BEAT, FrameKind.ACK]
     assert unpack_messages(slowly[0][1]) == [MESSAGE, MESSAGE]
     assert unpack_numbers(slowly[2][1]) == [1, 1 << 40]
 
@@ -58,15 +60,15 @@ def test_a_child_without_its_library_says_so_and_ends(tmp_path: Path) -> None:
     """It is told as what another try would not cure."""
     child = ChildProcess(tmp_path / "home", {"folder": str(tmp_path)})
     until_s = time.monotonic() + 20
-    found: list[tuple[Kind, bytes]] = []
+    found: list[tuple[FrameKind, bytes]] = []
     while not found and time.monotonic() < until_s:
         found = child.read(0.1)
     child.kill()
-    assert [kind for kind, _ in found] == [Kind.UNUSABLE]
+    assert [kind for kind, _ in found] == [FrameKind.UNUSABLE]
     assert b"has no library" in found[0][1]
 
 
-def connected(tmp_path: Path, *frames: tuple[Kind, bytes]) -> NativeClient:
+def connected(tmp_path: Path, *frames: tuple[FrameKind, bytes]) -> NativeClient:
     """A client whose child sends these frames."""
     for name in ("client/rocketmq/client.py", "library/rocketmq/librocketmq.so"):
         (tmp_path / name).parent.mkdir(parents=True)
@@ -85,7 +87,7 @@ def connected(tmp_path: Path, *frames: tuple[Kind, bytes]) -> NativeClient:
 
 def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Path) -> None:
     """One call hands over no more than it may: two bodies of a quarter of the budget at once would be too much."""
-    client = connected(tmp_path, (Kind.MESSAGES, pack_message(MESSAGE)))
+    client = connected(tmp_path, (FrameKind.MESSAGES, pack_message(MESSAGE)))
     client._early = [client._messages.handed(MESSAGE._replace(number=number)) for number in (1, 2)]
     assert [one.handle for one in client.receive(0)] == [1, 2]
     assert [one.handle for one in client.receive(0)] == [MESSAGE.number]
@@ -98,7 +100,7 @@ def test_what_came_while_it_connected_is_taken_before_anything_else(tmp_path: Pa
 )
 def test_a_child_that_sends_what_cannot_be_read_is_replaced(payload: bytes, tmp_path: Path) -> None:
     """Its messages are handed over again by the broker; the problem has the reason."""
-    client = connected(tmp_path, (Kind.MESSAGES, payload))
+    client = connected(tmp_path, (FrameKind.MESSAGES, payload))
     assert client.receive(0) == []
     assert client._children.child is None
     assert "sent what cannot be read" in client._restarts.problem
@@ -107,5 +109,5 @@ def test_a_child_that_sends_what_cannot_be_read_is_replaced(payload: bytes, tmp_
 def test_a_frame_of_4_gib_is_not_awaited(tmp_path: Path) -> None:
     """No more than the largest frame is kept, and a kind that does not exist is an error, too."""
     for data in (b"\xff\xff\xff\xff\x09", b"\0\0\0\0\x63"):
-        with pytest.raises(ValueError, match=r"a frame of 4294967295 bytes|99 is not a valid Kind"):
+        with pytest.raises(ValueError, match=r"a frame of 4294967295 bytes|99 is not a valid FrameKind"):
             list(Frames().feed(data))

@@ -9,8 +9,8 @@ import pytest
 
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.native.cluster import Cluster
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.native.cluster import NativeCluster
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 
@@ -29,12 +29,12 @@ class Answers:
 
     def _answer(self, tp: TopicPartition, ask: Ask) -> Frame:
         offset = 50
-        if ask.code == Request.QUERY_CONSUMER_OFFSET:
+        if ask.code == RequestCode.QUERY_CONSUMER_OFFSET:
             found = self.committed[tp]
             if found is None:
                 return Frame(Code.QUERY_NOT_FOUND, 1, 1, "", {}, b"")
             offset = found
-        if ask.code == Request.UPDATE_CONSUMER_OFFSET:
+        if ask.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self.commits.append((tp.partition, int(ask.fields["commitOffset"])))
         return Frame(Code.SUCCESS, 1, 1, "", {"offset": str(offset)}, b"")
 
@@ -45,8 +45,8 @@ def begun(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> list[tuple[int, 
         "client": "native", "native_path": "x", "name_servers": "a:1", "group": "g", "topics": ["orders"],
         "start": "latest",
     })  # fmt: skip
-    cluster = Cluster(settings, "me")
-    monkeypatch.setattr(Cluster, "queues", property(lambda _: QUEUES))
+    cluster = NativeCluster(settings, "me")
+    monkeypatch.setattr(NativeCluster, "queues", property(lambda _: QUEUES))
     brokers: Any = answers
     cluster._brokers = brokers
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.marks import READ_S, Marks
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.requests import Asks
@@ -49,7 +49,7 @@ def held() -> Held:
 def marks(held: Held) -> Marks:
     """One message was read, and it stands."""
     marks = Marks(Asks("me", "group"), lambda _: held)  # type: ignore[arg-type,return-value]
-    marks.read(TP, Mark(5, 50, STORED_MS))
+    marks.read(TP, QueueMark(5, 50, STORED_MS))
     marks.ask(READ_S)
     held.answer(position=50)
     return marks
@@ -57,9 +57,9 @@ def marks(held: Held) -> Marks:
 
 def test_what_was_read_after_the_question_is_asked_for_next(held: Held, marks: Marks) -> None:
     """An answer proves what was read before it was asked for, and never what came meanwhile: it may be another's."""
-    marks.read(TP, Mark(6, 60, STORED_MS))
+    marks.read(TP, QueueMark(6, 60, STORED_MS))
     marks.ask(3 * READ_S)
-    marks.read(TP, Mark(7, 1, STORED_MS))
+    marks.read(TP, QueueMark(7, 1, STORED_MS))
     held.answer(position=50)
     marks.ask(5 * READ_S)
     assert held.offsets == [5, 5, 6]
@@ -68,7 +68,7 @@ def test_what_was_read_after_the_question_is_asked_for_next(held: Held, marks: M
 
 def test_another_message_in_its_place_tells_that_a_queue_was_replaced(held: Held, marks: Marks) -> None:
     """It is told until the queue begins anew, though the new one has messages of its own by then."""
-    marks.read(TP, Mark(6, 1, STORED_MS))
+    marks.read(TP, QueueMark(6, 1, STORED_MS))
     marks.ask(3 * READ_S)
     held.answer(position=7)
     assert marks.replaced == {TP}

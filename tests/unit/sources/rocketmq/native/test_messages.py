@@ -6,19 +6,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES, LeasedColumns, Taken
-from sidecar.sources.rocketmq.native.child.frames import Message
+from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES, LeasedColumns, LeasedMessage
+from sidecar.sources.rocketmq.native.child.frames import LibraryMessage
 from sidecar.sources.rocketmq.native.messages import Messages
 
 ID = b"0100007F00002A9F" + b"0000000000000B5C"
 
 
-def message(number: int, body: bytes = b"x") -> Message:
+def message(number: int, body: bytes = b"x") -> LibraryMessage:
     """A message of queue 3, at offset 7."""
-    return Message(number, 3, 7, 11, 12, 2, 0, b"orders", ID, b"UNIQ_KEY\1u\2KEYS\1a b\2", body)
+    return LibraryMessage(number, 3, 7, 11, 12, 2, 0, b"orders", ID, b"UNIQ_KEY\1u\2KEYS\1a b\2", body)
 
 
-def waiting(*messages: Message, held_bytes_max: int = 1 << 20) -> Messages:
+def waiting(*messages: LibraryMessage, held_bytes_max: int = 1 << 20) -> Messages:
     """Before they are taken."""
     cluster: Any = SimpleNamespace(
         broker_at=lambda address: f"at {address}", marks=SimpleNamespace(read=lambda *_: None)
@@ -47,7 +47,7 @@ def test_as_many_are_taken_as_fit() -> None:
 def test_a_message_has_its_ids_keys_and_place() -> None:
     """As they are shown to the core: with the broker's name, and the number of earlier deliveries."""
     (handed,) = waiting(message(1)).take()
-    (details,) = LeasedColumns().details([Taken(handed, b"identity")])
+    (details,) = LeasedColumns().details([LeasedMessage(handed, b"identity")])
     assert details is not None
     assert details.place is not None
     assert (details.message_id, details.keys, details.reconsume_times) == (b"u", [b"a", b"b"], 2)
@@ -55,5 +55,5 @@ def test_a_message_has_its_ids_keys_and_place() -> None:
     assert details.place.broker == "at 127.0.0.1:10911"
     assert handed.offset_message_id == "7F00000100002A9F0000000000000B5C"
     assert (details.identity, handed.topic) == (b"identity", TopicPartition("orders", 3).topic)
-    (headers,) = LeasedColumns().headers([Taken(handed, b"identity")])
+    (headers,) = LeasedColumns().headers([LeasedMessage(handed, b"identity")])
     assert headers == handed.properties == [("UNIQ_KEY", b"u"), ("KEYS", b"a b")]

@@ -10,8 +10,8 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.rewinds import Rewinds, Rewound
-from sidecar.sources.rocketmq.progress import Mark
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.progress import QueueMark
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
@@ -30,7 +30,7 @@ class Answers:
         return [self._answer(ask) for _, ask in asks]
 
     def _answer(self, ask: Ask) -> Frame:
-        if ask.code == Request.UPDATE_CONSUMER_OFFSET:
+        if ask.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self.commits.append(int(ask.fields["commitOffset"]))
             return Frame(Code.SUCCESS if self.accepts else 1, 1, 1, "", {}, b"")
         return Frame(Code.SUCCESS, 1, 1, "", {"offset": str(self.low), "place": ask.fields.get("queueOffset", "")}, b"")
@@ -39,7 +39,7 @@ class Answers:
 def rewound(answers: Answers, *read: int) -> list[Rewound]:
     """What is committed, if these messages were read, the newest first."""
 
-    class Stands(Mark):
+    class Stands(QueueMark):
         def stands(self, _: Any) -> bool:
             return self.offset in answers.stand
 

@@ -33,7 +33,15 @@ def test_answers_to_pulls_have_a_time_by_the_number_of_queues(
 ) -> None:
     """It is set before the library starts, which waits for 30 s otherwise, as long for a broker that was killed."""
     calls: list[Any] = []
-    for name in ("Reader", "keep_packed", "ask_before", "Parking", "check_layout", "begin_at_first", "Listener"):
+    for name in (
+        "Reader",
+        "keep_packed",
+        "ask_before",
+        "ParkedBatches",
+        "check_layout",
+        "begin_at_first",
+        "LibraryListener",
+    ):
         monkeypatch.setattr(program, name, lambda *_: SimpleNamespace(check=lambda: None, take=None))
     monkeypatch.setattr(program, "await_answers", lambda handle, ms: calls.append(("timeout", handle, ms)))
     monkeypatch.setattr(program, "load", lambda _: SimpleNamespace(PushConsumer=lambda _: Consumer(calls)))

@@ -14,7 +14,7 @@ from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
 from sidecar.sources.rocketmq.remoting import owned as rocketmq_owned
-from sidecar.sources.rocketmq.remoting.commits import IDLE_S, Commits
+from sidecar.sources.rocketmq.remoting.commits import IDLE_S, QueueCommits
 from sidecar.sources.rocketmq.remoting.owned import FLUSHED_AFTER_S
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def commits_of(state: MemoryState, link: TakingLink | None = None) -> Commits:
+def commits_of(state: MemoryState, link: TakingLink | None = None) -> QueueCommits:
     """Commits of a queue that begins at its first message."""
     listener: Any = SimpleNamespace(committed=lambda *_: None)
     broker = link or TakingLink()
@@ -69,14 +69,14 @@ def commits_of(state: MemoryState, link: TakingLink | None = None) -> Commits:
         link=lambda _: broker if broker.is_up else None,
         connection=lambda _: broker.connection if broker.is_up else 0,
     )
-    commits = Commits(cluster, state, listener, b"rule")
+    commits = QueueCommits(cluster, state, listener, b"rule")
     commits._disk = Inline()  # type: ignore[assignment]
     start = Assignment(QUEUE, IDENTITY.scope, PartitionState(0, 0), "", 5, resumed=False, read_from=0)
     commits.owned.own(start, IDENTITY, None, (), -1)
     return commits
 
 
-def commit(commits: Commits, offset: int) -> None:
+def commit(commits: QueueCommits, offset: int) -> None:
     """Make it durable."""
     commits.begin([CommitItem(QUEUE, IDENTITY.scope, PartitionState(offset, offset))])
     commits.go_on()

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.remoting.members import HEARTBEAT_S, RETURN_S, Members
-from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.wire.codes import RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
@@ -33,9 +33,9 @@ class BrokerLink:
     def ask(self, ask: Ask, answered: Callable[[Frame | None], None]) -> None:
         self.asked.append(ask.code)
         body: dict[str, Any] = {}
-        if ask.code == Request.GET_CONSUMER_LIST_BY_GROUP:
+        if ask.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
             body = {"consumerIdList": self.members}
-        if ask.code == Request.LOCK_BATCH_MQ:
+        if ask.code == RequestCode.LOCK_BATCH_MQ:
             body = {"lockOKMQSet": [{"topic": "orders", "brokerName": "b", "queueId": 0}]}
         answered(Frame(0, 1, 1, "", {}, json.dumps(body).encode()))
 
@@ -66,7 +66,7 @@ class Scene:
     @property
     def locks(self) -> int:
         """How often a lock was requested."""
-        return self.link.asked.count(Request.LOCK_BATCH_MQ)
+        return self.link.asked.count(RequestCode.LOCK_BATCH_MQ)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_heartbeat_is_sent_every_five_seconds_or_when_members_changed(scene: S
     """A broker forgets a member that is silent; more of them would only cost time."""
 
     def beats() -> int:
-        return scene.link.asked.count(Request.HEART_BEAT)
+        return scene.link.asked.count(RequestCode.HEART_BEAT)
 
     scene.keep()
     scene.keep(HEARTBEAT_S - 0.1)

@@ -10,9 +10,9 @@ import pytest
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.progress import Mark, QueueProgress, Told
+from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
 from sidecar.sources.rocketmq.remoting.pulls.marked import MESSAGE_BYTES
-from sidecar.sources.rocketmq.remoting.start import StartOffsets
+from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
 from sidecar.sources.rocketmq.wire.codes import Code
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
@@ -61,12 +61,12 @@ NEW = {14: frame(Code.QUERY_NOT_FOUND), 30: frame(Code.SUCCESS, offset="1000")}
 OLD = {14: frame(Code.SUCCESS, offset="7")}
 
 
-def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None) -> StartOffsets:
+def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None) -> QueueStartOffsets:
     """With `start: latest`, on brokers a, b."""
     network = Network(None, None, lambda _: None)
     network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
     found = dict(zip("ab", links, strict=True))
-    return StartOffsets(
+    return QueueStartOffsets(
         network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", tell, 8 * MESSAGE_BYTES  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
 
 def begun_at(
     boot: int, committed: int, tell: Callable[..., None] = lambda *told: None, reset: int | None = None
-) -> tuple[StartOffsets, int]:
+) -> tuple[QueueStartOffsets, int]:
     """A queue known as read to 30, of which run 7 of the broker took 20 last, and 10 is on its disk in any case."""
     asks = Asks("me", "g")
     identity = Identity("cluster", asks.wire("g"), "", 5)
@@ -168,7 +168,7 @@ def message(offset: int, position: int) -> Frame:
     return Frame(Code.SUCCESS, 0, 1, "", ends, stored(one))
 
 
-def known_with(*marks: Mark) -> QueueProgress:
+def known_with(*marks: QueueMark) -> QueueProgress:
     """Settled up to 20, in a run of the broker that is known."""
     identity = Identity("cluster", Asks("me", "g").wire("g"), "", 5)
     return QueueProgress(encode(identity, b"rule", PartitionState(20, 20)), 5, 20, 10, marks, Told(7, 20))
@@ -189,11 +189,11 @@ def test_held_messages_that_no_other_member_read_stay(committed: int, high: int,
     """Those below the last watermark here, unless they come again; all of them if the topic is another one."""
     is_recreated = below == 1 << 63
     link = MadeUpLink(answers=answering(committed, high, message(mark, 80 if is_recreated else 64)))
-    marks = [Mark(mark, 64, 1_700_000_000_001)]
+    marks = [QueueMark(mark, 64, 1_700_000_000_001)]
     if mark >= 20 or high < 20:
-        marks.insert(0, Mark(29, 96, 1))
+        marks.insert(0, QueueMark(29, 96, 1))
     if high < 20:
-        marks[1] = Mark(17, 64, 1_700_000_000_001)
+        marks[1] = QueueMark(17, 64, 1_700_000_000_001)
         link._answers[11] = message(17, 64)
     (found,) = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(*marks)}).assignments
     assert found.held_below == below
@@ -210,7 +210,7 @@ def test_held_messages_below_the_commit_stay_without_a_state_file() -> None:
 def test_an_offset_beyond_the_end_is_of_no_other_member() -> None:
     """A broker that was killed has it of a topic that is gone: the state file knows better."""
     link = MadeUpLink(answers=answering(99, 30, message(19, 64)))
-    mark = Mark(19, 64, 1_700_000_000_001)
+    mark = QueueMark(19, 64, 1_700_000_000_001)
     found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(mark)})
     assert [one.read_from for one in found.assignments] == [20]
     assert found.marks == {HERE: (mark,)}
@@ -223,7 +223,7 @@ def test_what_was_read_and_is_not_settled_is_read_again_where_a_queue_lost_its_e
     An offset that only an operator can have set is obeyed there, too, though a pull beyond the end told of it.
     """
     link = MadeUpLink(answers=answering(committed, 28, message(25, 64)))
-    marks = Mark(29, 80, 1), Mark(25, 64, 1_700_000_000_001)
+    marks = QueueMark(29, 80, 1), QueueMark(25, 64, 1_700_000_000_001)
     found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(*marks)})
     assert [one.read_from for one in found.assignments] == [at]
     assert found.marks == {HERE: marks[1:]}
@@ -233,14 +233,14 @@ def test_the_end_of_a_queue_that_grows_is_no_reset() -> None:
     """An offset beyond the end is sent back to it, though the queue is longer by the time at which its end is told."""
     moved = frame(Code.PULL_OFFSET_MOVED, minOffset="0", maxOffset="18", nextBeginOffset="18")
     starts = starts_of(MadeUpLink(answers=answering(20, 30, moved)), MadeUpLink())
-    assert list(starts.find([HERE], {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}).failed) == [HERE]
+    assert list(starts.find([HERE], {HERE: known_with(QueueMark(19, 64, 1_700_000_000_001))}).failed) == [HERE]
     assert not starts.resets
 
 
 def test_a_reset_is_obeyed_where_a_queue_lost_its_end_too() -> None:
     """It is told once, and waits for as long as the broker does not tell where the queue begins."""
     link = MadeAgainLink(answers=answering(3, 28, message(25, 64)))
-    marks = Mark(29, 80, 1), Mark(25, 64, 1_700_000_000_001)
+    marks = QueueMark(29, 80, 1), QueueMark(25, 64, 1_700_000_000_001)
     starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(*marks)}
     starts.resets[HERE] = 3
     assert list(starts.find([HERE], known).failed) == [HERE]
@@ -254,7 +254,7 @@ def test_a_reset_told_to_the_question_for_the_last_message_is_kept() -> None:
     """It is told once, so the next time it is known."""
     moved = frame(Code.PULL_OFFSET_MOVED, minOffset="0", maxOffset="30", nextBeginOffset="3")
     link = MadeUpLink(answers=answering(20, 30, moved))
-    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
+    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(QueueMark(19, 64, 1_700_000_000_001))}
     assert list(starts.find([HERE], known).failed) == [HERE]
     link._answers[11] = message(19, 64)
     assert [one.read_from for one in starts.find([HERE], known).assignments] == [3]
@@ -263,7 +263,7 @@ def test_a_reset_told_to_the_question_for_the_last_message_is_kept() -> None:
 def test_a_run_of_a_broker_that_is_over_proves_no_reset() -> None:
     """Killed after it told what is committed and before it told its start, it may have forgotten the newest commits."""
     link = MadeUpLink(answers=answering(20, 30, message(19, 64)))
-    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(Mark(19, 64, 1_700_000_000_001))}
+    starts, known = starts_of(link, MadeUpLink()), {HERE: known_with(QueueMark(19, 64, 1_700_000_000_001))}
     assert [one.read_from for one in starts.find([HERE], known).assignments] == [20]
     link.connection += 1
     link._answers |= {14: frame(Code.SUCCESS, offset="19"), 28: None}
@@ -298,7 +298,7 @@ def test_a_topic_that_is_made_again_between_two_answers_begins_at_its_own_first_
     """The offset at which the old one began, told just before, is none of it; what cannot be told is asked later."""
     link = MadeAgainLink(answers=answering(20, 30, message(19, 99)) | {31: frame(Code.SUCCESS, offset="16")})
     link.low = low
-    found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(Mark(19, 64, 1_700_000_000_001))})
+    found = starts_of(link, MadeUpLink()).find([HERE], {HERE: known_with(QueueMark(19, 64, 1_700_000_000_001))})
     assert [one.read_from for one in found.assignments] == at
     assert len(found.failed) == 1 - len(at)
 
@@ -315,7 +315,7 @@ def test_messages_are_asked_for_within_the_room() -> None:
     """Of 256 queues each may answer with 4 MiB: only so many are asked at the same time, and all have their start."""
     link = MadeUpLink(answers=answering(20, 30, message(19, 64)))
     tps = [HERE._replace(partition=number) for number in range(256)]
-    known = dict.fromkeys(tps, known_with(Mark(19, 64, 1_700_000_000_001)))
+    known = dict.fromkeys(tps, known_with(QueueMark(19, 64, 1_700_000_000_001)))
     found = starts_of(link, MadeUpLink()).find(tps, known)
     assert [one.read_from for one in found.assignments] == [20] * 256
     assert link.most_at_once[11] == 8
@@ -335,7 +335,7 @@ class CompactedLink(MadeUpLink):
         left: Its mark when it was read.
     """
 
-    def __init__(self, left: Mark) -> None:
+    def __init__(self, left: QueueMark) -> None:
         super().__init__(answers=answering(20, 30, frame(Code.PULL_NOT_FOUND)))
         self._left = left
 
@@ -354,8 +354,8 @@ class CompactedLink(MadeUpLink):
 def test_compaction_makes_no_queue_another_one(marks: list[int]) -> None:
     """Though the message read last is removed, or elsewhere in the log: reading goes on behind what was settled."""
     told: list[str] = []
-    of_queue = [Mark(offset, 640 + offset, 1_700_000_000_000 + offset) for offset in marks]
-    link = CompactedLink(Mark(25, 665, 1_700_000_000_025))
+    of_queue = [QueueMark(offset, 640 + offset, 1_700_000_000_000 + offset) for offset in marks]
+    link = CompactedLink(QueueMark(25, 665, 1_700_000_000_025))
     starts = starts_of(link, MadeUpLink(), tell=lambda event, *_: told.append(event))
     found = starts.find([HERE], {HERE: known_with(*of_queue)})
     assert [(one.read_from, one.continues) for one in found.assignments] == [(20, True)]

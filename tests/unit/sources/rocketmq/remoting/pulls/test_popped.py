@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.sources.rocketmq.remoting.pulls.popped import EVERY_S, Popped
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.codes import Code, Request
+from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
@@ -55,11 +55,11 @@ class Node:
     def _answer(self, ask: Ask) -> Frame | None:
         if ask.fields["topic"] != self.topic:
             return Frame(Code.TOPIC_NOT_EXIST, 1, 1, "", {}, b"")
-        if ask.code == Request.GET_ROUTEINFO_BY_TOPIC:
+        if ask.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             brokers = [{"brokerName": "broker-a", "brokerAddrs": {"0": "a:1"}, "cluster": "c"}]
             queues = [{"brokerName": "broker-a", "perm": 6, "readQueueNums": 1}]
             return Frame(0, 1, 1, "", {}, orjson.dumps({"brokerDatas": brokers, "queueDatas": queues}))
-        if ask.code == Request.QUERY_CONSUMER_OFFSET:
+        if ask.code == RequestCode.QUERY_CONSUMER_OFFSET:
             known = self.committed is not None
             return Frame(0 if known else Code.QUERY_NOT_FOUND, 1, 1, "", {"offset": str(self.committed)}, b"")
         offset = int(ask.fields["queueOffset"])
@@ -125,16 +125,18 @@ def test_the_problem_ends_with_the_topic() -> None:
     assert not found.problem
 
 
-@pytest.mark.parametrize("at", [Request.GET_ROUTEINFO_BY_TOPIC, Request.QUERY_CONSUMER_OFFSET, Request.PULL_MESSAGE])
+@pytest.mark.parametrize(
+    "at", [RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.PULL_MESSAGE]
+)
 @pytest.mark.parametrize("answer", [None, Frame(Code.NO_PERMISSION, 1, 1, "", {}, b""), Frame(0, 1, 1, "", {}, b"")])
 def test_an_answer_that_tells_nothing_changes_nothing(
-    at: Request, answer: Frame | None, monkeypatch: pytest.MonkeyPatch
+    at: RequestCode, answer: Frame | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last count holds until there is another one."""
     node = Node("%RETRY%g_orders")
     found = popped(node)
     real = node._answer
-    if answer is not None and at == Request.QUERY_CONSUMER_OFFSET and not answer.code:
+    if answer is not None and at == RequestCode.QUERY_CONSUMER_OFFSET and not answer.code:
         answer = answer._replace(code=Code.NO_PERMISSION)
     monkeypatch.setattr(node, "_answer", lambda ask: answer if ask.code == at else real(ask))
     found.ask(EVERY_S)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from sidecar.core.records import Run, TopicPartition
-from sidecar.sources.rocketmq.progress import Mark
+from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
-from sidecar.sources.rocketmq.wire.codes import Request
+from sidecar.sources.rocketmq.wire.codes import RequestCode
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.messages import decode
 from sidecar.sources.rocketmq.wire.network import Link
@@ -303,7 +303,7 @@ def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.Monk
     pulls.pause([TP])
     pulls.ask()
     code, answered = asked[-1]
-    assert (code, pulls.end(TP)) == (Request.GET_MAX_OFFSET, 64)
+    assert (code, pulls.end(TP)) == (RequestCode.GET_MAX_OFFSET, 64)
     answered(Frame(0, 1, 1, "", {"offset": "70"}, b""))
     assert pulls.end(TP) == 70
     count = len(asked)
@@ -311,7 +311,7 @@ def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.Monk
     assert len(asked) == count
     now_s += 5.0
     pulls.ask()
-    assert [code for code, _ in asked[count:]] == [Request.GET_MAX_OFFSET]
+    assert [code for code, _ in asked[count:]] == [RequestCode.GET_MAX_OFFSET]
 
 
 def test_a_topic_that_is_away_breaks_no_connection() -> None:
@@ -347,7 +347,7 @@ def test_what_waits_for_proof_is_asked_for_though_another_queue_has_no_room() ->
     pulls = Pulls(Asks("me", "group"), 4 << 20)
     other = TP._replace(partition=1)
     for tp in (other, TP):
-        pulls.add(tp, 0, Subscription("orders"), lambda _: at(link), Mark(0, link.position, 0))
+        pulls.add(tp, 0, Subscription("orders"), lambda _: at(link), QueueMark(0, link.position, 0))
     held = pulls._queues[TP]
     held.next = 1
     pulls._proofs.wanted.add(TP)
