@@ -44,7 +44,8 @@ README = ROOT / "README.md"
 LIBRARY = ROOT / "docs" / "library.md"
 OPERATION = ROOT / "docs" / "operation.md"
 TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
-DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "architecture").glob("*.md"))]
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *PAGES]
 TELLERS = {
     "debug",
     "info",
@@ -394,16 +395,19 @@ def test_the_site_is_built(tmp_path: Path) -> None:
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    pages = [page.read_text() for page in tmp_path.glob("*.html")]
+    pages = [page.read_text() for page in tmp_path.rglob("*.html")]
     assert len(pages) >= len(DOCUMENTS)
     asked = {address for page in pages for address in re.findall(r'(?:src|<link [^>]*href)="(https?://[^"]*)', page)}
     assert asked == set(), "the site asks other hosts"
 
 
 def test_every_document_is_found_from_the_readme() -> None:
-    """The README leads to each other document, and to the examples."""
+    """The README leads to each other document and to the examples; the overview of the architecture, to its pages."""
     text = README.read_text()
-    assert [path for path in DOCUMENTS[1:] if f"]({path.relative_to(ROOT)})" not in text] == []
+    overview = ROOT / "docs" / "architecture" / "overview.md"
+    parts = {path for path in PAGES if path.parent == overview.parent} - {overview}
+    assert [path for path in DOCUMENTS[1:] if path not in parts and f"]({path.relative_to(ROOT)})" not in text] == []
+    assert [path for path in parts if f"]({path.name})" not in overview.read_text()] == []
     assert all(f"(examples/{path.name})" in text for path in (ROOT / "examples").glob("*.py"))
 
 

@@ -30,7 +30,11 @@ OF_OTHERS = {"numpy", "orjson", "pyroaring", "xxhash"}
 """Packages that the core may import."""
 BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
 MAP, FLOORS_OF_THE_CORE = (
-    (ROOT / "docs" / "architecture.md").read_text().split("## Map")[1].split("\n## ")[0].split("### Floors of the core")
+    (ROOT / "docs" / "architecture" / "packages.md")
+    .read_text()
+    .split("## Map")[1]
+    .split("\n## ")[0]
+    .split("### Floors of the core")
 )
 
 
