@@ -22,8 +22,7 @@ from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.errors import is_credentials, is_forbidden, refused, text_of
-from sidecar.sources.kafka.reach import metadata_characters
+from sidecar.sources.kafka.reach import is_credentials, is_forbidden, metadata_characters, refused, text_of
 from sidecar.sources.kafka.topics import is_mock
 
 T = TypeVar("T")

@@ -13,12 +13,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.dialer import Dialer
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
 from sidecar.sources.rocketmq.config import is_refusal, sign_of, tls_of
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.dial import text_of
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.membership import MemberAsks
-from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_route
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, RefusedError, text_of
+from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, Route, read_route
 
 ASK_S = 4.0
 

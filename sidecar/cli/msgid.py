@@ -13,8 +13,7 @@ from sidecar.cli import example
 from sidecar.cli.shared.output import say, say_json, shown
 from sidecar.config.address import address
 from sidecar.errors import UnavailableError
-from sidecar.sources.rocketmq.wire.codes import RequestCode
-from sidecar.sources.rocketmq.wire.frames import ProtocolError
+from sidecar.sources.rocketmq.wire.frames import ProtocolError, RequestCode
 from sidecar.sources.rocketmq.wire.ids import ClientMessageId, MessageId, OffsetMessageId, decode
 from sidecar.sources.rocketmq.wire.messages import decode as decode_stored
 from sidecar.sources.rocketmq.wire.messages import properties

@@ -50,9 +50,7 @@ from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
 from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Source, TakesBack
-from sidecar.sources.build import build_source
-from sidecar.sources.context import SourceContext
-from sidecar.sources.place import place_id
+from sidecar.sources.context import SourceContext, build_source, place_id
 from sidecar.state.interface import State
 from sidecar.state.offset_map import STORES_CHARACTERS
 from sidecar.state.rules import Rules

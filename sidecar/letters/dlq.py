@@ -19,8 +19,7 @@ from sidecar.runtime.build import groups_of
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, properties
 from sidecar.sources.rocketmq.wire.requests import DLQ, Subscription, read_offset
 from sidecar.state.interface import StoredLetter

@@ -17,7 +17,7 @@ from sidecar.letters.columns import LetterMessage, message_of
 from sidecar.letters.ids import LetterIds
 from sidecar.letters.plan import Replayed, ReplayPlan
 from sidecar.sources.rocketmq.remoting.inquiry import PATIENCE_S, Inquiry, problem_of
-from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.network import Ask, NoAnswerError, RefusedError
 from sidecar.state.beside import Chosen
 from sidecar.state.interface import StoredLetter

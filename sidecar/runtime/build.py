@@ -32,7 +32,7 @@ from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.formats import TagsOf
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.sources.kafka.lane import LaneColumns
 
 QUEUE_SHARE = 16
 """The client's queue gets 1/16 of the budget; one call may return four times the queue (measured: 15 of 4 MiB)."""

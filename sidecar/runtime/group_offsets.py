@@ -16,10 +16,9 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.errors import ClientErrors, forbidden, is_forbidden, text_of
 from sidecar.sources.kafka.fetch import KafkaFetcher
-from sidecar.sources.kafka.reach import await_topics
-from sidecar.sources.kafka.start.offsets import LogBounds, Offsets
+from sidecar.sources.kafka.offsets import LogBounds, Offsets
+from sidecar.sources.kafka.reach import ClientErrors, await_topics, forbidden, is_forbidden, text_of
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
 from sidecar.state.offset_map import Identity, Origin, decode
 

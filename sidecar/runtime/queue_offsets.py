@@ -17,8 +17,7 @@ from sidecar.runtime.group_offsets import WRITERS, GroupOffsets, PartitionOffset
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import RETRY, commit_waves, read_offset
 from sidecar.state.database import DATABASE_FILE
 from sidecar.state.inspection import Inspection

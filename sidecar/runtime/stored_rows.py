@@ -15,7 +15,7 @@ from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Columns, Framer, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sinks.formats import TagsOf, row_head, tag_members
-from sidecar.sources.kafka.lane.lane import load
+from sidecar.sources.kafka.lane import load
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.wire.messages import StoredMessage
 

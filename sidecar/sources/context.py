@@ -1,17 +1,39 @@
-"""Context that a source is built from, beside its own settings. Values only."""
+"""Context that a source is built from, beside its own settings, and its creation. Connects nowhere."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import re
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from sidecar.config.source.section import Source as Settings
 from sidecar.core.claims import Exchanged
 from sidecar.core.records import Columns, Message, TopicPartition
-from sidecar.sources.base import Tell
+from sidecar.sources.base import Source, Tell
 from sidecar.state.interface import State
 from sidecar.state.rules import Rules
+
+
+def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:
+    """Client id that identifies this place only: the machine, the host name and the state folder.
+
+    The folder is locked, so another member with this id is a predecessor that died, even if the folder was deleted with
+    it. If two places have the same id, each evicts the other's member at a start; that joins again and loses nothing.
+    """
+    host = socket.gethostname()
+    try:
+        machine = machine_id.read_text().strip()
+    except (OSError, ValueError):
+        machine = ""
+    place = "\0".join((machine, host, str(state_dir.resolve())))
+    digits = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"sidecar-{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:64]}-{digits}"
+
 
 GroupsOf: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]
 """Returns the group of each message, None for a message that no group wants."""
@@ -62,3 +84,14 @@ class SourceContext:
     lane_refusal: str
     exchange: ExchangeTable | None
     tell: Tell
+
+
+def build_source(settings: Settings, context: SourceContext) -> Source:
+    """Create the source that the settings name; makes no connection yet.
+
+    Raises:
+        ConfigError: Its certificates cannot be used, or a package is missing.
+    """
+    module = importlib.import_module(f"sidecar.sources.{settings.name}.build")
+    source: Source = module.build(settings.chosen, context)
+    return source

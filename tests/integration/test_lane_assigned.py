@@ -15,7 +15,7 @@ import sidecar_fastlane as fastlane
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import Run, TopicPartition
-from sidecar.sources.kafka.lane.lane import FastLane
+from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules

@@ -20,7 +20,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.base import ReadPast
 from sidecar.sources.kafka.config import consumer_config
-from sidecar.sources.kafka.lane.lane import FastLane, load
+from sidecar.sources.kafka.lane import FastLane, load
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
 from sidecar.state.rules import Rules

@@ -12,9 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.sources.rocketmq.wire.frames import Frame, FrameReader, ProtocolError, loads
-from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
 from sidecar.sources.rocketmq.wire.messages import decode
-from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_boot, read_offset, read_reset, read_route
+from sidecar.sources.rocketmq.wire.requests import (
+    Asks,
+    MemberAsks,
+    Route,
+    read_boot,
+    read_members,
+    read_offset,
+    read_reset,
+    read_route,
+)
 from sidecar.state.offset_map import Identity, state_of
 from tests.support.rocketmq_bytes import Stored, stored
 

@@ -40,7 +40,7 @@ from sidecar.delay.disk.snapshot import Partition, Snapshot
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
 from sidecar.delay.progress import Progress, restored
 from sidecar.errors import StateError, ZoneError
-from sidecar.sources.kafka.start.memory import CommitMemory
+from sidecar.sources.kafka.start import CommitMemory
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage, identity_of
 from sidecar.sources.rocketmq.leased.exchange import packed, unpacked

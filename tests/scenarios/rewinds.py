@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from sidecar.sources.kafka.start.memory import CommitMemory
+from sidecar.sources.kafka.start import CommitMemory
 from sidecar.state.database import DATABASE_FILE
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.kafka import Broker, KafkaBroker

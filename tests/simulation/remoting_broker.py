@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
 from tests.simulation.leased_broker import Chance
 from tests.support.rocketmq_bytes import Stored, stored

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask, Network
 from tests.simulation.leased_broker import Chance
 from tests.simulation.remoting_broker import ADDRESS, TOPIC, Clock, SimulatedBroker, answer_of

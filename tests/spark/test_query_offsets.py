@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, PositionError
-from sidecar.sources.kafka.start.offsets import LogBounds
+from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, spans
 from sidecar.spark.query.places import Place, ended
 from sidecar.spark.ranges.logs import by_partition

@@ -19,8 +19,7 @@ from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.runtime.lane import is_built
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.lane import FastLane
-from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.run.executor import rows
 from sidecar.spark.run.executor.by_lane import fetch_by_lane

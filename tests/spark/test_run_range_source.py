@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from sidecar.config.source.section import Source
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.sources.kafka.start.offsets import LogBounds, is_meant
+from sidecar.sources.kafka.offsets import LogBounds, is_meant
 from sidecar.spark.ranges import reports, sources
 from sidecar.spark.ranges.planning import OnGap
 from sidecar.spark.run.range_source import Range, RangePlanner, Reading

@@ -17,8 +17,7 @@ from sidecar.config import Settings
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
-from sidecar.sources.rocketmq.wire.membership import MemberAsks
-from sidecar.sources.rocketmq.wire.requests import Subscription
+from sidecar.sources.rocketmq.wire.requests import MemberAsks, Subscription
 from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.folder import RunFolder

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import sidecar_fastlane as fastlane
 from build_lane import compiled
 
-from sidecar.sources.kafka.lane.lane import FastLane
+from sidecar.sources.kafka.lane import FastLane
 from tests.support.jars import CACHE, ROOT, locked
 
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")

@@ -28,8 +28,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.lane import FastLane
-from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import COLUMNS, Query
 from sidecar.spark.query.task import read_span

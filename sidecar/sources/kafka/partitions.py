@@ -1,24 +1,106 @@
-"""Assigned partitions: taken, retried, given up. Decides nothing about messages."""
+"""Membership in the group, and the assigned partitions: taken, retried, given up. Decides nothing about messages."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.records import TopicPartition
-from sidecar.sources.base import SESSION, Listener
-from sidecar.sources.kafka.ends import Ends
-from sidecar.sources.kafka.errors import forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.lane.lane import FastLane
-from sidecar.sources.kafka.start.start_offsets import KafkaStartOffsets, KafkaStarts
+from sidecar.errors import StateError
+from sidecar.sources.base import SESSION, Listener, Tell
+from sidecar.sources.kafka.group import evict_predecessors, leave_behind_nothing, members_called
+from sidecar.sources.kafka.lane import FastLane
+from sidecar.sources.kafka.reach import forbidden, is_forbidden, text_of
+from sidecar.sources.kafka.start import KafkaStartOffsets, KafkaStarts
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles
+from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity
+
+ASK_EVERY_S = 5.0
+TIMEOUT_S = 3.0
+"""Longest time for which a leader that is down delays the answers about all others."""
+SILENT_S = 10.0
+"""Time without any answer after which it is a problem."""
+
+
+class Ends:
+    """The ends of the assigned partitions.
+
+    Args:
+        admin: The client; its answers arrive on its own thread.
+        isolation_level: `isolation.level` of the consumer: messages that it cannot read yet are not lag.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, admin: AdminClient, isolation_level: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._admin = admin
+        committed, all_ = ck.IsolationLevel.READ_COMMITTED, ck.IsolationLevel.READ_UNCOMMITTED
+        self._level = committed if isolation_level == "read_committed" else all_
+        self._clock = clock
+        self._asked: dict[TopicPartition, Future[ListOffsetsResultInfo]] = {}
+        self._ask_at_s = 0.0
+        self._ends: dict[TopicPartition, int] = {}
+        self._silent_since_s: float | None = None
+
+    def watch(self, tps: Collection[TopicPartition]) -> None:
+        """Request the ends of these partitions when due; process answers."""
+        now_s = self._clock()
+        if self._asked and all(future.done() for future in self._asked.values()):
+            self._take(now_s)
+        if not tps:
+            self._silent_since_s = None
+        elif now_s >= self._ask_at_s and not self._asked:
+            self._ask_at_s = now_s + ASK_EVERY_S
+            self._ask(tps)
+
+    def ask_soon(self) -> None:
+        """Request the ends at once, because partitions were added."""
+        self._ask_at_s = 0.0
+
+    def _ask(self, tps: Collection[TopicPartition]) -> None:
+        asked = {ck.TopicPartition(*tp[:2]): OffsetSpec.latest() for tp in tps}  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {"isolation_level": self._level, "request_timeout": TIMEOUT_S}
+        futures = self._admin.list_offsets(asked, **options)
+        self._asked = {TopicPartition(tp.topic, tp.partition): future for tp, future in futures.items()}
+
+    def _take(self, now_s: float) -> None:
+        asked, self._asked = self._asked, {}
+        ends = {tp: future.result().offset for tp, future in asked.items() if future.exception() is None}
+        ends = {tp: end for tp, end in ends.items() if end >= 0}
+        self._ends |= ends
+        if ends:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now_s - TIMEOUT_S
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """The offset of the partition's next message, a few seconds ago; None while unknown."""
+        return self._ends.get(tp)
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Drop partitions that were revoked, or whose log was replaced."""
+        for tp in tps:
+            self._ends.pop(tp, None)
+            self._asked.pop(tp, None)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no broker has answered for `SILENT_S`."""
+        return self._silent_since_s is not None and self._clock() - self._silent_since_s >= SILENT_S
+
 
 START_PATIENCE_S = 2.0
 """Longest time that the loop waits for answers about start offsets."""
@@ -224,3 +306,111 @@ class Partitions:
     def _is_named(self, topic: str) -> bool:
         """Whether a deleted topic is a problem: a topic that matches a pattern may be deleted."""
         return topic in self._settings.topics
+
+
+MEMBER_PATIENCE_S = 1.0
+
+
+class Membership:
+    """The own member of the group.
+
+    Args:
+        consumer: The group's consumer, used on its own thread.
+        admin: Has its own connections; None if the cluster does not answer requests about members.
+        tell: Writes a log event; failures here cost time and lose no message.
+    """
+
+    def __init__(
+        self,
+        consumer: ck.Consumer,
+        admin: AdminClient | None,
+        settings: KafkaSettings,
+        state: State,
+        tell: Tell,
+    ) -> None:
+        self._consumer = consumer
+        self._admin = admin
+        self._settings = settings
+        self._state = state
+        self._tell = tell
+
+    def evict_predecessors(self, client_id: str) -> None:
+        """Remove the member in the state, or else those with this client id, unless that is empty."""
+        group, left, admin = self._settings.group_id, self._state.member(), self._admin
+        member = left[1] if left is not None and left[0] == group else ""
+
+        def find() -> Sequence[str]:
+            return members_called(admin, group, client_id) if admin is not None and client_id else ()
+
+        evict_predecessors(self._settings, member, find, self._tell)
+
+    def remember(self) -> None:
+        """Save the member id before the join ends: if this process is killed from now on, its successor evicts it."""
+        deadline = time.monotonic() + MEMBER_PATIENCE_S
+        while not (member := self._consumer.memberid()) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if member:
+            self._save(member)
+
+    def save(self) -> None:
+        """Save the member id."""
+        self._save(self._consumer.memberid() or "")
+
+    def _save(self, member: str) -> None:
+        try:
+            self._state.save_member(self._settings.group_id, member)
+        except StateError as error:  # a full disk delays the next start by 9 s, and loses no message
+            self._tell("member.not_saved", "warning", {"reason": str(error)})
+
+    def leave(self) -> None:
+        """Disconnect; assigned partitions are revoked first."""
+        member = self._consumer.memberid() or "" if self._admin is not None else ""
+        self._consumer.close()
+        if self._admin is not None:
+            leave_behind_nothing(self._settings, self._admin, member, self._tell)
+
+
+class KafkaRebalances:
+    """Rebalance callbacks of the client.
+
+    Args:
+        listener: Is told of revoked and lost partitions.
+        troubles: Are told if the session has ended.
+    """
+
+    def __init__(self, partitions: Partitions, membership: Membership, listener: Listener, troubles: Troubles) -> None:
+        self._partitions = partitions
+        self._membership = membership
+        self._listener = listener
+        self._troubles = troubles
+        self._lost: set[str] = set()
+        """Topics of the partitions that were lost last."""
+
+    def assigned(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
+        """Take these partitions, which are assigned."""
+        # Start offsets are requested after consume(): after a list_topics() here, the next callback aborts the process.
+        self._partitions.give([TopicPartition(tp.topic, tp.partition) for tp in partitions])
+        consumer.incremental_assign([])  # otherwise the client assigns all by itself
+        self._membership.save()
+
+    def revoked(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
+        """Give up these partitions, which are revoked when this returns."""
+        tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
+        self._listener.revoking(tps & self._partitions.identities.keys())
+        self._partitions.drop(tps)
+
+    def lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
+        """Give up these partitions, which already belong to another member."""
+        tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
+        self._lost = {tp.topic for tp in tps}
+        self._troubles.put(SESSION, "the session with the group ended, and no partition was given to us since")
+        self._listener.lost(tps & self._partitions.identities.keys())
+        self._partitions.drop(tps)
+
+    def problems(self) -> Mapping[str, str]:
+        """Present problems with the broker: a key, and a sentence for an operator."""
+        now = self._troubles.now
+        if SESSION not in now or not self._lost or self._lost - now.keys():
+            return now
+        gone = f"the topic {min(self._lost)} does not exist any more: make it again"  # all partitions were lost with it
+        return {**now, SESSION: f"{gone} (it is read from its start), or take it out of source.kafka.topics"}

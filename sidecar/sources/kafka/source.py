@@ -3,36 +3,256 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.effects import CommitItem
+from sidecar.core.lineage import Lineage
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import Listener, ReadPast
-from sidecar.sources.kafka.client import IDLE_WAIT_S, KafkaClient
-from sidecar.sources.kafka.columns import Failed, KafkaColumns
-from sidecar.sources.kafka.commits import KafkaCommits
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.ends import Ends
+from sidecar.sources.kafka.columns import Failed, KafkaColumns, runs_and_errors
+from sidecar.sources.kafka.config import client_config, consumer_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
-from sidecar.sources.kafka.lane.lane import FastLane
-from sidecar.sources.kafka.lane.messages import LaneColumns
-from sidecar.sources.kafka.membership import KafkaRebalances, Membership
-from sidecar.sources.kafka.partitions import Partitions
-from sidecar.sources.kafka.reach import await_topics, metadata_characters
-from sidecar.sources.kafka.start.memory import Memories
-from sidecar.sources.kafka.start.offsets import Offsets
-from sidecar.sources.kafka.start.recall import Recall
-from sidecar.sources.kafka.start.start_offsets import KafkaStartOffsets
-from sidecar.sources.kafka.topics import TopicIds, is_mock
+from sidecar.sources.kafka.lane import FastLane, LaneColumns
+from sidecar.sources.kafka.offsets import Offsets
+from sidecar.sources.kafka.partitions import Ends, KafkaRebalances, Membership, Partitions
+from sidecar.sources.kafka.reach import await_topics, is_credentials, metadata_characters, text_of
+from sidecar.sources.kafka.start import CommitMemory, KafkaStartOffsets, Memories, Recall
+from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
+from sidecar.state.offset_map import Identity, encode
 from sidecar.state.rules import Rules
+
+CHUNK_MESSAGES = 500
+BUSY_WAIT_S, IDLE_WAIT_S = 0.005, 0.05
+
+
+class KafkaClient:
+    """A consumer of confluent-kafka, used on one thread.
+
+    Args:
+        queue_bytes: Limit of the client's queue.
+        client_id: Its client id, unless the settings have one.
+        lane: Reads in its place; None if there is none.
+    """
+
+    consumer: ck.Consumer
+    """The consumer, after `open`."""
+
+    def __init__(self, settings: KafkaSettings, queue_bytes: int, client_id: str, lane: FastLane | None = None) -> None:
+        self.lane = lane
+        self.made_again = MadeAgain(aloud="debug" in settings.properties)
+        self.refusal = ""
+        """The reason for which the broker refused the credentials."""
+        self.failure: BaseException | None = None
+        """The first error of a callback."""
+        self._config = consumer_config(settings, queue_bytes, client_id)
+        self._queue_bytes = queue_bytes
+        self._chunk = CHUNK_MESSAGES
+        self.has_more = False
+        self._commit_ended = False
+        self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
+
+    def open(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
+        """Begin to connect.
+
+        Args:
+            troubles: Get the client's errors about the broker.
+            on_commit: Called at the end of each asynchronous commit.
+        """
+
+        def on_error(error: KafkaError) -> None:
+            if is_credentials(error):
+                self.refusal = text_of(error)
+            if error.fatal():
+                raise KafkaException(error)
+            if error.code() != KafkaError._ALL_BROKERS_DOWN:
+                troubles.put("client", text_of(error))
+
+        def on_end(*ended: Any) -> None:
+            self._commit_ended = True
+            on_commit(*ended)
+
+        callbacks = {"error_cb": self.safely(on_error), "on_commit": self.safely(on_end)}
+        config = self._config | {"logger": self.made_again} | callbacks
+
+        def make(more: dict[str, Any]) -> ck.Consumer:
+            return ck.Consumer(config | more)
+
+        self.consumer = make({}) if self.lane is None else self.lane.make(make)
+
+    @property
+    def isolation_level(self) -> str:
+        """The value of `isolation.level`."""
+        return str(self._config["isolation.level"])
+
+    def safely(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """Wrap a callback: one that raises would make consume() lose the fetched messages."""
+
+        def call(*args: Any) -> None:
+            try:
+                callback(*args)
+            except BaseException as error:  # noqa: BLE001  # `check` raises it instead
+                self.failure = self.failure or error
+
+        return call
+
+    def check(self) -> None:
+        """Raise an error of a callback."""
+        if self.failure is not None:
+            raise self.failure
+
+    def read(self, timeout_s: float) -> list[Run | Failed]:
+        """Runs and errors that were fetched, waiting this long for them; serves callbacks meanwhile."""
+        # A waiting call returns everything that is fetched meanwhile: 20 MB in 50 ms with a queue of 4 MiB; this way, 8
+        # MB. The lane bounds a call by bytes, and waits for them no longer than they take to come.
+        waits = self.has_more or (self.lane is not None and timeout_s <= BUSY_WAIT_S)
+        is_idle = not waits and timeout_s >= IDLE_WAIT_S  # then the first message ends the wait
+        if not waits and not is_idle:
+            time.sleep(timeout_s)
+        wait_s = min(timeout_s, BUSY_WAIT_S) if waits else 0
+        if self.lane is not None:
+            self._commit_ended = False
+            strayed = self._strayed()
+            if self._commit_ended:  # batches wait for it
+                is_idle, wait_s = False, 0
+            came = is_idle and bool(self.lane.read(timeout_s, 1)[0])
+            found, self.has_more = self.lane.read(wait_s, more=came)
+            return [*strayed, *found]
+        first = self.consumer.consume(1, timeout_s) if is_idle else []
+        messages = first + self.consumer.consume(self._chunk - len(first), wait_s)
+        self.has_more = len(messages) == self._chunk
+        if messages:
+            # One call may return 500 messages of 1 MB each: request fewer if messages are large.
+            sample = max(len(messages[i]) for i in (0, len(messages) // 2, -1))
+            self._chunk = max(1, min(CHUNK_MESSAGES, self._queue_bytes // (4 * max(sample, 1))))
+        return runs_and_errors(messages, one_topic=self._one_topic)
+
+    def _strayed(self) -> list[Run | Failed]:
+        """Serve callbacks; what comes beside them is an error, or a message that went past the lane."""
+        found = []
+        while (message := self.consumer.poll(0)) is not None:
+            found.append(message)
+        return runs_and_errors(found)
+
+    def release(self) -> None:
+        """Have the lane let go of the consumer, which is closed next."""
+        if self.lane is not None:
+            self.lane.close()
+
+
+@dataclass(slots=True)
+class _PendingCommit:
+    """A commit that is under way."""
+
+    begun_s: float
+    memories: dict[TopicPartition, CommitMemory]
+    """The rows to remember by partition, once it is acknowledged."""
+    told: bool = True
+    """Whether its end is still to be reported."""
+
+
+class KafkaCommits:
+    """Makes states durable.
+
+    Args:
+        consumer: The group's consumer, used on its own thread.
+        identities: Of the owned partitions; others are never named in a commit.
+    """
+
+    def __init__(
+        self,
+        consumer: ck.Consumer,
+        listener: Listener,
+        rules: Rules,
+        identities: Mapping[TopicPartition, Identity],
+        memories: Memories,
+    ) -> None:
+        self._consumer = consumer
+        self._listener = listener
+        self._rules = rules
+        self._identities = identities
+        self._memories = memories
+        self._pending: deque[_PendingCommit] = deque()
+
+    def begin(self, items: Sequence[CommitItem]) -> None:
+        """Begin to make these states durable; `Listener.committed` reports the end."""
+        memories = self._made(items)
+        try:
+            if memories:  # commit() without offsets skips a change of metadata only
+                self._consumer.commit(offsets=_offsets(memories), asynchronous=True)
+                self._pending.append(_PendingCommit(time.monotonic(), memories))
+                return
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+        self._listener.committed(dict.fromkeys(memories, False), 0.0)
+
+    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
+        """Make these states durable after any pending commit, whose end is not reported any more."""
+        for pending in self._pending:
+            pending.told = False
+        memories = self._made(items)
+        if not memories:
+            return {}
+        try:
+            done = self._consumer.commit(offsets=_offsets(memories), asynchronous=False) or []
+        except KafkaException as error:
+            self._failed(error.args[0].str())
+            return dict.fromkeys(memories, False)
+        results = {TopicPartition(tp.topic, tp.partition): tp.error is None for tp in done}
+        self._keep(memories, results)
+        return results
+
+    def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
+        """Handle the end of the oldest commit begun by `begin`; return whether all of it succeeded."""
+        pending = self._pending.popleft()
+        results = dict.fromkeys(pending.memories, False)
+        results |= {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
+        good = error is None and all(results.values())
+        if pending.told:
+            self._keep(pending.memories, results)
+            if not good:
+                self._failed(str(error or next(tp.error for tp in done if tp.error is not None)))
+            self._listener.committed(results, time.monotonic() - pending.begun_s)
+        return good
+
+    def close(self) -> None:
+        """Write the rows that are left."""
+        self._memories.close()
+
+    def _failed(self, reason: str) -> None:
+        self._listener.event("commit.failed", "warning", {"reason": reason})
+
+    def _keep(self, memories: Mapping[TopicPartition, CommitMemory], results: Mapping[TopicPartition, bool]) -> None:
+        self._memories.keep({tp: memory for tp, memory in memories.items() if results.get(tp)})
+
+    def _made(self, items: Sequence[CommitItem]) -> dict[TopicPartition, CommitMemory]:
+        return {item.tp: self._memory(item) for item in items if self._is_current(item)}
+
+    def _memory(self, item: CommitItem) -> CommitMemory:
+        identity = self._identities[item.tp]
+        lineage = item.lineage or Lineage()
+        text = encode(identity, self._rules.digest, item.state, item.stamp, lineage.parent, lineage.named)
+        return CommitMemory.of(item.state.watermark, text, identity.topic_id, lineage)
+
+    def _is_current(self, item: CommitItem) -> bool:
+        """Whether the item is of the present ownership: the partition may have moved during the journal's write."""
+        identity = self._identities.get(item.tp)
+        return identity is not None and identity.scope == item.scope
+
+
+def _offsets(memories: Mapping[TopicPartition, CommitMemory]) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(*tp[:2], memory.watermark, metadata=memory.text) for tp, memory in memories.items()]
 
 
 class KafkaSource:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import ssl
+from collections.abc import Mapping
 
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.errors import CredentialsError
-from sidecar.sources.rocketmq.wire.acl import signer
-from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.network import RefusedError, Sign
 from sidecar.tls import Tls, client_context
+
+
+def signer(access_key: str, secret_key: str, security_token: str = "") -> Sign:
+    """A function that adds key and signature: HMAC-SHA1 over the fields' values, in order of names, and the body."""
+    ours = {"AccessKey": access_key} | ({"SecurityToken": security_token} if security_token else {})
+
+    def sign(fields: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        signed = {**fields, **ours}
+        content = "".join(signed[name] for name in sorted(signed)).encode() + body
+        digest = hmac.digest(secret_key.encode(), content, hashlib.sha1)
+        return signed | {"Signature": base64.b64encode(digest).decode()}
+
+    return sign
 
 
 def sign_of(settings: RocketMqSettings) -> Sign | None:

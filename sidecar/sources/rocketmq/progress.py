@@ -12,8 +12,7 @@ from itertools import zip_longest
 from typing import NamedTuple, Self
 
 from sidecar.core.json_text import loads
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from sidecar.state.offset_map import Decoded, Identity, decode

@@ -28,7 +28,7 @@ from sidecar.spark.workers import freeze_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sidecar.sources.kafka.lane.lane import FastLane
+    from sidecar.sources.kafka.lane import FastLane
 
 
 CHUNK_MESSAGES = 1_000
@@ -127,7 +127,7 @@ def _lane(query: Query) -> FastLane | None:
     """
     if query.broker != "kafka":
         return None
-    from sidecar.sources.kafka.lane.lane import FastLane, lane_for
+    from sidecar.sources.kafka.lane import FastLane, lane_for
 
     lane = lane_for(query.settings.source.kafka.lane, refusal_of_fields(query.settings), QUEUE_KBYTES << 10)
     return lane if isinstance(lane, FastLane) else None

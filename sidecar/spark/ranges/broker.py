@@ -14,14 +14,13 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.errors import is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka.group import members_of
-from sidecar.sources.kafka.reach import await_topics
-from sidecar.sources.kafka.start.offsets import LogBounds, Offsets
+from sidecar.sources.kafka.offsets import LogBounds, Offsets
+from sidecar.sources.kafka.reach import await_topics, is_credentials, is_forbidden, text_of
 from sidecar.spark.ranges.logs import Places, by_topic
 
 if TYPE_CHECKING:
-    from sidecar.sources.kafka.lane.lane import FastLane
+    from sidecar.sources.kafka.lane import FastLane
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import Failed
-from sidecar.sources.kafka.lane.lane import FastLane
+from sidecar.sources.kafka.lane import FastLane
 from sidecar.spark.ranges.broker import outsider
 from sidecar.spark.ranges.fetch import CLIENT, refuse_error
 

@@ -15,7 +15,7 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.start.offsets import Offsets, is_meant
+from sidecar.sources.kafka.offsets import Offsets, is_meant
 from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
 from sidecar.spark.ranges.broker import REQUEST_S, await_cluster, known_bounds, outsider, unreachable
 from sidecar.spark.ranges.logs import Bounds

@@ -12,8 +12,7 @@ from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError, UnavailableError, extra
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode_some
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import MESSAGES_MAX, RETRY, Asks, Subscription, read_offset

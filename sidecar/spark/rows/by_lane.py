@@ -16,8 +16,7 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.records import NO_ID, Run, TopicPartition
 from sidecar.core.windows.dedup import EVER
 from sidecar.runtime.lane import fields_of
-from sidecar.sources.kafka.lane.lane import CHUNK_OF_FEW_GROUPS, FastLane
-from sidecar.sources.kafka.lane.messages import LaneMessages
+from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, FastLane, LaneMessages
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
 from sidecar.spark.rows.sieve import Sieve

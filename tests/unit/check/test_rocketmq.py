@@ -13,8 +13,7 @@ from sidecar.check import rocketmq as checked
 from sidecar.check.findings import Finding
 from sidecar.check.rocketmq import check_rocketmq
 from sidecar.config.source.rocketmq import RocketMqSource
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from tests.support.process import free_ports
 
 BROKERS = {"a": "h1:10911", "b": "h2:10911"}

@@ -20,7 +20,7 @@ MAKERS = {
     "PartitionState": ("core/partition/promises.py", "state/offset_map.py"),
     "LaneState": ("core/partition/promises.py", "state/offset_map.py"),
     "SharedIntent": ("core/partition/promises.py", "state/offset_map.py"),
-    "Remembered": ("sources/kafka/start/memory.py",),
+    "Remembered": ("sources/kafka/start.py",),
 }
 """Where such a value is made field by field, of what is none; the tests below compare all that comes out of these."""
 BARE = 3

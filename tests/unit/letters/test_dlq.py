@@ -17,8 +17,7 @@ from sidecar.letters import dlq as module
 from sidecar.letters.dlq import REASON, DeadLetterQueues
 from sidecar.letters.topic import ID_BASE
 from sidecar.runtime.dead_letters import opened
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from tests.support.rocketmq_bytes import Stored, stored
 from tests.support.spark.tasks import make_settings
 

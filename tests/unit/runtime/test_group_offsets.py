@@ -15,7 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.runtime import group_offsets as module
 from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
-from sidecar.sources.kafka.start.offsets import LogBounds
+from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.state.offset_map import Identity, encode
 from tests.support.futures import ended
 from tests.support.spark.tasks import make_settings

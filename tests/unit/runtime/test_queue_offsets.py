@@ -19,8 +19,7 @@ from sidecar.runtime.build import rules_hash
 from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
 from sidecar.runtime.queue_offsets import ELSEWHERE, QueueOffsets, offsets_of
 from sidecar.sources.rocketmq.progress import QueueProgress, Told
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.state.interface import ProgressKey
 from sidecar.state.offset_map import Identity, encode
 from sidecar.state.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.sources.place import place_id
+from sidecar.sources.context import place_id
 
 
 @pytest.fixture

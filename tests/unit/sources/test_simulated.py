@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import RUN_BYTES, run_length
-from sidecar.sources.simulated.broker import SimulatedBroker
+from sidecar.sources.simulated import SimulatedBroker
 
 TP = TopicPartition("orders", 0)
 

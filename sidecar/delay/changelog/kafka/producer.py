@@ -15,7 +15,7 @@ from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.kafka import rules
 from sidecar.delay.changelog.kafka.clients import producer_config
 from sidecar.delay.changelog.kafka.topics import Topics
-from sidecar.sources.kafka.errors import is_forbidden, text_of
+from sidecar.sources.kafka.reach import is_forbidden, text_of
 
 WAITING_S = 5.0
 REFRESH_S = 2.0

@@ -25,7 +25,7 @@ from sidecar.delay.changelog.kafka.producer import Appender
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.errors import UnavailableError
 from sidecar.owner import Owner
-from sidecar.sources.kafka.errors import text_of
+from sidecar.sources.kafka.reach import text_of
 
 PATIENCE_S = 10.0
 """How long nothing may be read, or acknowledged."""

@@ -30,7 +30,7 @@ from sidecar.delay.changelog.kafka.clients import admin_config
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.owner import Owner
 from sidecar.sources.base import Tell
-from sidecar.sources.kafka.errors import is_forbidden, text_of
+from sidecar.sources.kafka.reach import is_forbidden, text_of
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
 
 T = TypeVar("T")

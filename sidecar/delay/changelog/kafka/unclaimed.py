@@ -21,9 +21,8 @@ from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.sources.kafka.errors import ClientErrors, forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.reach import await_topics
-from sidecar.sources.kafka.start.offsets import Offsets
+from sidecar.sources.kafka.offsets import Offsets
+from sidecar.sources.kafka.reach import ClientErrors, await_topics, forbidden, is_forbidden, text_of
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
 from sidecar.state.offset_map import Identity, decode
 

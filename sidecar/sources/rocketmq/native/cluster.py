@@ -19,8 +19,7 @@ from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.remoting.joining import BROKER_HINT, await_routes, unavailable, unless_refused
 from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset
 

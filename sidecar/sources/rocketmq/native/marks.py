@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark, with_newest
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import as_stored
 from sidecar.sources.rocketmq.wire.network import Ask, Link
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription

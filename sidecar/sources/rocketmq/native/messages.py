@@ -12,7 +12,7 @@ from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
 from sidecar.sources.rocketmq.native.child.frames import LibraryMessage
 from sidecar.sources.rocketmq.native.cluster import NativeCluster
 from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.wire.codes import SysFlag
+from sidecar.sources.rocketmq.wire.frames import SysFlag
 from sidecar.sources.rocketmq.wire.messages import properties, unpack
 from sidecar.sources.rocketmq.wire.requests import RETRY
 

@@ -9,7 +9,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.marks import Marks
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.brokers import Brokers
-from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.requests import Asks, commit_waves, read_offset
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask, Link, Network
 from sidecar.sources.rocketmq.wire.requests import Asks, read_boot
 

@@ -20,8 +20,7 @@ from sidecar.sources.rocketmq.progress import Told
 from sidecar.sources.rocketmq.remoting.brokers import Boot
 from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
 from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import commit_waves
 from sidecar.state.interface import ProgressKey, State
 

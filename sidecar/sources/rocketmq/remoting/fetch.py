@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of
-from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError, RequestCode
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, properties
 from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError, Sign
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription

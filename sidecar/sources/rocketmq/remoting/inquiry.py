@@ -14,11 +14,9 @@ from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
 from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.joining import await_routes
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks
+from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, read_members
 
 START_MS = 10_000
 """Longest wait for name servers: a person waits."""

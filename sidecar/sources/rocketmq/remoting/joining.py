@@ -10,10 +10,9 @@ from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.rocketmq.config import is_refusal, refused
 from sidecar.sources.rocketmq.remoting.members import Members
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.membership import MemberAsks
+from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.network import Link, Network, NoAnswerError, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
+from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, Subscription
 
 ASK_TIMEOUT_S = 2.0
 BROKER_HINT = "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.sharing import Share
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.membership import MemberAsks, read_members
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Link, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
+from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, Subscription, read_members
 
 HEARTBEAT_S = 5.0
 LOCK_RENEW_S = 10.0

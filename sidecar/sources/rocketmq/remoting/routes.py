@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.network import Link, Network, NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Route, read_route
 

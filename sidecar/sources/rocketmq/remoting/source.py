@@ -22,8 +22,7 @@ from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
-from sidecar.sources.rocketmq.wire.codes import RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.requests import read_reset
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State

@@ -18,8 +18,7 @@ from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.brokers import Boot, Brokers, LinkOf
 from sidecar.sources.rocketmq.remoting.pulls.marked import Marked, ResetError, UnknownError, is_same
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.network import Network, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, read_offset
 from sidecar.state.offset_map import Decoded, Identity, Origin

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sidecar.errors import extra
-from sidecar.sources.rocketmq.wire.codes import SysFlag
-from sidecar.sources.rocketmq.wire.frames import ProtocolError
+from sidecar.sources.rocketmq.wire.frames import ProtocolError, SysFlag
 
 BODY_BYTES_MAX = 256 << 20
 """Limit of a decompressed body: a few kilobytes can unpack to any size."""

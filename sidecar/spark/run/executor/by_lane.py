@@ -11,7 +11,7 @@ import confluent_kafka as ck
 
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import Run, TopicPartition
-from sidecar.sources.kafka.lane.lane import FastLane
+from sidecar.sources.kafka.lane import FastLane
 from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
 from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
 from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS, Gathering

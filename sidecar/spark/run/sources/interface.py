@@ -12,7 +12,7 @@ from sidecar.spark.ranges.logs import Places
 from sidecar.spark.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from sidecar.sources.kafka.lane.lane import FastLane
+    from sidecar.sources.kafka.lane import FastLane
 
 
 class Found(NamedTuple):

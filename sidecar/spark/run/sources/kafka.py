@@ -11,8 +11,7 @@ from sidecar.runtime.lane import refusal_on_spark
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
-from sidecar.sources.kafka.lane.lane import FastLane, lane_for
-from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.sources.kafka.lane import FastLane, LaneColumns, lane_for
 from sidecar.spark.ranges import broker
 from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
 from sidecar.spark.ranges.logs import Places

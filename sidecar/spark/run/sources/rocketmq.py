@@ -26,7 +26,7 @@ from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.remoting.joining import check_filter
-from sidecar.sources.rocketmq.wire.codes import Code
+from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
 from sidecar.sources.rocketmq.wire.requests import RETRY, Subscription
 from sidecar.spark.ranges.gathering import gather

@@ -13,7 +13,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.commits import KafkaCommits
+from sidecar.sources.kafka.source import KafkaCommits
 from sidecar.state.offset_map import Identity, Origin, decode
 from sidecar.state.rules import Rules
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.ends import ASK_EVERY_S, SILENT_S, TIMEOUT_S, Ends
+from sidecar.sources.kafka.partitions import ASK_EVERY_S, SILENT_S, TIMEOUT_S, Ends
 
 TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from sidecar.sources.kafka.errors import text_of
+from sidecar.sources.kafka.reach import text_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.sources.kafka.lane.lane import FastLane
-from sidecar.sources.kafka.lane.messages import LaneMessages
+from sidecar.sources.kafka.lane import FastLane, LaneMessages
 
 
 def test_messages_of_the_last_read_stay_only_if_asked() -> None:

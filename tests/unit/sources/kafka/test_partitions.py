@@ -12,9 +12,8 @@ from confluent_kafka import KafkaError
 
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.membership import KafkaRebalances, Membership
-from sidecar.sources.kafka.partitions import Partitions
-from sidecar.sources.kafka.start.start_offsets import KafkaStarts
+from sidecar.sources.kafka.partitions import KafkaRebalances, Membership, Partitions
+from sidecar.sources.kafka.start import KafkaStarts
 from sidecar.sources.troubles import Troubles
 from sidecar.state.memory import MemoryState
 

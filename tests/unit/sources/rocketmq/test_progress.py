@@ -8,8 +8,7 @@ import json
 import pytest
 
 from sidecar.sources.rocketmq.progress import MARKS_MAX, MARKS_RATIO, QueueMark, QueueProgress, with_newest
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import as_stored
 from tests.support.rocketmq_bytes import Stored, stored
 

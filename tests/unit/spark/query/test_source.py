@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.sources.kafka.start.offsets import LogBounds
+from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.spark.query import source
 from sidecar.spark.query.options import Query, parse_options
 from sidecar.spark.query.source import QueryReader, QueryStreamReader

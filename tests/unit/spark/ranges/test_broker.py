@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.kafka.start.offsets import LogBounds
+from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.spark.ranges import broker
 from tests.support.futures import ended
 

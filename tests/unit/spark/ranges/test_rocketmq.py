@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import Subscription
 from sidecar.spark.ranges import rocketmq
 from sidecar.spark.ranges.planning import ExpiredError

@@ -14,8 +14,7 @@ import pytest
 from sidecar.config.model import Settings
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import PositionError, UnavailableError
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage
 from sidecar.sources.rocketmq.wire.requests import Subscription
 from sidecar.spark.run.folder import RunFolder

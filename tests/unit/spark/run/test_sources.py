@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane.messages import LaneColumns
+from sidecar.sources.kafka.lane import LaneColumns
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.sources import kafka as module
 from sidecar.spark.run.sources.build import run_source

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.brokers import Brokers
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import as_stored
 from sidecar.sources.rocketmq.wire.network import RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_offset

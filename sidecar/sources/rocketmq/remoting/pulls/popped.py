@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored, property_of
 from sidecar.sources.rocketmq.wire.network import Link
 from sidecar.sources.rocketmq.wire.requests import RETRY, Asks, Subscription, read_offset, read_route

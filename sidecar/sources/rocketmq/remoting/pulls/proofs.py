@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.pulls.pulling import Node, Pulling, of_slave, place_of
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored
 from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription, read_offset
 

@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage
 from sidecar.sources.rocketmq.wire.network import Link
 from sidecar.sources.rocketmq.wire.requests import MASTER, Subscription

@@ -33,8 +33,7 @@ from sidecar.sources.rocketmq.remoting.pulls.pulling import (
     place_of,
     size_bytes,
 )
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode_some
 from sidecar.sources.rocketmq.wire.requests import MASTER, MESSAGES_MAX, Asks, Subscription, read_offset
 

@@ -21,7 +21,7 @@ from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
-from sidecar.sources.kafka.start.offsets import LogBounds
+from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.state.offset_map import Identity, encode
 from tests.support.spark.tasks import make_settings
 

@@ -10,8 +10,7 @@ import pytest
 from sidecar.config.source.rocketmq import RocketMqSource
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.cluster import NativeCluster
-from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
 
 QUEUES = [TopicPartition("orders", number, "b") for number in range(2)]

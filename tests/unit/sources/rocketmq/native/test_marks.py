@@ -10,8 +10,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.marks import READ_S, Marks
 from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import Asks
 from tests.support.rocketmq_bytes import Stored, stored
 

@@ -11,8 +11,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.rewinds import Rewinds, Rewound
 from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
 

@@ -16,8 +16,7 @@ from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
 from sidecar.sources.rocketmq.remoting import owned as rocketmq_owned
 from sidecar.sources.rocketmq.remoting.commits import IDLE_S, QueueCommits
 from sidecar.sources.rocketmq.remoting.owned import FLUSHED_AFTER_S
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
 from sidecar.state.interface import ProgressKey

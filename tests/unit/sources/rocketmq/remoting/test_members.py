@@ -11,8 +11,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.remoting.members import HEARTBEAT_S, RETURN_S, Members
-from sidecar.sources.rocketmq.wire.codes import RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
 

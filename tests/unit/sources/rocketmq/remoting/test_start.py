@@ -13,8 +13,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
 from sidecar.sources.rocketmq.remoting.pulls.marked import MESSAGE_BYTES
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
-from sidecar.sources.rocketmq.wire.codes import Code
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
 from sidecar.sources.rocketmq.wire.requests import Asks
 from sidecar.state.offset_map import Identity, encode

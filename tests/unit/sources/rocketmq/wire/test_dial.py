@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.sources.rocketmq.wire import dial
-from sidecar.sources.rocketmq.wire.dial import Dial, text_of
+from sidecar.sources.rocketmq.wire.network import Dial, text_of
 from tests.support.process import wait_until
 from tests.support.silent import silent_addresses
 
@@ -23,7 +22,7 @@ def test_all_addresses_of_a_name_share_one_time(monkeypatch: pytest.MonkeyPatch)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in silent]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    monkeypatch.setattr(dial, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("sidecar.sources.rocketmq.wire.network.CONNECT_TIMEOUT_S", 0.5)
     with silent_addresses(8) as silent:
         begun = time.monotonic()
         attempt = Dial("nameserver.test:9876", None)

@@ -6,10 +6,17 @@ import orjson
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.wire.acl import signer
+from sidecar.sources.rocketmq.config import signer
 from sidecar.sources.rocketmq.wire.frames import Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.membership import MemberAsks
-from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset, read_reset, read_route
+from sidecar.sources.rocketmq.wire.requests import (
+    Asks,
+    MemberAsks,
+    Subscription,
+    commit_waves,
+    read_offset,
+    read_reset,
+    read_route,
+)
 
 TP = TopicPartition("orders", 3, "broker-a")
 

@@ -9,8 +9,7 @@ import pytest
 
 from sidecar.sources.rocketmq.remoting.pulls.popped import EVERY_S, Popped
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.codes import Code, RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
 from tests.support.rocketmq_bytes import Stored, stored

@@ -13,8 +13,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
 from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
-from sidecar.sources.rocketmq.wire.codes import RequestCode
-from sidecar.sources.rocketmq.wire.frames import Frame
+from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.messages import decode
 from sidecar.sources.rocketmq.wire.network import Link
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription

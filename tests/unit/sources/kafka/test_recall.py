@@ -9,9 +9,8 @@ import pytest
 from sidecar.core.lineage import Committed, Fingerprint, Stamp
 from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.start.memory import CommitMemory, Memories
-from sidecar.sources.kafka.start.offsets import LogBounds
-from sidecar.sources.kafka.start.recall import Recall
+from sidecar.sources.kafka.offsets import LogBounds
+from sidecar.sources.kafka.start import CommitMemory, Memories, Recall
 from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
 from sidecar.state.rules import Rules

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.start.memory import CommitMemory, Memories
+from sidecar.sources.kafka.start import CommitMemory, Memories
 from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
 from tests.support.process import wait_until

@@ -16,11 +16,8 @@ from sidecar.config.source.kafka import KafkaSource as KafkaSettings
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.start import recall
-from sidecar.sources.kafka.start.memory import CommitMemory, Memories
-from sidecar.sources.kafka.start.offsets import Offsets
-from sidecar.sources.kafka.start.recall import Recall
-from sidecar.sources.kafka.start.start_offsets import KafkaStartOffsets
+from sidecar.sources.kafka.offsets import Offsets
+from sidecar.sources.kafka.start import CommitMemory, KafkaStartOffsets, Memories, Recall
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.interface import ProgressKey
 from sidecar.state.memory import MemoryState
@@ -141,7 +138,7 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     assert (start.scope, told) == (identity.scope, [])
     brokers.ends[HERE] = 100
     assert not starts.find([HERE], 1).assignments
-    monkeypatch.setattr(recall, "TRUNCATION_PATIENCE_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.kafka.start.TRUNCATION_PATIENCE_S", 0.0)
     (start,) = starts.find([HERE], 1).assignments
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope

@@ -1,1 +1,0 @@
-"""The fast lane, an optional way to read Kafka."""

@@ -1,1 +1,0 @@
-"""Start offsets of assigned partitions."""
