@@ -13,8 +13,6 @@ from concurrent.futures import Executor, Future, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-import structlog
-
 EXIT_INTERNAL = 70
 END_S = 10.0
 """Time that the main thread has to end the process after a thread failed."""
@@ -22,8 +20,6 @@ LOOK_S = 0.5
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-log = structlog.get_logger()
 
 
 class ThreadFailedError(RuntimeError):
@@ -59,6 +55,7 @@ def _run(target: Callable[[], object], name: str) -> None:
 def fail(name: str, error: BaseException) -> None:
     """Report that a thread, or work whose result nobody reads, failed; the process ends soon if it is guarded."""
     reason = f"thread {name}: {type(error).__name__}: {error}"
+    log = _logger()
     log.error("thread.failed", thread=name, reason=reason, traceback="".join(traceback.format_exception(error)))
     if _Guard.on and _Guard.failure is None:
         failure = ThreadFailedError(reason)
@@ -168,8 +165,15 @@ def end_within(seconds: float) -> None:
 
 def _end(seconds: float) -> None:
     time.sleep(seconds)
+    log = _logger()
     log.error("daemon.not_ended", seconds=seconds, stacks=_stacks())
     os._exit(EXIT_INTERNAL)
+
+
+def _logger() -> Any:
+    import structlog  # takes a third of the time of a command that starts no thread
+
+    return structlog.get_logger()
 
 
 def _stacks() -> str:

@@ -1,15 +1,3 @@
-"""The version of the installed package."""
+"""The version of the package."""
 
-from __future__ import annotations
-
-from functools import cache
-from importlib import metadata
-
-
-@cache
-def version() -> str:
-    """The installed version, ``unknown`` without an installation; read once."""
-    try:
-        return metadata.version("consumer-sidecar")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+VERSION = "0.1.0"

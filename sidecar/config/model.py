@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 from sidecar.config.address import Address, address
-from sidecar.config.base import Int, Model, Secret, Text, problem
+from sidecar.config.base import FilePath, Int, Model, Secret, Text, problem
 from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
 from sidecar.config.ledger import CLAIM_TIMEOUT
@@ -28,10 +29,27 @@ from sidecar.config.marks import Kind, NotOnSpark, OnSpark
 from sidecar.config.sinks import Sink
 from sidecar.config.source.section import Source
 from sidecar.config.spark import Spark
-from sidecar.config.state.folder import default_dir
-from sidecar.config.state.section import State
+from sidecar.config.state_dir import default_dir
 from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size
+
+
+class State(Model):
+    """Data that outlives the process."""
+
+    dir_: Annotated[FilePath | None, OnSpark("applies, on the driver, for dead letters only")] = Field(
+        default=None,
+        alias="dir",
+        description="State folder, for this process only. Defaults to `$XDG_STATE_HOME/sidecar/GROUP`, or "
+        "`~/.local/state/sidecar/GROUP`: see [the state folder](#the-state-folder).",
+    )
+
+    @property
+    def dir(self) -> Path:
+        """The folder; whole settings always have it."""
+        assert self.dir_ is not None
+        return self.dir_
+
 
 _BUDGET = Size("8MiB", "1024GiB")
 

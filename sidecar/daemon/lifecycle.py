@@ -32,7 +32,6 @@ from sidecar.daemon.status.taps import Taps
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer, Ask, open_probes
-from sidecar.ops.metrics import Metrics
 from sidecar.owner import Owner
 from sidecar.runtime.build import (
     HELD_SHARE,
@@ -55,7 +54,7 @@ from sidecar.state.interface import State
 from sidecar.state.offset_map import STORES_CHARACTERS
 from sidecar.state.rules import Rules
 from sidecar.state.store import Store
-from sidecar.version import version
+from sidecar.version import VERSION
 
 STATUS_EVERY_S, IDLE_STATUS_EVERY_S = 0.25, 1.0
 TELL_SYSTEMD_EVERY_S = 5.0
@@ -160,7 +159,7 @@ class Daemon:
                 asks["delay"] = Questions(inbox.put, partial(_listing, reload)).ask
             url = self._open_admin(stack, place, keeper, asks)
         open_probes(stack, settings.admin.probes, keeper.latest)
-        log.info("daemon.starting", group_id=group, admin=url, version=version())
+        log.info("daemon.starting", group_id=group, admin=url, version=VERSION)
         with _tells_when_slow(supervisor.record):
             source.open(supervisor.listener)
             reserved = STORES_CHARACTERS if delays else 0
@@ -184,11 +183,10 @@ class Daemon:
         admin = AdminServer(
             place,
             keeper.latest,
-            Metrics(keeper.latest),
-            settings.state.dir,
-            {**asks, "letters": letters.ask},
-            {} if token is None else {"letters": token.get_secret_value()},
-            letters.kinds,
+            state_dir=settings.state.dir,
+            asks={**asks, "letters": letters.ask},
+            tokens={} if token is None else {"letters": token.get_secret_value()},
+            kinds=letters.kinds,
             names=settings.admin.names,
         )
         admin.open()

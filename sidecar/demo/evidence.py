@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import urllib3
-
 from sidecar.demo.books import DeliveredRow, Position
-from sidecar.ops.admin import read_address
+from sidecar.ops.client import NO_ANSWER, exchange, read_address
 from sidecar.state.store import Store
 
 TIMEOUT_S = 2.0
@@ -60,9 +58,8 @@ def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
     address = read_address(state_dir)
     if address is None or address.pid != pid:
         return None
-    with contextlib.suppress(urllib3.exceptions.HTTPError, ValueError):
-        answer = urllib3.request("GET", f"{address.url}/status", timeout=TIMEOUT_S, retries=False)
-        status: dict[str, Any] = answer.json()
+    with contextlib.suppress(*NO_ANSWER):
+        status: dict[str, Any] = json.loads(exchange(address.url, "status", TIMEOUT_S)[1])
         return status if status.get("pid") == pid else None
     return None
 

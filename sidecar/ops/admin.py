@@ -9,7 +9,8 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -20,16 +21,17 @@ from waitress.server import create_server
 from sidecar import threads
 from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
+from sidecar.ops.client import reachable_url, remove_address, write_address
 from sidecar.ops.history import History
 from sidecar.ops.hosts import Names
-from sidecar.ops.metrics import CONTENT_TYPE, Metrics
 from sidecar.ops.page import POLICY, LetterKind, page
 from sidecar.ops.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-ADDRESS_FILE = "admin"
+    from sidecar.ops.metrics import Metrics
+
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """Answers a request by its name, with the fields of its JSON object. It raises ValueError if there is no such request,
 and `SidecarError` if it fails."""
@@ -40,16 +42,7 @@ REQUEST_BYTES_MAX = 16 << 10
 STOP_SECONDS = 5
 
 _TEXT = "text/plain; charset=utf-8"
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-
-class Address(NamedTuple):
-    """The admin address of a running daemon, and its process id."""
-
-    url: str
-    pid: int
-    token: str = ""
-    """Needed for requests; only the daemon's user can read it."""
+_OF_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Reply(NamedTuple):
@@ -58,13 +51,124 @@ class _Reply(NamedTuple):
     body: bytes
 
 
+class _Answers:
+    """The WSGI application of the endpoint.
+
+    Args:
+        names: None for probes.
+        token: Opens all requests.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], StatusSnapshot],
+        metrics: Callable[[], bytes],
+        history: History,
+        names: Names | None,
+        asks: Mapping[str, Ask],
+        token: str,
+        tokens: Mapping[str, str],
+        kinds: Callable[[], Sequence[LetterKind]],
+    ) -> None:
+        self._snapshot = snapshot
+        self._metrics = metrics
+        self._history = history
+        self._names = names
+        self._asks = asks
+        self._token = token
+        self._tokens = tokens
+        self._kinds = kinds
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether only the word for the health is told."""
+        return self._names is None
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
+        section, _, name = path.removeprefix("/").partition("/")
+        is_request = method == "POST" and section in self._asks
+        reply = self._misdirected(environ.get("HTTP_HOST", ""))
+        if reply is None:
+            reply = self._requested(section, name, environ) if is_request else self._reply(path)
+        headers = [
+            ("Content-Type", reply.content_type),
+            ("Content-Length", str(len(reply.body))),
+            ("Cache-Control", "no-store"),
+            ("Content-Security-Policy", POLICY),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        if method not in ("GET", "HEAD") and not is_request:
+            body = b"only GET and HEAD\n"
+            allowed = [("Allow", "GET, HEAD"), ("Content-Type", _TEXT), ("Content-Length", str(len(body)))]
+            start_response("405 Method Not Allowed", allowed)
+            return [body]
+        start_response(reply.status, headers)
+        return [reply.body] if method != "HEAD" else []
+
+    def _misdirected(self, host: str) -> _Reply | None:
+        """The answer to a request for another host: a page of a browser that had its own name resolved to this one."""
+        if self._names is None or self._names.has(host):  # a probe learns nothing but a word
+            return None
+        text = f"{host} is not a name of this server: use an IP address, or list the name in admin.names\n"
+        return _Reply("421 Misdirected Request", _TEXT, text.encode("latin-1"))
+
+    def _requested(self, section: str, name: str, environ: WSGIEnvironment) -> _Reply:
+        given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
+        tokens = self._token, self._tokens.get(section, self._token)
+        if not any(hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens):
+            what = "value of admin.token" if section in self._tokens else "token in the file admin of state.dir"
+            text = f"the {what} is needed: Authorization: Bearer TOKEN\n".encode()
+            return _Reply("401 Unauthorized", _TEXT, text)
+        try:
+            fields = loads(environ["wsgi.input"].read() or b"{}")
+            if not isinstance(fields, dict):
+                raise ValueError("the body is not a JSON object")
+            answer = self._asks[section](name, fields)
+        except ValueError as error:
+            return _Reply("400 Bad Request", _TEXT, _lines([error]))
+        except SidecarError as error:
+            return _Reply("503 Service Unavailable", _TEXT, _lines([error]))
+        return _Reply("200 OK", "application/json", json.dumps(answer).encode())
+
+    def _reply(self, path: str) -> _Reply:
+        if self.is_probe:
+            return _probe(path, self._snapshot())
+        match path:
+            case "/livez":
+                return _livez(self._snapshot())
+            case "/readyz":
+                return _readyz(self._snapshot())
+            case "/metrics":
+                return _Reply("200 OK", _OF_PROMETHEUS, self._metrics())
+            case "/status":
+                status = self._snapshot().to_json() | {"pid": os.getpid()}
+                return _Reply("200 OK", "application/json", json.dumps(status).encode())
+            case "/":
+                now = self._snapshot()
+                kinds = self._kinds() if now.dead_letters else ()
+                html = page(now, self._history.points(), kinds, acts="letters" in self._tokens)
+                return _Reply("200 OK", "text/html; charset=utf-8", html)
+        return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
+
+
+def _metrics_of(snapshot: Callable[[], StatusSnapshot]) -> Callable[[], bytes]:
+    @cache
+    def made() -> Metrics:
+        from sidecar.ops.metrics import Metrics  # and with it prometheus_client, which a start does not wait for
+
+        return Metrics(snapshot)
+
+    return lambda: made().render()
+
+
 class AdminServer:
     """Serves between `open` and `close`, in separate threads.
 
     Args:
         listen: Host and port; port 0 takes a free one.
         snapshot: Called at each request, from the server's threads.
-        metrics: Answers ``/metrics``; None for a server of probes, which answers `/livez` and `/readyz` with a word.
+        metrics: The text that Prometheus reads; None for that of the snapshot.
         state_dir: The folder where address and token are written for ``sidecar status`` and others.
         asks: Answer requests, whose path is that of their key and their name: `/delay/list`.
         tokens: By the key of `asks`: opens its requests, beside the token that is written with the address. With
@@ -72,30 +176,37 @@ class AdminServer:
         kinds: Returns the dead letters, for the page.
         key: The key of the address in the configuration, for messages.
         names: Names of this server beside those that `Names` always takes.
+        is_probe: Only `/livez` and `/readyz` are answered, with a word.
     """
 
     def __init__(
         self,
         listen: tuple[str, int],
         snapshot: Callable[[], StatusSnapshot],
-        metrics: Metrics | None,
+        metrics: Callable[[], bytes] | None = None,
         state_dir: Path | None = None,
         asks: Mapping[str, Ask] | None = None,
         tokens: Mapping[str, str] | None = None,
         kinds: Callable[[], Sequence[LetterKind]] = tuple,
         key: str = "admin.listen",
         names: Iterable[str] = (),
+        *,
+        is_probe: bool = False,
     ) -> None:
         self._key = key
-        self._names = Names((listen[0], *names))
-        self._asks = asks or {}
-        self._tokens = tokens or {}
-        self._kinds = kinds
         self._token = secrets.token_urlsafe(32)
-        self._snapshot = snapshot
-        self._metrics = metrics
         self._history = History(snapshot)
-        self._file = state_dir / ADDRESS_FILE if state_dir else None
+        self._answer = _Answers(
+            snapshot,
+            metrics or _metrics_of(snapshot),
+            self._history,
+            None if is_probe else Names((listen[0], *names)),
+            asks or {},
+            self._token,
+            tokens or {},
+            kinds,
+        )
+        self._state_dir = state_dir
         self.host, self.port = listen
         self.url = ""
         """The server's address, once it is open."""
@@ -127,18 +238,18 @@ class AdminServer:
         )
         self._server.channel_class = self._accept
         self._thread = threads.start(self._server.run, "admin")
-        if self._metrics is not None:
+        if not self._answer.is_probe:
             self._history.open()
-        self._write_address()
+        if self._state_dir is not None:
+            write_address(self._state_dir, self.url, self._token)
 
     def close(self) -> None:
         """Close all connections and end the threads; a second call does nothing."""
         if self._thread is None or not self._thread.is_alive():
             return
         self._history.close()
-        if self._file:
-            with suppress(OSError):
-                self._file.unlink()
+        if self._state_dir is not None:
+            remove_address(self._state_dir)
         # The sockets belong to the server's thread: it closes them itself, and ends when none is left.
         self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._map, ignore_all=True))
         self._thread.join(STOP_SECONDS)
@@ -151,99 +262,6 @@ class AdminServer:
             min(channels, key=lambda channel: (bool(channel.requests), channel.last_activity)).handle_close()
         return HTTPChannel(server, *args, **more)
 
-    def _write_address(self) -> None:
-        if self._file is None:
-            return
-        new = self._file.with_suffix(".new")
-        written = {"url": self.url, "pid": os.getpid(), "token": self._token}
-        with suppress(OSError):  # a full disk: `sidecar status` still finds admin.listen in the configuration
-            new.unlink(missing_ok=True)
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump(written, file)
-            new.replace(self._file)
-
-    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/")
-        section, _, name = path.removeprefix("/").partition("/")
-        is_request = method == "POST" and section in self._asks
-        reply = self._misdirected(environ.get("HTTP_HOST", ""))
-        if reply is None:
-            reply = self._requested(section, name, environ) if is_request else self._reply(path)
-        headers = [
-            ("Content-Type", reply.content_type),
-            ("Content-Length", str(len(reply.body))),
-            ("Cache-Control", "no-store"),
-            ("Content-Security-Policy", POLICY),
-            ("X-Content-Type-Options", "nosniff"),
-        ]
-        if method not in ("GET", "HEAD") and not is_request:
-            body = b"only GET and HEAD\n"
-            allowed = [("Allow", "GET, HEAD"), ("Content-Type", _TEXT), ("Content-Length", str(len(body)))]
-            start_response("405 Method Not Allowed", allowed)
-            return [body]
-        start_response(reply.status, headers)
-        return [reply.body] if method != "HEAD" else []
-
-    def _misdirected(self, host: str) -> _Reply | None:
-        """The answer to a request for another host: a page of a browser that had its own name resolved to this one."""
-        if self._metrics is None or self._names.has(host):  # a probe learns nothing but a word
-            return None
-        text = f"{host} is not a name of this server: use an IP address, or list the name in admin.names\n"
-        return _Reply("421 Misdirected Request", _TEXT, text.encode("latin-1"))
-
-    def _requested(self, section: str, name: str, environ: WSGIEnvironment) -> _Reply:
-        given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1")
-        tokens = self._token, self._tokens.get(section, self._token)
-        if not any(hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens):
-            what = "value of admin.token" if section in self._tokens else "token in the file admin of state.dir"
-            text = f"the {what} is needed: Authorization: Bearer TOKEN\n".encode()
-            return _Reply("401 Unauthorized", _TEXT, text)
-        try:
-            fields = loads(environ["wsgi.input"].read() or b"{}")
-            if not isinstance(fields, dict):
-                raise ValueError("the body is not a JSON object")
-            answer = self._asks[section](name, fields)
-        except ValueError as error:
-            return _Reply("400 Bad Request", _TEXT, _lines([error]))
-        except SidecarError as error:
-            return _Reply("503 Service Unavailable", _TEXT, _lines([error]))
-        return _Reply("200 OK", "application/json", json.dumps(answer).encode())
-
-    def _reply(self, path: str) -> _Reply:
-        if self._metrics is None:
-            return _probe(path, self._snapshot())
-        match path:
-            case "/livez":
-                return _livez(self._snapshot())
-            case "/readyz":
-                return _readyz(self._snapshot())
-            case "/metrics":
-                return _Reply("200 OK", CONTENT_TYPE, self._metrics.render())
-            case "/status":
-                status = self._snapshot().to_json() | {"pid": os.getpid()}
-                return _Reply("200 OK", "application/json", json.dumps(status).encode())
-            case "/":
-                now = self._snapshot()
-                kinds = self._kinds() if now.dead_letters else ()
-                html = page(now, self._history.points(), kinds, acts="letters" in self._tokens)
-                return _Reply("200 OK", "text/html; charset=utf-8", html)
-        return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
-
-
-def reachable_url(host: str, port: int) -> str:
-    """The address at which this host reaches itself, all-interfaces addresses included."""
-    host = _WILDCARDS.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def read_address(state_dir: Path) -> Address | None:
-    """The address in a state folder, written by its daemon; None if there is none that can be read."""
-    try:
-        written = loads((state_dir / ADDRESS_FILE).read_bytes())
-        return Address(str(written["url"]), int(written["pid"]), str(written.get("token", "")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
 
 def open_probes(
     stack: ExitStack, listen: tuple[str, int] | None, snapshot: Callable[[], StatusSnapshot]
@@ -255,7 +273,7 @@ def open_probes(
     """
     if listen is None:
         return None
-    server = AdminServer(listen, snapshot, None, key="admin.probes")
+    server = AdminServer(listen, snapshot, key="admin.probes", is_probe=True)
     server.open()
     stack.callback(server.close)
     return server

@@ -9,7 +9,7 @@ from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from sidecar.core.delivery.delivered import DeliveryCounts
@@ -28,8 +28,6 @@ from sidecar.ops.snapshot import (
     StatusSnapshot,
     Waiting,
 )
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _MESSAGES = {
     "consumed": "Messages that the broker handed over.",
@@ -61,7 +59,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """The text that Prometheus reads, in `CONTENT_TYPE`."""
+        """The text that Prometheus reads."""
         return generate_latest(self._registry)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sidecar.config.base import TlsFiles
+from sidecar.config.document import KeyPath
 from sidecar.config.failures import DeadLetters
-from sidecar.config.file.document import KeyPath
 from sidecar.config.model import Settings
 from sidecar.config.table.layout import lies_in
 from sidecar.errors import ConfigError

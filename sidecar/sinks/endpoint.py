@@ -13,7 +13,7 @@ from urllib3.util import Url, parse_url
 from sidecar.config.sinks import is_own_header
 from sidecar.errors import ConfigError
 from sidecar.tls import Tls, client_context
-from sidecar.version import version
+from sidecar.version import VERSION
 
 SECRET_MIN_CHARS = 4
 """Shorter secrets cannot be distinguished from ordinary text."""
@@ -102,7 +102,7 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
             raise ConfigError(f"the value of the header {name} has a character that an HTTP header cannot carry")
     if any(name.lower() == "user-agent" for name in headers):
         return dict(headers)
-    return {"User-Agent": f"consumer-sidecar/{version()}", **headers}
+    return {"User-Agent": f"consumer-sidecar/{VERSION}", **headers}
 
 
 def _secrets(values: Iterable[str]) -> list[bytes]:

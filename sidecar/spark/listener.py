@@ -48,7 +48,7 @@ class Listener(StreamingQueryListener):
         except ValueError as error:
             raise ConfigError(f"the address of listen, {listen!r}, {error}") from None
         metrics = Metrics(self._queries.latest, MicroBatches(self._queries.micro_batches), QueryRows(self._queries))
-        self._server = AdminServer(place, self._queries.latest, metrics, key="the address of listen")
+        self._server = AdminServer(place, self._queries.latest, metrics.render, key="the address of listen")
         self._counts: Counts | None = None
 
     @property

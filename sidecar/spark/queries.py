@@ -18,7 +18,7 @@ from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
 from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS
 from sidecar.spark.reports import places_in, seconds
-from sidecar.version import version
+from sidecar.version import VERSION
 
 ENDED_MAX: Final = 20
 """Limit of queries that have ended and are still told; of earlier ones, only the sums of the status remain."""
@@ -166,7 +166,7 @@ class Queries:
         return StatusSnapshot(
             group_id=self._application,
             started_at=self._started_at,
-            version=version(),
+            version=VERSION,
             live=True,
             totals=totals,
             lag=sum(lags) if lags else None,

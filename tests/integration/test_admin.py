@@ -24,7 +24,8 @@ from sidecar.cli import main
 from sidecar.cli.daemon.status import status
 from sidecar.core.books import Books
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.ops.admin import ADDRESS_FILE, CONNECTIONS_MAX, AdminServer, Ask, open_probes, read_address
+from sidecar.ops.admin import CONNECTIONS_MAX, AdminServer, Ask, open_probes
+from sidecar.ops.client import ADDRESS_FILE, read_address
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
@@ -44,7 +45,7 @@ class Daemon:
         self.now = READY
         asks = {"delay": requests} if requests else None
         self.server = AdminServer(
-            listen, lambda: self.now, Metrics(lambda: self.now), folder, asks, names=["node7.example.com"]
+            listen, lambda: self.now, Metrics(lambda: self.now).render, folder, asks, names=["node7.example.com"]
         )
         self.server.open()
 

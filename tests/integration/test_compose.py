@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from tests.support.jars import ROOT, executable, jars
 from tests.support.kafka import KafkaBroker, Outgoing, produce
 from tests.support.process import free_ports, spawn, tail, wait_until

@@ -77,7 +77,7 @@ class Page:
 
     def __init__(self, browser: Browser) -> None:
         self.now, self.browser = HEALTHY, browser
-        self.server = AdminServer(("127.0.0.1", 0), lambda: self.now, Metrics(lambda: self.now))
+        self.server = AdminServer(("127.0.0.1", 0), lambda: self.now, Metrics(lambda: self.now).render)
         self.server.open()
 
     def show(self, now: StatusSnapshot, *, width: int = 1_280, dark: bool = False) -> None:
@@ -233,7 +233,11 @@ def test_focus_stays_on_a_button_that_is_replaced(page: Page) -> None:
     kinds = [LetterKind("paid", "HTTP 400", 1, 0, 0, 1)]
     page.server.close()
     page.server = AdminServer(
-        ("127.0.0.1", 0), lambda: page.now, Metrics(lambda: page.now), tokens={"letters": "x"}, kinds=lambda: kinds
+        ("127.0.0.1", 0),
+        lambda: page.now,
+        Metrics(lambda: page.now).render,
+        tokens={"letters": "x"},
+        kinds=lambda: kinds,
     )
     page.server.open()
     page.show(STATES["degraded"])

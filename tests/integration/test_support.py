@@ -51,7 +51,7 @@ class Scene:
         self.state, self.config = folder / "state", folder / "sidecar.yaml"
         self.config.write_text(CONFIG.replace("SECRET", SECRET).replace("STATE", str(self.state)))
         self.status, self.asked = NOW, 0
-        self.server = AdminServer(("127.0.0.1", 0), self.snapshot, Metrics(lambda: self.status), self.state)
+        self.server = AdminServer(("127.0.0.1", 0), self.snapshot, Metrics(lambda: self.status).render, self.state)
         store = Store(self.state)
         store.bind("c1", "g")
         kept = StoredLetter("orders", 3, 7, "9f3ac2d1", "paid", ANSWER, 400, (), 1, MESSAGE.encode(), MESSAGE.encode())

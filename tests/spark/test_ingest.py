@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.parts import Batch
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.config.spark import Merge
 from sidecar.config.table.layout import UNSET
 from sidecar.core.parts import Batch

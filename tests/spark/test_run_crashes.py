@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.executor.task import Job

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.books import Books
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet

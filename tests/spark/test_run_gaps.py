@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from structlog.testing import capture_logs
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CONFIG, SidecarError
 from sidecar.spark import read_kafka_stream
 from sidecar.spark.failures import failure_of

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from structlog.testing import capture_logs
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry

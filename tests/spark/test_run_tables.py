@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 from structlog.testing import capture_logs
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.spark.run.tables.job import job_of
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.scenarios.exactly_once import new_topics

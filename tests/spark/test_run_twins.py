@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.kafka.columns import KafkaColumns

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import confluent_kafka as ck
 
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.core.records import Run
 from sidecar.daemon.lifecycle import Daemon
 from sidecar.daemon.signals import Signals

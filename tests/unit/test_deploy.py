@@ -15,7 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from sidecar.cli.file.validate import limit_mib
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.health import Problem

@@ -28,7 +28,7 @@ from sidecar import errors
 from sidecar.cli import EXIT_INTERRUPTED, MODULES, main
 from sidecar.cli.demo import EXIT_UNBALANCED
 from sidecar.cli.shared import manual
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.ops.health import DEGRADED, KINDS
 from sidecar.ops.snapshot import CUT_REASONS, STOP_REASONS

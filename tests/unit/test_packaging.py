@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.version import VERSION
 from tests.support.jars import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -82,7 +83,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 def test_the_distribution_and_the_import_have_their_names(wheel: zipfile.ZipFile) -> None:
     """The distribution is `consumer-sidecar` for Python 3.11 and later; it installs two packages."""
     found = metadata(wheel)
-    assert (found["Name"], found["Version"]) == ("consumer-sidecar", PROJECT["version"])
+    assert (found["Name"], found["Version"]) == ("consumer-sidecar", VERSION)
     assert found["Requires-Python"] == ">=3.11"
     assert found["License-Expression"] == "Apache-2.0"
     assert {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name} == {

@@ -10,7 +10,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import request
 from sidecar.cli.shared.output import say
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.errors import EXIT_CONFIG, EXIT_OK
 from sidecar.runtime.usable import refused_by_daemon
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import urllib3
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.printing import Column, Listing, line, numbers, show
-from sidecar.config.file.loader import load
-from sidecar.config.model import Settings
+from sidecar.config.document import FILE_PREFIX, KeyPath, expand, parse
+from sidecar.config.state_dir import default_dir
 from sidecar.core.books import BOOKS
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_OK, EXIT_UNAVAILABLE, UnavailableError
-from sidecar.ops.admin import reachable_url, read_address
+from sidecar.ops.client import NO_ANSWER, exchange, reachable_url, read_address
 from sidecar.ops.health import HEALTHY, Health
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from sidecar.config.model import Settings
+
 TIMEOUT_SECONDS = 5.0
-ANSWER_BYTES_MAX = 64 << 20
 _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", "problems", "retrying", "blocking"}
 
 
@@ -34,7 +35,7 @@ _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", 
 @click.option("--check", is_flag=True, help="Print only its health; exit with 69 unless it is healthy or degraded.")
 def status(path: str, as_json: bool, check: bool) -> int:
     """Show what the running daemon has consumed, delivered and still holds."""
-    snapshot = ask(load(path))
+    snapshot = _of_file(Path(path)) or ask(_load(path))
     if check:
         health = Health(**snapshot["health"])
         if as_json:
@@ -49,21 +50,39 @@ def status(path: str, as_json: bool, check: bool) -> int:
     return EXIT_OK
 
 
+def _load(path: str) -> Settings:
+    from sidecar.config.loader import load  # builds the whole model, which a daemon that answers makes needless
+
+    return load(path)
+
+
+def _of_file(file: Path) -> dict[str, Any] | None:
+    """The status object of the daemon in the state folder of this file; None if it takes the whole settings to know."""
+    try:
+        data = parse(file.read_text("utf-8-sig"), _expanded).data or {}
+        written, environ = (data.get("state") or {}).get("dir"), os.environ
+        folder = Path(written) if written else default_dir(environ, next(iter(data["source"].values()))["group_id"])
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return None
+    return _of_folder(folder) if not str(folder).startswith(("~", FILE_PREFIX)) else None
+
+
+def _expanded(text: str, path: KeyPath) -> str:
+    """The value of a key, as far as the state folder depends on it."""
+    return expand(text, os.environ) if "${" in text and path[-1] in ("dir", "group_id") else text
+
+
 def ask(settings: Settings) -> dict[str, Any]:
     """The status object of the daemon that runs with these settings.
 
     Raises:
         UnavailableError: No daemon runs, or something else answers at its address.
     """
-    folder = Path(settings.state.dir)
-    written = read_address(folder)
-    tried: list[str] = []
-    if written:
-        tried.append(written.url)
-        snapshot = _get(written.url)
-        # After kill -9 the file remains, and another daemon may have taken the port.
-        if snapshot is not None and snapshot.get("pid") == written.pid:
-            return snapshot
+    folder = settings.state.dir
+    address = read_address(folder)
+    tried = [address.url] if address else []
+    if (snapshot := _of_folder(folder)) is not None:
+        return snapshot
     if settings.admin.listen and settings.admin.listen.port:
         url = reachable_url(*settings.admin.listen)
         tried.append(url)
@@ -77,16 +96,22 @@ def ask(settings: Settings) -> dict[str, Any]:
     )
 
 
+def _of_folder(folder: Path) -> dict[str, Any] | None:
+    """The status object of the daemon that wrote its address into this folder; None if it does not answer."""
+    address = read_address(folder)
+    snapshot = _get(address.url) if address else None
+    # After kill -9 the file remains, and another daemon may have taken the port.
+    return snapshot if address and snapshot and snapshot.get("pid") == address.pid else None
+
+
 def _get(url: str) -> dict[str, Any] | None:
-    """The status object at this address, None if there is none. No proxy: the daemon is on this host."""
+    """The status object at this address, None if there is none."""
     try:
-        with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
-            answer = pool.request("GET", f"{url}/status", preload_content=False)
-            body = loads(answer.read(ANSWER_BYTES_MAX)) if answer.status == 200 else None
-            answer.close()
-    except (urllib3.exceptions.HTTPError, ValueError):
+        status, body = exchange(url, "status", TIMEOUT_SECONDS)
+        found = loads(body) if status == 200 else None
+    except NO_ANSWER:
         return None
-    return body if isinstance(body, dict) and body.keys() >= _EXPECTED else None
+    return found if isinstance(found, dict) and found.keys() >= _EXPECTED else None
 
 
 def lines(snapshot: dict[str, Any]) -> list[RenderableType]:

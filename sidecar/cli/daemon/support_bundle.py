@@ -15,11 +15,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import click
-import urllib3
 
 from sidecar.check.checks import checks_of
 from sidecar.check.findings import Finding, gather
@@ -28,14 +28,14 @@ from sidecar.cli.daemon.status import TIMEOUT_SECONDS, ask
 from sidecar.cli.file.check import running
 from sidecar.cli.file.validate import summary
 from sidecar.cli.shared.output import say
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CONFIG, SidecarError, StateError, UnavailableError
 from sidecar.files import put_shared
-from sidecar.ops.admin import read_address
+from sidecar.ops.client import exchange, read_address
 from sidecar.state.beside import LettersBeside
 from sidecar.state.inspection import Inspection
-from sidecar.version import version
+from sidecar.version import VERSION
 
 KINDS_MAX = 1_000
 """Of dead letters."""
@@ -86,7 +86,7 @@ def _packed(settings: Settings) -> bytes:
 
 def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
     """Names and contents; where one cannot be made, why."""
-    yield "README.txt", _ABOUT.format(version=version(), at=datetime.now(UTC).isoformat(timespec="seconds")).encode()
+    yield "README.txt", _ABOUT.format(version=VERSION, at=datetime.now(UTC).isoformat(timespec="seconds")).encode()
     makers: dict[str, Callable[[Settings], object]] = {
         "settings.json": lambda settings: settings.public(),
         "summary.txt": lambda settings: "\n".join(summary(settings)) + "\n",
@@ -101,7 +101,7 @@ def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
         try:
             made = make(settings)
             text = made if isinstance(made, str) else json.dumps(made, indent=2)
-        except (SidecarError, OSError, urllib3.exceptions.HTTPError) as error:
+        except (SidecarError, OSError, HTTPException) as error:
             yield f"{name}.error", without_text(f"{error}\n").encode(errors="backslashreplace")
         except Exception as error:  # noqa: BLE001
             yield f"{name}.error", _unexpected(error).encode()
@@ -133,8 +133,7 @@ def _metrics(settings: Settings) -> str:
     address = read_address(Path(settings.state.dir))
     if address is None:
         raise UnavailableError("no running daemon")
-    with urllib3.PoolManager(timeout=TIMEOUT_SECONDS, retries=False) as pool:
-        return pool.request("GET", f"{address.url}/metrics").data.decode()
+    return exchange(address.url, "metrics", TIMEOUT_SECONDS)[1].decode()
 
 
 def _letters(settings: Settings) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import click
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import request
 from sidecar.cli.shared.output import say, say_json, shown
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.ops.snapshot import TAP_OUTCOMES
 
 EVERY_S = 0.3

@@ -13,7 +13,7 @@ import click
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask, lines
 from sidecar.cli.shared.printing import line, show_again
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
 

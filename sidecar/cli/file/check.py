@@ -12,7 +12,7 @@ from sidecar.check.findings import Finding, exit_code, gather
 from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.output import say, say_json, say_marked, shown
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
 

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 
 from sidecar.cli import example
 from sidecar.cli.shared.output import say
-from sidecar.config.file.loader import InvalidConfigError, load
+from sidecar.config.loader import InvalidConfigError, load
 from sidecar.config.sinks import HttpSink
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource
-from sidecar.config.state.folder import default_dir
+from sidecar.config.state_dir import default_dir
 from sidecar.errors import StateError
 
 Value = TypeVar("Value", str, list[str])

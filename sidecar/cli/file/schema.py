@@ -12,6 +12,6 @@ from sidecar.cli.shared.output import say_json
 @click.option("-c", "--config", metavar="FILE", help="Accepted as by other commands, and ignored.")
 def schema(config: str | None) -> None:  # noqa: ARG001
     """Print the JSON Schema of the configuration file."""
-    from sidecar.config import schema as json_schema
+    from sidecar.config.schema import schema as json_schema
 
     say_json(json_schema(), indent=2)

@@ -13,7 +13,7 @@ from sidecar.cli.shared.output import say_json
 from sidecar.cli.shared.places import Place
 from sidecar.cli.shared.printing import Column, Listing, show
 from sidecar.config.base import HIDDEN
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.sinks import hide_query
 from sidecar.runtime.trial import Decision, SampleRequest, Trial, read_sample

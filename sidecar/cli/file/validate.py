@@ -8,8 +8,9 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
-from sidecar.config import InvalidConfigError, Settings, load
-from sidecar.config.file.explain import dotted
+from sidecar.config.document import dotted
+from sidecar.config.loader import InvalidConfigError, load
+from sidecar.config.model import Settings
 from sidecar.config.spark import Spark, Table
 from sidecar.config.units import Duration
 from sidecar.errors import EXIT_CONFIG, ConfigError

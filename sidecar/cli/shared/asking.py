@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import urllib3
 
-from sidecar.cli.daemon.status import ANSWER_BYTES_MAX, ask
+from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.output import say
 from sidecar.config.model import Settings
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.ops.admin import read_address
+from sidecar.ops.client import NO_ANSWER, exchange, read_address
 
 TIMEOUT_S = 15.0
 """Longer than the daemon takes to say that it does not know."""
@@ -142,17 +141,11 @@ def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, 
             hint="run this command as the user of the daemon, on its host",
         )
     try:
-        with urllib3.PoolManager(timeout=TIMEOUT_S, retries=False) as pool:
-            answer = pool.request(
-                "POST", f"{address.url}/{path}", json=fields,
-                headers={"Authorization": f"Bearer {address.token}"}, preload_content=False,
-            )  # fmt: skip
-            body = answer.read(ANSWER_BYTES_MAX)
-            answer.close()
-        if answer.status == 200:
+        status, body = exchange(address.url, path, TIMEOUT_S, fields, address.token)
+        if status == 200:
             found: dict[str, Any] = loads(body)
             return found
-    except (urllib3.exceptions.HTTPError, ValueError) as error:
+    except NO_ANSWER as error:
         raise UnavailableError(
             f"the daemon at {address.url} gave no answer, and it is not known whether that was done: {error}",
             hint="look at `sidecar status`, and ask again",

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from sidecar.cli import SECTIONS, main
-from sidecar.version import version
+from sidecar.version import VERSION
 
 PAGE = Path(__file__).parents[3] / "docs" / "man" / "sidecar.1"
 _STATUS = {
@@ -30,7 +30,7 @@ _STATUS = {
 def page() -> str:
     """The page in roff, with the macros of man(7)."""
     lines = [
-        f'.TH SIDECAR 1 "" "sidecar {version()}" "User Commands"',
+        f'.TH SIDECAR 1 "" "sidecar {VERSION}" "User Commands"',
         ".SH NAME",
         "sidecar \\- deliver each message of Kafka or RocketMQ once, in batches",
         ".SH SYNOPSIS",

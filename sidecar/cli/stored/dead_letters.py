@@ -13,7 +13,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.printing import Column, Listing, TimeType, agreed, numbers, progress
 from sidecar.cli.shared.printing import show as show_
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.messages.instants import instant_text

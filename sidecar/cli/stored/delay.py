@@ -14,7 +14,7 @@ from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.places import Place, place_argument
 from sidecar.cli.shared.printing import Column, Listing, TimeType, numbers
 from sidecar.cli.shared.printing import show as show_
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import END_MS
 from sidecar.core.records import TopicPartition

@@ -12,7 +12,7 @@ from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import answered
 from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.places import Place, place_argument
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.runtime.explaining import Explained

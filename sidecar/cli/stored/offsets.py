@@ -10,7 +10,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say_json
 from sidecar.cli.shared.printing import Column, Listing, agreed, numbers
 from sidecar.cli.shared.printing import show as show_
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.core.messages.instants import parse_instant
 from sidecar.errors import UnavailableError
 from sidecar.runtime.build import is_retried

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say_json
 from sidecar.cli.shared.printing import Column, Listing, numbers, show
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.core.messages.instants import instant_text
 from sidecar.errors import EXIT_DATA, EXIT_OK
 from sidecar.state.inspection import Content, Fault, Held, Inspection

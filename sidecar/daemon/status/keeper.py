@@ -37,7 +37,7 @@ from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker
 from sidecar.sinks.base import Maintains
 from sidecar.state.interface import State
-from sidecar.version import version
+from sidecar.version import VERSION
 
 LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
@@ -115,7 +115,7 @@ class StatusKeeper:
         return StatusSnapshot(
             group_id=self._group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
-            version=version(),
+            version=VERSION,
             live=True,
             totals=totals,
             lag=sum(lags) if lags else None,

@@ -156,10 +156,10 @@ def _serve_metrics(
     """Serve at the configured address, or at a free port if the daemon of the same file uses that."""
     metrics = IngestMetrics(progress, maintained)
     try:
-        server = AdminServer(listen, progress.latest, metrics, names=admin.names)
+        server = AdminServer(listen, progress.latest, metrics.render, names=admin.names)
         server.open()
     except UnavailableError:
-        server = AdminServer((listen.host, 0), progress.latest, metrics, names=admin.names)
+        server = AdminServer((listen.host, 0), progress.latest, metrics.render, names=admin.names)
         server.open()
         log.warning("ingest.moved", wanted=f"{listen.host}:{listen.port}", url=server.url)
     return server

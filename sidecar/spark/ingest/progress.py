@@ -21,7 +21,7 @@ from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS, MicroBatches
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.spark.table.metrics import table_counters
-from sidecar.version import version
+from sidecar.version import VERSION
 
 READ: Final = "sidecar_read"
 """Name of Spark's observation that counts the rows of the zone."""
@@ -84,7 +84,7 @@ class IngestProgress:
         return StatusSnapshot(
             group_id=self._group_id,
             started_at=self._started,
-            version=version(),
+            version=VERSION,
             live=self._live,
             lag=self.behind.rows if self.behind else None,
             problems=() if self._live else (Problem("ended", self._problem or "the queries have ended"),),

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sidecar.config.file.document import KeyPath
-from sidecar.config.file.loader import load
+from sidecar.config.document import KeyPath
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.table.layout import absolute
 from sidecar.spark.table.keys import refused_keys

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import orjson
 from pydantic import ValidationError
 
-from sidecar.config.file.document import KeyPath, Problem, parse
-from sidecar.config.file.explain import dotted, explain
-from sidecar.config.file.loader import load
+from sidecar.config.document import KeyPath, Problem, dotted, parse
+from sidecar.config.explain import explain
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource

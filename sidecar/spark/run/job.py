@@ -85,7 +85,7 @@ class SparkRun:
             if settings.admin.listen:
                 metrics = self._metrics(progress)
                 folder, names = Path(settings.state.dir), settings.admin.names
-                admin = AdminServer(settings.admin.listen, progress.latest, metrics, folder, names=names)
+                admin = AdminServer(settings.admin.listen, progress.latest, metrics.render, folder, names=names)
                 admin.open()
                 stack.callback(admin.close)
             open_probes(stack, settings.admin.probes, progress.latest)

@@ -30,7 +30,7 @@ from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.spark.run.twins.resolver import Resolved, Resolver
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.state.interface import State
-from sidecar.version import version
+from sidecar.version import VERSION
 
 OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
 """Rows before and after the filter in the JVM."""
@@ -336,7 +336,7 @@ class RunProgress:
         return StatusSnapshot(
             group_id=self._settings.source.group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
-            version=version(),
+            version=VERSION,
             live=self._live,
             totals=replace(self._tally.totals),
             lag=sum(lags) if lags else None,

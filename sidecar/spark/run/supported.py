@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sidecar.config.file.document import KeyPath
-from sidecar.config.file.loader import load
+from sidecar.config.document import KeyPath
+from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.schema import options
 from sidecar.config.source.rocketmq import RocketMqSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from sidecar.config.file.document import KeyPath
+from sidecar.config.document import KeyPath
 from sidecar.config.model import Settings
 from sidecar.config.spark import ONLY_DELTA, Table
 from sidecar.config.table.layout import KEYS, TableLayout, layout_of, lies_in

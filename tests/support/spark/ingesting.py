@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.parts import Batch
 from sidecar.zone import acknowledged
 from sidecar.zone.table import label_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.parts import Batch
 from sidecar.spark.ingest.job import SparkIngest
 from tests.support.landing import Sent, part, writer

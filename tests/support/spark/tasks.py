@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from sidecar.spark.run.executor.deliver import Task, deliver

@@ -13,7 +13,7 @@ import pytest
 from sidecar.check import folder as checked
 from sidecar.check.findings import Finding
 from sidecar.check.folder import check_folder, check_state
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.state.folder import StateFolder
 from tests.support.process import free_ports, missing
 

@@ -15,8 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import MODULES, main
-from sidecar.config import schema
+from sidecar.config.schema import schema
 from sidecar.errors import StateError
+from sidecar.ops.admin import AdminServer
+from sidecar.ops.snapshot import StatusSnapshot
 from tests.support.process import wait_until
 
 MINIMAL = Path(__file__).parents[3] / "config" / "minimal.yaml"
@@ -255,6 +257,56 @@ def test_validate_loads_no_client() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+SLOW_TO_IMPORT = (
+    "pydantic",
+    "numpy",
+    "structlog",
+    "confluent_kafka",
+    "urllib3",
+    "waitress",
+    "asyncio",
+    "importlib.metadata",
+)
+
+
+def imported_by(*command: str) -> str:
+    """Which packages that take long to import a command imports; its standard output is left out."""
+    program = (
+        f"import contextlib, io, sys; from sidecar.cli import main\nwith contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    assert main({list(command)!r}, standalone_mode=False) == 0\n"
+        f"print(sorted({set(SLOW_TO_IMPORT)!r} & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def test_help_imports_little() -> None:
+    """The help is there in the blink of an eye: it loads neither the settings model nor a client nor a logger."""
+    assert imported_by("--help") == "[]"
+
+
+@pytest.mark.parametrize("folder", ["dir", "group"])
+def test_status_of_a_running_daemon_imports_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """It reads the state folder out of the file, and there the daemon's address; the rest of the file is left alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    state = tmp_path / "sidecar" / "orders-sidecar"
+    state.mkdir(parents=True)
+    config = tmp_path / "sidecar.yaml"
+    section = "state: {dir: '${XDG_STATE_HOME}/sidecar/orders-sidecar'}\n" if folder == "dir" else ""
+    config.write_text(f"source: {{kafka: {{group_id: orders-sidecar}}}}\nsink: {{no: such}}\n{section}")
+    snapshot = StatusSnapshot("orders-sidecar", "2025-03-01T12:00:00+00:00", "0.1.0", live=True)
+    server = AdminServer(("127.0.0.1", 0), lambda: snapshot, state_dir=state)
+    server.open()
+    try:
+        assert imported_by("status", "-c", str(config), "--json") == "[]"
+        assert imported_by("status", "-c", str(config)) == "[]"
+    finally:
+        server.close()
 
 
 def test_broken_pipe_is_quiet() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sidecar.cli import main
 from sidecar.cli.file.init import Answers, rendered
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 
 FLAGS = {"--topics": "orders, returns", "--group": "g", "--url": "http://h:8080/in"}
 ENVIRON = {"HOME": "/home/me"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from sidecar.config import load, schema
+from sidecar.config.loader import load
 from sidecar.config.reference import BEGIN, DOCUMENTS, END, keys, keys_on_spark, renewed
-from sidecar.config.schema import Option, options
+from sidecar.config.schema import Option, options, schema
 from sidecar.config.source.kafka_properties import REFUSED
 from sidecar.spark.ingest.supported import load_for_ingest
 from tests.support.json_schema import violations

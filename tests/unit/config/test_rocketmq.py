@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sidecar.cli import main
 from sidecar.config.failures import DeadLetters
-from sidecar.config.file.loader import load
+from sidecar.config.loader import load
 from sidecar.core.messages.fields import Field
 
 GOOD = """\

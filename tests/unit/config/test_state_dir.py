@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config import InvalidConfigError, Settings, load
-from sidecar.config.state.folder import NAME_BYTES_MAX, folder_name
+from sidecar.config.loader import InvalidConfigError, load
+from sidecar.config.model import Settings
+from sidecar.config.state_dir import NAME_BYTES_MAX, folder_name
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
 from tests.support.jars import ROOT

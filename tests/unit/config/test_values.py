@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from sidecar.config import InvalidConfigError, Settings, load, schema
 from sidecar.config.base import Secret
 from sidecar.config.delay import Changelog
-from sidecar.config.file.document import parse
+from sidecar.config.document import parse
+from sidecar.config.loader import InvalidConfigError, load
+from sidecar.config.model import Settings
 from sidecar.config.postgresql import shown_url
+from sidecar.config.schema import schema
 from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.table.properties import Properties, check_retention
 from sidecar.config.tags import Tags

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import Settings, load
+from sidecar.config.loader import load
+from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.runtime.build import due_reader_of, rules_hash
 from tests.support.messages import ListColumns, Msg

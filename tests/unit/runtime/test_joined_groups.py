@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.runtime.build import groups_of, known_groups, pipeline_groups, pipeline_groups_of, rules_hash
 from tests.support.messages import ListColumns, Msg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.runtime.build import pushed_expression, rules_hash
 
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar import files
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module

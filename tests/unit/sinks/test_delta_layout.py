@@ -16,7 +16,7 @@ from deltalake.schema import PrimitiveType
 from structlog.testing import capture_logs
 
 from sidecar import files
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module

@@ -233,7 +233,8 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
     """The daemon is small: who has no pyarrow gets every other sink, and for this one the command that installs it."""
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "import sidecar.cli.daemon.run\nfrom sidecar.config import load\nfrom sidecar.sinks.build import build_sink\n"
+        "import sidecar.cli.daemon.run\nfrom sidecar.config.loader import load\n"
+        "from sidecar.sinks.build import build_sink\n"
         "from sidecar.errors import ConfigError\nfrom pathlib import Path\n"
         "try:\n    build_sink(load(Path(sys.argv[1])), None, None)\n"
         "except ConfigError as error:\n    print(error, '|', error.hint)\n"

@@ -11,7 +11,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.spark import workers
 from sidecar.spark.query.offsets import Span

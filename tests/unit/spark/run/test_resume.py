@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import ConfigError
 from sidecar.spark.ranges.windows import Windows

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from sidecar.spark.run.executor.rows import rows_of_place
 from sidecar.spark.run.executor.task import Job, Place

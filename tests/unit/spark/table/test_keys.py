@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sidecar.config import Settings
+from sidecar.config.model import Settings
 from sidecar.spark.table.keys import refused_keys
 from tests.support.spark.ingesting import config
 

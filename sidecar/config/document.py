@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
@@ -14,8 +17,78 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+SECRET_FILE_MAX_BYTES = 65_536
+FILE_PREFIX = "file:"
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(:-([^}]*))?\}|\$\{[^}]*\}?")
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """The text with ``${VAR}`` and ``${VAR:-default}`` replaced; ``$${`` stands for ``${``.
+
+    As in a shell, the default is also used for an empty variable.
+
+    Raises:
+        ValueError: A variable is not set and has no default, or a reference cannot be read.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match[1], match[3]
+        if match[0] == "$${":
+            return "${"
+        if name is None:
+            raise ValueError("has a ${ that is not ${VAR} or ${VAR:-default}; write $${ for a plain ${")
+        if default is not None:
+            return environ.get(name) or default
+        if name not in environ:
+            raise ValueError(
+                f"needs the environment variable {name}, which is not set; ${{{name}:-default}} sets a default"
+            )
+        return environ[name]
+
+    return _REFERENCE.sub(replace, text)
+
+
+def read_secret(reference: str, folder: Path) -> str:
+    """The secret in the file of ``file:PATH``, without the line end that editors add.
+
+    Args:
+        reference: ``file:PATH``; a relative path starts at `folder`.
+        folder: The folder of the configuration file.
+
+    Raises:
+        ValueError: The file is missing, cannot be read, is empty, too long or no text.
+    """
+    path = folder / reference.removeprefix(FILE_PREFIX)
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
+            raw = file.read(SECRET_FILE_MAX_BYTES + 1)
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"cannot be read from {path}: it is not UTF-8") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"cannot be read from {path}: {reason}") from None
+    if len(raw) > SECRET_FILE_MAX_BYTES:
+        raise ValueError(f"cannot be read from {path}: it is longer than {SECRET_FILE_MAX_BYTES} bytes")
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise ValueError(f"cannot be read from {path}: it is empty")
+    return text
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open without waiting: a pipe would block forever, and a device has no end."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ValueError("it is not a file")
+    return fd
+
+
 NODES_MAX = 20_000
 DEPTH_MAX = 32
+NAME_SHOWN_MAX = 200
+LINE_SHOWN_MAX = 400
 _TAG = "tag:yaml.org,2002:"
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -38,6 +111,25 @@ class Problem:
     value: str = ""
     """The value in a form that may be shown; empty if it may not, or has no meaning."""
     cure: str = ""
+
+    def line(self, file: str) -> str:
+        """The problem on one line, with its place in the file of this name."""
+        name = f"{printable(dotted(self.path), NAME_SHOWN_MAX)}: " if self.path else ""
+        value = f" ({self.value})" if self.value else ""
+        cure = f"; {self.cure}" if self.cure else ""
+        text = printable(self.text, LINE_SHOWN_MAX)
+        return f"{file}:{self.place.line}:{self.place.column}: {name}{text}{value}{cure}"
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """The path in its usual form: ``source.kafka.topics[1]``."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def printable(text: str, length_max: int) -> str:
+    """The text on one line of at most this length, whatever it contains."""
+    text = "".join(char if char.isprintable() else "?" for char in text[: length_max + 1])
+    return text if len(text) <= length_max else f"{text[:length_max]}…"
 
 
 @dataclass(slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from sidecar.config.base import HIDDEN, Expanded, secret_name
-from sidecar.config.file.document import Document, FilePosition, KeyPath, Problem
+from sidecar.config.document import Document, FilePosition, KeyPath, Problem, printable
 from sidecar.config.schema import options
 from sidecar.config.sinks import hide_query
 
@@ -63,11 +63,6 @@ def explain(error: ErrorDetails, document: Document) -> Problem:
     return Problem(place, path, text, "" if on_key else _shown(value, path), cure)
 
 
-def dotted(path: Iterable[str | int]) -> str:
-    """The path in its usual form: ``source.kafka.topics[1]``."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
-
-
 def _path(error: ErrorDetails, document: Document) -> tuple[KeyPath, bool]:
     """The error's path without pydantic's internal names, and whether it is about a key."""
     path: list[str | int] = []
@@ -90,12 +85,6 @@ def _shown(value: Any, path: KeyPath) -> str:
     if isinstance(value, Expanded):
         return printable(value.written, VALUE_SHOWN_MAX)
     return printable(str(value).lower() if isinstance(value, bool) else hide_query(str(value)), VALUE_SHOWN_MAX)
-
-
-def printable(text: str, length_max: int) -> str:
-    """The text on one line of at most this length, whatever it contains."""
-    text = "".join(char if char.isprintable() else "?" for char in text[: length_max + 1])
-    return text if len(text) <= length_max else f"{text[:length_max]}…"
 
 
 def _meant(path: KeyPath) -> str:

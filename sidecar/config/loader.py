@@ -10,16 +10,21 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from sidecar.config.base import Expanded
-from sidecar.config.file.document import Document, FilePosition, KeyPath, Problem, parse
-from sidecar.config.file.expand import FILE_PREFIX, expand, read_secret
-from sidecar.config.file.explain import dotted, explain, is_secret, printable
+from sidecar.config.document import (
+    FILE_PREFIX,
+    Document,
+    FilePosition,
+    KeyPath,
+    Problem,
+    expand,
+    parse,
+    read_secret,
+)
 from sidecar.config.model import Settings
 from sidecar.errors import ConfigError
 
 FILE_MAX_BYTES = 1 << 20
 PROBLEMS_SHOWN_MAX = 50
-NAME_SHOWN_MAX = 200
-LINE_SHOWN_MAX = 400
 Refusals: TypeAlias = Callable[[Settings], Iterable[tuple[KeyPath, str]]]
 """Further problems of valid settings: keys, present or missing, each with the reason."""
 HINT = "sidecar schema, or docs/configuration.md, for every key"
@@ -36,7 +41,7 @@ class InvalidConfigError(ConfigError):
     def __init__(self, file: str, problems: Sequence[Problem]) -> None:
         self.file = file
         self.problems = tuple(problems)
-        lines = [_line(file, problem) for problem in self.problems[:PROBLEMS_SHOWN_MAX]]
+        lines = [problem.line(file) for problem in self.problems[:PROBLEMS_SHOWN_MAX]]
         if hidden := len(self.problems) - len(lines):
             lines.append(f"and {hidden} more")
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
@@ -76,6 +81,8 @@ def _validate(document: Document, environ: Mapping[str, str]) -> Settings | list
     try:
         return Settings.model_validate(document.data, context=environ)
     except ValidationError as error:
+        from sidecar.config.explain import explain  # takes all keys apart, which a good file makes needless
+
         return [explain(details, document) for details in error.errors(include_url=False)]
 
 
@@ -100,6 +107,8 @@ class _Resolver:
         """The text with variables replaced, or the content of the file that it names."""
         value = expand(text, self._environ) if "${" in text else text
         if value.startswith(FILE_PREFIX):
+            from sidecar.config.explain import is_secret
+
             if not is_secret(path):
                 raise ValueError(f"cannot come from a file: {FILE_PREFIX} is for passwords, tokens and other secrets")
             return Expanded.of(read_secret(value, self._folder), text)
@@ -123,11 +132,3 @@ def _text(file: Path) -> str:
         before = raw[: error.start]
         place = FilePosition(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
         raise InvalidConfigError(str(file), [Problem(place, (), "is not UTF-8")]) from None
-
-
-def _line(file: str, problem: Problem) -> str:
-    name = f"{printable(dotted(problem.path), NAME_SHOWN_MAX)}: " if problem.path else ""
-    value = f" ({problem.value})" if problem.value else ""
-    cure = f"; {problem.cure}" if problem.cure else ""
-    text = printable(problem.text, LINE_SHOWN_MAX)
-    return f"{file}:{problem.place.line}:{problem.place.column}: {name}{text}{value}{cure}"

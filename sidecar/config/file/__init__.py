@@ -1,1 +1,0 @@
-"""Reading of the file's text into settings, or into its problems."""

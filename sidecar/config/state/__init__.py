@@ -1,1 +1,0 @@
-"""Settings of the state folder, and its default."""
