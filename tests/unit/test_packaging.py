@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from email.message import Message
 from email.parser import Parser
@@ -216,12 +215,6 @@ def circles(below: dict[str, set[str]]) -> dict[str, set[str]]:
         before, reached = len(left), set().union(*left.values())
         left = {name: found & left.keys() for name, found in left.items() if found & left.keys() and name in reached}
     return left
-
-
-def test_no_folder_has_more_than_15_modules() -> None:
-    """A package that grows beyond is divided by what its modules are about."""
-    counts = Counter(path.parent for path in PACKAGE.rglob("*.py"))
-    assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
 
 
 def test_unit_tests_lie_as_the_package_lies() -> None:
