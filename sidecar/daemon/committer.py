@@ -19,11 +19,11 @@ from sidecar.core.pipeline.commit_order import (
 )
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.absent import NoDelays
 from sidecar.daemon.ids import IdKeeper
-from sidecar.daemon.record import CHANGELOG, COMMIT, IDS, LEDGER, STORE, LoopRecord
+from sidecar.daemon.record import COMMIT, IDS, LEDGER, LoopRecord
 from sidecar.daemon.statewatch import StateWatch
-from sidecar.runtime.ledger_worker import LedgerWorker
+from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Source
 
@@ -44,9 +44,7 @@ class Committer:
         pipeline: Requests commits, and is notified of their ends.
         writer: Writes the journal of message ids.
         inbox: Receives a `StepEnded` for each step.
-        ledger: Has the claims; None if there is no ledger.
         watch: Reports whether the state folder is in its place.
-        delays: Keep the states of delayed messages, if any are held.
     """
 
     def __init__(
@@ -56,10 +54,10 @@ class Committer:
         writer: Worker,
         inbox: Inbox[StepEnded],
         ids: IdKeeper,
-        ledger: LedgerWorker | None,
+        ledger: NoLedger,
         watch: StateWatch,
         record: LoopRecord,
-        delays: Delays | None = None,
+        delays: NoDelays,
     ) -> None:
         self._pipeline = pipeline
         self._source = source
@@ -97,7 +95,7 @@ class Committer:
         return step
 
     def _ids_of_held(self) -> list[SettledIds]:
-        held = [] if self._delays is None else list(self._pipeline.commits.held_ids())
+        held = list(self._pipeline.commits.held_ids())
         self._ids.count_held(held)
         return held
 
@@ -107,12 +105,10 @@ class Committer:
                 self._record.commits.began(IDS)
                 self._writer.do(lambda: self._inbox.put(StepEnded(self._write(step))))
             case Settle(marks):
-                assert self._ledger is not None
                 self._record.commits.began(LEDGER)
                 self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(self._noted(LEDGER, "", ok=ok))))
             case Keep(items):
-                assert self._delays is not None
-                store = STORE if self._delays.takeovers is None else CHANGELOG
+                store = self._delays.takeovers.step
                 self._record.commits.began(store)
                 self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(self._kept(store, ok=ok))))
             case Publish(items):
@@ -126,7 +122,6 @@ class Committer:
                 self.committed(dict.fromkeys(tps, False), 0.0)
 
     def _kept(self, store: str, *, ok: bool) -> bool:
-        assert self._delays is not None
         return self._noted(store, f"delayed messages cannot be stored: {self._delays.problem}", ok=ok)
 
     def _noted(self, step: str, reason: str, *, ok: bool) -> bool:
@@ -143,13 +138,12 @@ class Committer:
         return not reason
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """Record the end of the source's commit, or that none was made."""
+        """LoopRecord the end of the source's commit, or that none was made."""
         results = self._published.ended(results)
         self._published = Publish([])
         self._record.commits.ended(results, elapsed_s)
         self._pipeline.committed(results, time.monotonic() * 1000)
-        if self._delays is not None:
-            self._delays.owned.committed(results)
+        self._delays.committed(results)
 
     def now(self, tps: Iterable[TopicPartition], take_inbox: Callable[[float], None]) -> None:
         """Commit the settled state of these partitions, and wait for it; a commit under way is overtaken.
@@ -160,8 +154,7 @@ class Committer:
         """
         self._order.overtake()
         while self._order.busy:  # its entries must be known to be durable, or join this commit
-            if self._delays is not None:
-                self._delays.take_ends()
+            self._delays.take_ends()
             take_inbox(WAIT_S)
         self._pipeline.committed({}, time.monotonic() * 1000)  # its result is not awaited
         step: Step | None = self._begin(
@@ -179,9 +172,7 @@ class Committer:
         if isinstance(step, Journal):
             return self._writer.wait(lambda: self._write(step))
         if isinstance(step, Keep):
-            assert self._delays is not None
             return self._delays.keep_now(step.items)
-        assert self._ledger is not None
         return self._ledger.settle_now(step.marks)
 
     def forget(self, tps: Collection[TopicPartition]) -> None:

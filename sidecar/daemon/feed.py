@@ -9,8 +9,7 @@ import structlog
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
-from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.delays.takeovers import TakeoverEnded
+from sidecar.daemon.delays.absent import NoDelays
 from sidecar.daemon.ids import IdKeeper, IdsSorted, TakenPartition
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment, ReadPast, Remembers, SettledWindow, Source
@@ -27,7 +26,7 @@ class Feed:
     Args:
         snapshots: Have the offsets settled by an earlier process.
         has_ledger: Whether a ledger knows which messages above the watermark are settled.
-        delays: Hold delayed messages, if any are held.
+        delays: Hold delayed messages.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Feed:
         source: Source,
         ids: IdKeeper,
         snapshots: Snapshots,
-        delays: Delays | None = None,
+        delays: NoDelays,
         *,
         has_ledger: bool,
     ) -> None:
@@ -45,7 +44,7 @@ class Feed:
         self._ids = ids
         self._snapshots = snapshots
         self._delays = delays
-        self._takeovers = None if delays is None else delays.takeovers
+        self._takeovers = delays.takeovers
         self._has_ledger = has_ledger
 
     def take(self, assignments: Sequence[Assignment]) -> None:
@@ -62,11 +61,9 @@ class Feed:
             self._begin([(taken.assignment, taken.known)])
             self._go_on(taken)
 
-    def taken_over(self, told: TakeoverEnded) -> None:
-        """Handle a partition whose delayed messages were restored or could not be restored."""
-        assert self._takeovers is not None
-        if (taken := self._takeovers.ended(told)) is not None:
-            self._give([(taken.assignment, taken.known)])
+    def give(self, taken: TakenPartition) -> None:
+        """Give the core a partition whose delayed messages were restored."""
+        self._give([(taken.assignment, taken.known)])
 
     def _go_on(self, taken: TakenPartition) -> None:
         self.pause()
@@ -74,11 +71,7 @@ class Feed:
             self._read(item)
 
     def _begin(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
-        if self._takeovers is None:
-            self._give(assignments)
-            return
-        for assignment, known in assignments:
-            self._takeovers.begin(assignment, known)
+        self._give([each for each in assignments if self._takeovers.begin(*each) is None])
 
     def _give(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
         is_stale = False
@@ -86,8 +79,7 @@ class Feed:
             self._snapshots.assignments[assignment.tp] = assignment
             self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
             is_stale |= self._load_positions(assignment, known)
-            if self._delays is not None:
-                self._delays.owned.take([assignment])
+            self._delays.take(assignment)
         if is_stale:
             self._snapshots.now()
 
@@ -121,19 +113,16 @@ class Feed:
 
     def poll(self) -> None:
         """Pass new messages to the core, and those that are due; calls the source's listener meanwhile."""
-        for taken in () if self._takeovers is None else self._takeovers.proved():
+        for taken in self._takeovers.proved():
             self._go_on(taken)
-        for tp, reason in ({} if self._takeovers is None else self._takeovers.stale()).items():
+        for tp, reason in self._takeovers.stale().items():
             log.warning("partition.reloaded", **tp.fields(), reason=reason)
-            if self._takeovers is not None and tp in self._takeovers.outdated and isinstance(self._source, Remembers):
+            if tp in self._takeovers.outdated and isinstance(self._source, Remembers):
                 self._source.distrust(tp)
             self._source.reload(tp)
-        if self._delays is not None:
-            self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
-        patience_s = self._patience_s()
-        if self._delays is not None:
-            # Not 0: a due message that cannot be read must not make the loop spin.
-            patience_s = max(DUE_POLL_S, min(patience_s, self._delays.wait_s()))
+        self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
+        # Not 0: a due message that cannot be read must not make the loop spin.
+        patience_s = min(self._patience_s(), max(DUE_POLL_S, self._delays.wait_s()))
         for item in self._source.poll(patience_s):
             self._read(item)
 
@@ -145,12 +134,11 @@ class Feed:
     @property
     def _loading(self) -> frozenset[TopicPartition]:
         """The partitions that the core does not have yet, or may not read."""
-        return frozenset(self._ids.loading) | frozenset(self._takeovers.loading if self._takeovers is not None else ())
+        return frozenset(self._ids.loading) | frozenset(self._takeovers.loading)
 
     def _waiting(self, tp: TopicPartition) -> TakenPartition | None:
         """A partition of `_loading`."""
-        taken = self._ids.loading.get(tp)
-        return taken if taken or self._takeovers is None else self._takeovers.loading.get(tp)
+        return self._ids.loading.get(tp) or self._takeovers.loading.get(tp)
 
     def _read(self, item: Run | ReadPast) -> None:
         if (taken := self._waiting(item.tp)) is not None:
@@ -166,7 +154,7 @@ class Feed:
             return min(BUSY_POLL_S, max(DUE_POLL_S, (now_ms - commits.begun_ms) / 4_000))
         if self._pipeline.delivery.outbox.groups:
             return BUSY_POLL_S
-        if self._takeovers is not None and self._takeovers.is_adopting:
+        if self._takeovers.is_adopting:
             return BUSY_POLL_S
         if self._pipeline.idle:
             return self._source.idle_poll_s

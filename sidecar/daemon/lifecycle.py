@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -17,11 +18,8 @@ from sidecar import threads
 from sidecar.allocator import give_back_large, share_heaps
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import StateBudget
-from sidecar.daemon.delays.answers import listing
-from sidecar.daemon.delays.build import open_delays
-from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Questions
+from sidecar.daemon.delays.absent import NoDelays, NoTakeovers, refuse_stranded
 from sidecar.daemon.heap import Heap
-from sidecar.daemon.mail import Told
 from sidecar.daemon.notify import Notifier
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.reload import ConfigReload
@@ -40,12 +38,11 @@ from sidecar.runtime.build import (
     plan_memory,
     pushed_expression,
     rules_hash,
-    sought_of,
 )
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter
 from sidecar.runtime.dead_letters import open_dead_letters
 from sidecar.runtime.lane import refusal
-from sidecar.runtime.ledger_worker import LedgerWorker, open_ledger_worker
+from sidecar.runtime.ledger_worker import LedgerWorker, NoLedger, open_ledger_worker
 from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Source, TakesBack
@@ -117,7 +114,7 @@ class Daemon:
         state = stack.enter_context(closing(Store(settings.state.dir)))
         damages = tell_damages(state)
         writer = stack.enter_context(closing(Worker()))
-        inbox: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
 
         def owner() -> Owner:
@@ -125,8 +122,7 @@ class Daemon:
             return Owner(group, state.cluster_id if settings.source.kafka_ else "")
 
         ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox, owner)
-        if ledger is not None:
-            stack.enter_context(closing(ledger))
+        stack.enter_context(closing(ledger))
         source = self._source(settings, state) if self._source else make_source(settings, rules, state, ledger)
         pipeline, sink = build(settings, source.columns)
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
@@ -135,7 +131,12 @@ class Daemon:
         dead_letter_writer = DeadLetterWriter(
             open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
         )
-        delays = open_delays(stack, settings, rules, pipeline, source.columns, inbox, _tell, owner)
+        refuse_stranded(settings)
+        delays = NoDelays(NoTakeovers())
+        if settings.delay is not None:
+            from sidecar.daemon.delays.build import open_delays
+
+            delays = open_delays(stack, settings, settings.delay, rules, pipeline, source.columns, inbox, _tell, owner)
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, dead_letter_writer, ledger, dedup.memory_bytes, delays
         )
@@ -153,16 +154,15 @@ class Daemon:
             hooks = pipeline.intake, pipeline.delivery.delivered, supervisor.effects
             asks: dict[str, Ask] = {
                 "config": reload.ask,
-                "tap": (Taps(*hooks, delays.origin) if delays else Taps(*hooks)).ask,
+                "tap": Taps(*hooks, delays.origin).ask,
+                **delays.asks(inbox, lambda: reload.settings),
             }
-            if delays:
-                asks["delay"] = Questions(inbox.put, partial(_listing, reload)).ask
             url = self._open_admin(stack, place, keeper, asks)
         open_probes(stack, settings.admin.probes, keeper.latest)
         log.info("daemon.starting", group_id=group, admin=url, version=VERSION)
         with _tells_when_slow(supervisor.record):
             source.open(supervisor.listener)
-            reserved = STORES_CHARACTERS if delays else 0
+            reserved = STORES_CHARACTERS if settings.delay else 0
             pipeline.partitions.limit(StateBudget.within(source.metadata_characters - reserved))
         supervisor.record.joined()
         stack.callback(source.close)
@@ -251,16 +251,12 @@ def _tells_when_slow(record: LoopRecord) -> Iterator[None]:
         done.set()
 
 
-def _listing(reload: ConfigReload, peek: Callable[[int], Peeked], asked: Listing) -> Answer:
-    return listing(peek, asked, sought_of(reload.settings, asked.tag, asked.group))
-
-
-def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWorker | None = None) -> Source:
+def make_source(settings: Settings, rules: Rules, state: State, ledger: NoLedger) -> Source:
     """Create the configured source.
 
     Args:
         state: Storage that survives a crash.
-        ledger: Lets members of the group exchange messages; None if there is no ledger.
+        ledger: Lets members of the group exchange messages, if they share it.
 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.
@@ -279,7 +275,7 @@ def make_source(settings: Settings, rules: Rules, state: State, ledger: LedgerWo
         keeps_order=settings.sink.chosen.keeps_order,
         remembers_ids=settings.dedup.remembers_ids,
         lane_refusal=refusal(settings),
-        exchange=ledger if ledger and chosen and chosen.postgresql else None,
+        exchange=ledger if isinstance(ledger, LedgerWorker) and chosen and chosen.postgresql else None,
         tell=_tell,
     )
     return build_source(settings.source, context)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import TypeAlias, assert_never
+from collections.abc import Mapping
+from typing import Any
 
 from sidecar import threads
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.committer import Committer, StepEnded
-from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.delays.questions import Question
-from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded
-from sidecar.daemon.delays.writing import Synced
+from sidecar.daemon.delays.absent import Receive
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.record import LoopRecord
@@ -24,21 +22,6 @@ from sidecar.runtime.senders import Answered
 TAKE_S = 0.05
 """About the longest that one `take` goes on: restores fill the inbox as fast as it is emptied."""
 
-Told: TypeAlias = (
-    Answered
-    | ClaimAnswered
-    | LettersStored
-    | StepEnded
-    | Synced
-    | Adopt
-    | TakeoverEnded
-    | Question
-    | IdsChanged
-    | IdsSorted
-    | Snapped
-)
-"""The kinds of messages in the inbox."""
-
 
 class Mail:
     """Dispatches the inbox; only for the main thread.
@@ -48,19 +31,19 @@ class Mail:
         committer: Gets the ends of a commit's steps.
         ids: Gets changes of ids by other programs.
         snapshots: Get the results of writes.
-        delays: Get the ends of the store's writes, if messages are held.
+        receivers: Handle the messages of the parts that are configured, by their kind.
     """
 
     def __init__(
         self,
-        inbox: queue.SimpleQueue[Told],
+        inbox: queue.SimpleQueue[Any],
         pipeline: Pipeline,
         record: LoopRecord,
         committer: Committer,
         ids: IdKeeper,
         feed: Feed,
         snapshots: Snapshots,
-        delays: Delays | None = None,
+        receivers: Mapping[type, Receive],
     ) -> None:
         self._inbox = inbox
         self._pipeline = pipeline
@@ -69,7 +52,7 @@ class Mail:
         self._ids = ids
         self._feed = feed
         self._snapshots = snapshots
-        self._delays = delays
+        self._receivers = receivers
 
     def take(self, timeout_s: float = 0.0) -> None:
         """Dispatch the messages in the inbox, waiting this long for the first; the next call goes on with the rest."""
@@ -84,7 +67,7 @@ class Mail:
             timeout_s = 0.0
             self._take(event, now_ms)
 
-    def _take(self, event: Told, now_ms: float) -> None:
+    def _take(self, event: Any, now_ms: float) -> None:
         match event:
             case Answered(batch_id, answer):
                 self._record.send_seconds.observe(answer.elapsed_ms / 1000)
@@ -98,21 +81,9 @@ class Mail:
                 self._snapshots.ended(event)
             case StepEnded():
                 self._committer.ended(event)
-            case Synced():
-                assert self._delays is not None
-                self._delays.ended(event, now_ms)
-            case Adopt():
-                assert self._delays is not None
-                assert self._delays.takeovers is not None
-                self._delays.takeovers.adopt(event)
-            case Question():
-                assert self._delays is not None
-                self._delays.requests.ask(event)
-            case TakeoverEnded():
-                self._feed.taken_over(event)
             case IdsChanged():
                 self._ids.changed(event)
             case IdsSorted():
                 self._feed.sorted(event)
             case _:
-                assert_never(event)
+                self._receivers[type(event)](event, now_ms)

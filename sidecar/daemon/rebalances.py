@@ -10,7 +10,7 @@ import structlog
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.committer import Committer
-from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.absent import NoDelays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.mail import Mail
@@ -32,7 +32,7 @@ class RebalanceListener:
         ids: Drops the ids of revoked partitions.
         feed: Gives assigned partitions to the core.
         mail: Brings the answers that a revocation waits for.
-        delays: Hold delayed messages, if any are held.
+        delays: Hold delayed messages.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RebalanceListener:
         feed: Feed,
         snapshots: Snapshots,
         mail: Mail,
-        delays: Delays | None = None,
+        delays: NoDelays,
     ) -> None:
         self._pipeline = pipeline
         self._record = record
@@ -66,12 +66,8 @@ class RebalanceListener:
         for assignment in assignments:
             if not assignment.resumed:
                 self._committer.begin_anew(assignment.tp)
-            if assignment.state.stores.epoch and (self._delays is None or self._delays.takeovers is None):
-                log.error("delay.elsewhere", **assignment.tp.fields())
-                self._record.left_behind.add(assignment.tp)
+        self._delays.assigned(assignments)
         self._feed.take(assignments)
-        if self._delays is not None:
-            self._delays.look_soon()
         names = [f"{assignment.tp}@{assignment.state.watermark}" for assignment in assignments]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
@@ -84,17 +80,13 @@ class RebalanceListener:
         """Settle and commit as much as possible of these partitions, which are revoked when this returns."""
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
-        both = self._with_stores(tps)
+        both = self._delays.with_stores(tps)
         self._pipeline.partitions.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self._pipeline.delivery.outbox.sending(set(both)) and time.monotonic() < deadline_s:
             self._mail.take(timeout_s=0.05)
         self._committer.now(both, self._mail.take)
         self._forget(tps, "partitions.revoked")
-
-    def _with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
-        """These partitions, and their delayed messages if any are held."""
-        return tps if self._delays is None else self._delays.owned.with_stores(tps)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """Drop these partitions, which already belong to another member; commit nothing."""
@@ -116,13 +108,11 @@ class RebalanceListener:
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         books = self._pipeline.books
         released = sum(books[tp].in_flight for tp in tps if tp in books)
-        both = self._with_stores(tps)
+        both = self._delays.with_stores(tps)
         self._pipeline.forget(both)
         self._ids.forget(tps)
         self._committer.forget(both)
-        if self._delays is not None:
-            self._delays.forget(tps)
-        self._record.left_behind.difference_update(tps)
+        self._delays.forget(tps)
         for tp in tps:
             self._snapshots.assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)

@@ -110,8 +110,6 @@ class LoopRecord:
         self.send_seconds = Histogram(SECONDS_BOUNDS)
         self.waits_for = "the broker"
         """What the start waits for; empty once it is over."""
-        self.left_behind: set[TopicPartition] = set()
-        """Partitions of which the last owner held delayed messages where this process has none."""
         self._assigned = False
         self._snapshot_failed = ""
         self._damaged: tuple[float, str] | None = None
@@ -168,10 +166,5 @@ class LoopRecord:
                 break
         if self._snapshot_failed:
             yield Problem("state", f"the state file cannot be written: {self._snapshot_failed}")
-        if self.left_behind:
-            tp, others = min(self.left_behind), len(self.left_behind) - 1
-            more = f" and of {others} more" if others else ""
-            cure = "set delay.store to changelog again, or to postgresql"
-            yield Problem("delay", f"the changelog of {tp}{more} may hold messages: {cure}")
         if self._damaged is not None and now_s - self._damaged[0] < TOLD_S:
             yield Problem("state_damaged", f"stored data was damaged or lost: {self._damaged[1]}")

@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import assert_never
+from typing import Any, assert_never
 
 import structlog
 
@@ -29,16 +29,16 @@ from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import DeadLetter, TopicPartition, group_label
 from sidecar.daemon.committer import Committer
-from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper
-from sidecar.daemon.mail import Mail, Told
+from sidecar.daemon.mail import Mail
 from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.runtime.dead_letter_writer import DeadLetterWriter
-from sidecar.runtime.ledger_worker import LedgerWorker
+from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.runtime.senders import Senders
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Source
@@ -48,23 +48,18 @@ log = structlog.get_logger()
 
 
 class Effects:
-    """Performs the core's effects.
-
-    Args:
-        ledger: The ledger, if there is one.
-        delays: Hold delayed messages, if any are held.
-    """
+    """Performs the core's effects."""
 
     def __init__(
         self,
         source: Source,
         senders: Senders,
         committer: Committer,
-        ledger: LedgerWorker | None,
+        ledger: NoLedger,
         dead_letter_writer: DeadLetterWriter,
         feed: Feed,
         listener: RebalanceListener,
-        delays: Delays | None = None,
+        delays: NoDelays,
     ) -> None:
         self._delays = delays
         self._source = source
@@ -86,15 +81,13 @@ class Effects:
             case Commit(items):
                 self._committer.begin(items)
             case Claim():
-                assert self._ledger is not None
                 self._ledger.claim(effect)
             case StoreDeadLetters(token, letters):
-                traced = letters if self._delays is None else self._delays.traced(letters)
+                traced = self._delays.traced(letters)
                 if self.letters_tap is not None:
                     self.letters_tap(traced)
                 self._dead_letter_writer.store(token, traced)
             case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
-                assert self._delays is not None
                 self._delays.perform(effect)
             case Flow():
                 self._feed.pause()
@@ -110,9 +103,8 @@ class Effects:
         if not tp.delayed:
             self._source.reload(tp)
             return
-        assert self._delays is not None
         self._committer.forget([tp])
-        self._delays.owned.reload(tp)
+        self._delays.reload(tp)
 
     def _log_batch(self, batch: Batch) -> None:
         log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
@@ -124,8 +116,6 @@ class Supervisor:
     Args:
         inbox: Takes the results of senders and writer.
         state: The state that outlives the process.
-        ledger: The ledger, if there is one.
-        delays: Hold delayed messages, if any are held.
     """
 
     def __init__(
@@ -133,14 +123,16 @@ class Supervisor:
         pipeline: Pipeline,
         source: Source,
         senders: Senders,
-        inbox: queue.SimpleQueue[Told],
+        inbox: queue.SimpleQueue[Any],
         writer: Worker,
         state: State,
         dead_letter_writer: DeadLetterWriter,
-        ledger: LedgerWorker | None = None,
+        ledger: NoLedger | None = None,
         ids_memory_bytes: int = MEMORY_BYTES,
-        delays: Delays | None = None,
+        delays: NoDelays | None = None,
     ) -> None:
+        ledger = ledger or NoLedger()
+        self.delays = delays = delays or NoDelays(NoTakeovers())
         self.pipeline = pipeline
         self.source = source
         self.senders = senders
@@ -151,15 +143,14 @@ class Supervisor:
         """Time of the last round after which nothing that had arrived was left unread."""
         self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
-        self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger is not None)
+        self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger.is_there)
         watch = StateWatch(state, pipeline, record)
         committer = Committer(pipeline, source, writer, inbox, ids, ledger, watch, record, delays)
-        self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots, delays)
+        self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots, delays.receivers(feed.give))
         self.listener = RebalanceListener(pipeline, record, committer, ids, feed, snapshots, self._mail, delays)
         """The source's listener."""
         self.effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener, delays)
-        self._tended = (watch, snapshots, ids, *([ledger] if ledger is not None else ()))
-        self.delays = delays
+        self._tended = watch, snapshots, ids, ledger
         self._drain_until_s: float | None = None
 
     @property
@@ -177,13 +168,11 @@ class Supervisor:
     def turn(self) -> bool:
         """Run one round: take answers, do what is due, read. Return False when a stop is complete."""
         now_s = self.progressed_s = time.monotonic()
-        if self.delays is not None:
-            self.delays.take_ends()  # a commit may wait for them
+        self.delays.take_ends()  # a commit may wait for them
         self._mail.take()
         for effect in self.pipeline.step(now_s * 1000):
             self.effects.perform(effect)
-        if self.delays is not None:
-            self.delays.tend(now_s * 1000)
+        self.delays.tend(now_s * 1000)
         for component in self._tended:
             component.tend(now_s)
         if self._drain_until_s is not None and (

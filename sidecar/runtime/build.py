@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.config.model import Settings
 from sidecar.config.tags import OFFSET_MSG_ID, canonical
@@ -24,15 +24,15 @@ from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
-from sidecar.delay.columns import BothColumns, HeldColumns
-from sidecar.delay.names.sought import Sought
 from sidecar.runtime.lane import lane_rules, refusal
-from sidecar.runtime.stored_rows import framer_of
 from sidecar.sinks.base import Sink
 from sidecar.sinks.build import build_sink
 from sidecar.sinks.formats import TagsOf
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import LaneColumns
+
+if TYPE_CHECKING:
+    from sidecar.delay.names.sought import Sought
 
 QUEUE_SHARE = 16
 """The client's queue gets 1/16 of the budget; one call may return four times the queue (measured: 15 of 4 MiB)."""
@@ -148,6 +148,9 @@ def known_groups(settings: Settings) -> tuple[str, ...]:
 
 def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
     """Held messages of a tag or a tag group, if they are given."""
+    from sidecar.delay.columns import HeldColumns
+    from sidecar.delay.names.sought import Sought
+
     read_tags, filter_ = _tag_reader(settings, HeldColumns(origins=True)), settings.tags.filter()
     return Sought(filter_, read_tags, tag_index_of(settings, filter_), tag, group)
 
@@ -214,10 +217,16 @@ def build_reading(settings: Settings, columns: Columns) -> tuple[ReadingRules, S
     """
     in_rows = columns
     if settings.delay:
+        from sidecar.delay.columns import BothColumns
+
         in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
     read_tags = _tag_reader(settings, columns)
     sink = sink_of(settings, in_rows, read_tags)
-    framer = framer_of(settings, columns, _tags_of(settings, read_tags), sink.framer)
+    framer = sink.framer
+    if settings.source.rocketmq:
+        from sidecar.runtime.stored_rows import framer_of
+
+        framer = framer_of(settings, columns, _tags_of(settings, read_tags), framer)
     filter_ = settings.tags.filter()
     lane = lane_rules(settings, filter_) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
     dedup, group_id = settings.dedup, settings.source.group_id

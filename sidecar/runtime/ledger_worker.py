@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
+from typing_extensions import override
 
 from sidecar.config.ledger import Ledger as LedgerSettings
 from sidecar.core.claims import ClaimEnd, Exchanged
 from sidecar.core.effects import Claim
 from sidecar.errors import ConfigError, SidecarError, extra
-from sidecar.ledger.interface import Ledger
-from sidecar.ledger.sqlite import SqliteLedger
 from sidecar.owner import Owner
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.state.interface import Damage
 
+if TYPE_CHECKING:
+    from sidecar.ledger.interface import Ledger
+
 PRUNE_EVERY_S = 1.0
 PRUNE_STEP = 2_000
-"""Limit of keys forgotten at once: takes a few milliseconds, during which no claim is made."""
+"""Limit of keys forgotten at once, which takes a few milliseconds. Claims that wait come before the next ones."""
 
 T = TypeVar("T")
 
@@ -35,13 +37,47 @@ class ClaimAnswered(NamedTuple):
     verdicts: list[list[int]] | None
 
 
-class LedgerWorker:
+class NoLedger:
+    """No ledger: the core claims nothing."""
+
+    is_there = False
+    problem = ""
+    """The reason for which the ledger cannot be used at present."""
+    transactions: Mapping[tuple[str, str], int] = {}
+    """Number of transactions by kind and result."""
+
+    def claim(self, effect: Claim) -> None:
+        """Claim rows; the answer goes to the inbox."""
+        raise NotImplementedError(effect)
+
+    def settle(self, marks: Sequence[ClaimEnd], settled: Callable[[bool], None]) -> None:
+        """Make these ends of claims durable; `settled`, called on the ledger's thread, gets whether they are."""
+        raise NotImplementedError(marks)
+
+    def settle_now(self, marks: Sequence[ClaimEnd]) -> bool:
+        """The same, and wait for it."""
+        raise NotImplementedError(marks)
+
+    def tend(self, now_s: float) -> None:
+        """Forget keys that are too old or too many.
+
+        Raises:
+            ConfigError: The ledger is another cluster's.
+        """
+
+    def close(self) -> None:
+        """Finish pending calls, then close the ledger."""
+
+
+class LedgerWorker(NoLedger):
     """Calls the ledger on a separate thread, one call after the other.
 
     Args:
         keep_ms: Time for which a key is remembered.
         inbox: Takes a `ClaimAnswered` for each claim.
     """
+
+    is_there = True
 
     def __init__(
         self,
@@ -51,10 +87,7 @@ class LedgerWorker:
         keys_max: int,
         inbox: Inbox[ClaimAnswered],
     ) -> None:
-        self.problem = ""
-        """The reason for which the ledger cannot be used at present."""
         self.transactions: Counter[tuple[str, str]] = Counter()
-        """Number of transactions by kind and result."""
         self._ledger = ledger
         self._claim_timeout_ms = claim_timeout_ms
         self._keep_ms = keep_ms
@@ -68,21 +101,20 @@ class LedgerWorker:
         """Why the ledger is never to be used."""
         self._thread = Worker("ledger")
 
+    @override
     def claim(self, effect: Claim) -> None:
-        """Claim rows; the answer goes to the inbox."""
-
         def job() -> None:
             verdicts = self._try("claim", lambda: self._ledger.claim(effect.wants, self._claim_timeout_ms))
             self._inbox.put(ClaimAnswered(effect.number, verdicts))
 
         self._thread.do(job)
 
+    @override
     def settle(self, marks: Sequence[ClaimEnd], settled: Callable[[bool], None]) -> None:
-        """Make these ends of claims durable; `settled`, called on the ledger's thread, gets whether they are."""
         self._thread.do(lambda: settled(self._settle(marks)))
 
+    @override
     def settle_now(self, marks: Sequence[ClaimEnd]) -> bool:
-        """The same, and wait for it."""
         return self._thread.wait(lambda: self._settle(marks))
 
     def _settle(self, marks: Sequence[ClaimEnd]) -> bool:
@@ -110,12 +142,8 @@ class LedgerWorker:
             exchanged, self._exchanged = self._exchanged, None
         return exchanged
 
+    @override
     def tend(self, now_s: float) -> None:
-        """Forget keys that are too old or too many: a few every second, more only while nothing else is to be done.
-
-        Raises:
-            ConfigError: The ledger is another cluster's.
-        """
         if self._refused is not None:
             raise self._refused
         if not self._pruning and now_s >= self._prune_at_s:
@@ -145,8 +173,8 @@ class LedgerWorker:
             self.problem = ""
         return answer
 
+    @override
     def close(self) -> None:
-        """Finish pending calls, then close the ledger."""
         self._pruning = True
         self._thread.close()
         self._ledger.close()
@@ -159,8 +187,8 @@ def open_ledger_worker(
     folder: Path,
     inbox: Inbox[ClaimAnswered],
     owner: Callable[[], Owner] | None = None,
-) -> LedgerWorker | None:
-    """The worker of the configured ledger, or None without a ledger. It connects at the first call.
+) -> NoLedger:
+    """The worker of the configured ledger, which connects at the first call.
 
     Args:
         owner: The group with its cluster, once that is known; None to compare no cluster.
@@ -169,7 +197,7 @@ def open_ledger_worker(
         ConfigError: A required package is not installed.
     """
     if settings is None:
-        return None
+        return NoLedger()
     limits = settings.remembering
     ledger = open_ledger(settings, group, folder, owner)
     return LedgerWorker(ledger, limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
@@ -178,6 +206,8 @@ def open_ledger_worker(
 def open_ledger(settings: LedgerSettings, group: str, folder: Path, owner: Callable[[], Owner] | None = None) -> Ledger:
     """The ledger itself; like `open_ledger_worker`."""
     if settings.postgresql is None:
+        from sidecar.ledger.sqlite import SqliteLedger
+
         return SqliteLedger(folder, _tell_damage, owner=owner)
     with extra("postgresql", "dedup.ledger.postgresql", "psycopg"):
         from sidecar.ledger.postgresql import PostgresqlLedger

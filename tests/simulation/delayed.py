@@ -43,6 +43,7 @@ from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publi
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
 from sidecar.core.windows.idruns import SortedRun, rising
+from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.owned import name_of
 from sidecar.daemon.delays.parked import unpacked
@@ -306,7 +307,7 @@ class Host:
         self.job: Job | None = None
         self.sends: dict[int, Batch] = {}
         self.letters: dict[int, StoreDeadLetters] = {}
-        takeovers = self._with_changelog(self._world.log) if self._world.log is not None else None
+        takeovers = self._with_changelog(self._world.log) if self._world.log is not None else NoTakeovers()
         cancel_s = inf if plan.seed % 2 else 0.0
         self.delays = Delays(
             self.pipeline, self.store, RowColumns(), "g", Rules(b"rule"), 1 << 40, self._begin, takeovers, cancel_s
@@ -331,12 +332,7 @@ class Host:
 
     def put(self, told: Adopt | TakeoverEnded) -> None:
         """The inbox: a takeover goes on."""
-        takeovers = self.delays.takeovers
-        assert takeovers is not None
-        if isinstance(told, Adopt):
-            takeovers.adopt(told)
-        elif (taken := takeovers.ended(told)) is not None:
-            self._give(taken.assignment)
+        self.delays.receivers(lambda taken: self._give(taken.assignment))[type(told)](told, self._world.now_ms)
 
     def restore(self) -> None:
         """The takeover is run."""
@@ -353,10 +349,8 @@ class Host:
         found = self._bare() if self._world.bare else self._committed()
         self.incarnation, self.position = found.incarnation, found.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
-        if self.delays.takeovers is None:
+        if self.delays.takeovers.begin(found, None) is None:
             self._give(found)
-        else:
-            self.delays.takeovers.begin(found, None)
 
     def _committed(self) -> Assignment:
         """What the broker's commit and the state folder tell."""
@@ -397,7 +391,7 @@ class Host:
             self.pipeline.intake.ids.forget(TP)
             self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
         self.pipeline.assign(TP, found.scope, found.state, found.lineage or Lineage())
-        self.delays.owned.take([found])
+        self.delays.take(found)
 
     def _window(self) -> Any:
         return self.pipeline.intake.ids.window(TP)
@@ -428,7 +422,7 @@ class Host:
 
     def step(self, effects_max: int = 1_000_000) -> None:
         """Let the core step."""
-        if self.delays.takeovers is not None and self.delays.takeovers.stale():
+        if self.delays.takeovers.stale():
             self.is_outdated |= TP in self.delays.takeovers.outdated
             self.reload()
         self.delays.tend(self._world.now_ms)
@@ -460,7 +454,7 @@ class Host:
                 self._land(self.commit.items)
             self.commit = None
             self.pipeline.committed({}, self._world.now_ms)
-        both = self.delays.owned.with_stores([TP])
+        both = self.delays.with_stores([TP])
         self.pipeline.forget(both)
         self.order.forget(both)
         self.delays.forget([TP])
@@ -475,7 +469,7 @@ class Host:
 
     def _reload_delayed(self) -> None:
         self.order.forget([TP.store])
-        self.delays.owned.reload(TP.store)
+        self.delays.reload(TP.store)
 
     def _do(self, step: Step | None) -> None:
         self.commit = step
@@ -522,7 +516,7 @@ class Host:
             results = step.ended({item.tp: True for item in step.items} if landed else {})
             self.commit = None
             self.pipeline.committed(results, self._world.now_ms)
-            self.delays.owned.committed(results)
+            self.delays.committed(results)
         assert not isinstance(step, Settle)
 
     def sync(self, lost: float) -> None:
@@ -546,10 +540,9 @@ class Host:
         """Read from the log."""
         if TP not in self.pipeline.partitions or TP in self.paused:
             return
-        if self.delays.takeovers is not None:
-            self.delays.takeovers.proved()
-            if TP in self.delays.takeovers.loading:
-                return
+        self.delays.takeovers.proved()
+        if TP in self.delays.takeovers.loading:
+            return
         rows = self.plan.log[self.position : self.position + count]
         if rows:
             self.position = rows[-1][0] + 1

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sidecar.config.model import Settings
 from sidecar.daemon.lifecycle import make_source
 from sidecar.runtime.build import rules_hash
+from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import Source
 from sidecar.sources.simulated import SimulatedBroker, SimulatedSource
 from sidecar.state.interface import State
@@ -47,7 +48,7 @@ class Origin(Protocol):
 def _made(source: Mapping[str, Any], folder: Path, member: str, state: State) -> Source:
     settings = {"source": source, "sink": {"console": {}}, "state": {"dir": str(folder / member)}}
     validated = Settings.model_validate(settings)
-    return make_source(validated, Rules(rules_hash(validated)), state)
+    return make_source(validated, Rules(rules_hash(validated)), state, NoLedger())
 
 
 class KafkaOrigin:

@@ -11,6 +11,7 @@ from sidecar.config.delay import Delay
 from sidecar.config.model import Settings
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns
+from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.left import LeftBehind, Reads, left_here
 from sidecar.daemon.delays.offline import left_behind
@@ -25,7 +26,7 @@ from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.partitions import PartitionStore
-from sidecar.errors import ConfigError, extra
+from sidecar.errors import extra
 from sidecar.owner import Owner
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Tell
@@ -41,36 +42,31 @@ MESSAGE_BYTES = 32
 def open_delays(
     stack: ExitStack,
     settings: Settings,
+    delay: Delay,
     rules: Rules,
     pipeline: Pipeline,
     columns: Columns,
     inbox: Inbox[Synced | Adopt | TakeoverEnded],
     tell: Tell,
     owner: Callable[[], Owner],
-) -> Delays | None:
-    """Open the store; None if there is no section `delay`.
+) -> Delays:
+    """Open the store of the section `delay`.
 
     Args:
         inbox: Takes the results of threads.
         owner: The group with its cluster, once that is known.
 
     Raises:
-        ConfigError: A store that is not configured holds messages.
         StateError: The folder cannot be used.
     """
-    folder = Path(settings.state.dir)
-    path, group_id = folder / "delay", settings.source.group_id
-    if path.exists() and (settings.delay is None or settings.delay.store != "local"):
-        _refuse_held(path, "the section delay is missing" if settings.delay is None else "delay.store is not local")
-    if settings.delay is None:
-        return None
-    store, takeovers = _open_store(stack, settings.delay, settings, folder, inbox, tell, owner)
+    group_id = settings.source.group_id
+    store, takeovers = _open_store(stack, delay, settings, Path(settings.state.dir), inbox, tell, owner)
     syncs = stack.enter_context(closing(Worker("delay")))
 
     def begin(job: Job) -> None:
         syncs.do(lambda: inbox.put(_synced(job)))
 
-    most = settings.delay.disk_max_bytes
+    most = delay.disk_max_bytes
     delays = Delays(pipeline, store, columns, group_id, rules, most, begin, takeovers)
     if isinstance(store, PartitionStore):
         names, reads = partial(tp_of, group_id), Reads(settings.source)
@@ -90,9 +86,9 @@ def _open_store(
     inbox: Inbox[Adopt | TakeoverEnded],
     tell: Tell,
     owner: Callable[[], Owner],
-) -> tuple[HeldStore, Takeovers | None]:
+) -> tuple[HeldStore, NoTakeovers]:
     if delay.store == "local":
-        return stack.enter_context(closing(PartitionStore(folder / "delay"))), None
+        return stack.enter_context(closing(PartitionStore(folder / "delay"))), NoTakeovers()
     changelog, restorer = _open_changelog(stack, delay, settings, tell, owner)
     store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)
     worker = Worker("restore", RESTORERS)
@@ -117,23 +113,6 @@ def _part_bytes(settings: Settings) -> int:
     """The size of the largest part that is parked, with what is kept of its messages beside the rows."""
     batch = settings.batch
     return 0 if settings.retry.park_after_ms is None else batch.max_bytes + MESSAGE_BYTES * batch.max_messages
-
-
-def _refuse_held(path: Path, why: str) -> None:
-    """Refuse to start while a store that is not used holds messages: they would never be delivered.
-
-    Raises:
-        ConfigError: It does.
-    """
-    with closing(PartitionStore(path)) as store:
-        numbers = store.names().values()
-        held, parked = sum(map(store.held, numbers)), sum(len(store.parked(number)) for number in numbers)
-    if held or parked:
-        raise ConfigError(
-            f"{held} delayed messages and {parked} parked batches are held in {path}, and {why}",
-            hint="keep the section delay, with store: local, until they are delivered; or remove the folder, which "
-            "drops them",
-        )
 
 
 def _synced(job: Job) -> Synced:

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Any
 
 import structlog
+from typing_extensions import override
 
+from sidecar.config.model import Settings
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.partition.reach import Reach
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
-from sidecar.daemon.delays.answers import counted, earliest_ms
+from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers, Receive
+from sidecar.daemon.delays.answers import counted, earliest_ms, listing
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
 from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.clock import SteadyClock
 from sidecar.daemon.delays.left import LeftBehind
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.parked import ParkedParts
+from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Question, Questions
 from sidecar.daemon.delays.requests import Requests
-from sidecar.daemon.delays.takeovers import Takeovers, wall_clock
+from sidecar.daemon.delays.takeovers import wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
+from sidecar.daemon.ids import TakenPartition
 from sidecar.delay.columns import original_of, packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Leave, Unread
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
+from sidecar.ops.admin import Ask
+from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import DelayStatus
-from sidecar.sources.base import RUN_BYTES
+from sidecar.runtime.build import sought_of
+from sidecar.runtime.worker import Inbox
+from sidecar.sources.base import RUN_BYTES, Assignment
 from sidecar.state.rules import Rules
 
 log = structlog.get_logger()
@@ -40,13 +50,13 @@ GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
 
 
-class Delays:
+class Delays(NoDelays):
     """The delayed messages of the owned partitions; only for the main thread.
 
     Args:
         disk_max_bytes: Size of the store at which partitions are read no more.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
-        takeovers: Restore what other owners put; None if no other host has the store.
+        takeovers: Restore what other owners put.
         cancel_s: Time after which a search for messages that are cancelled makes way for other work.
     """
 
@@ -59,16 +69,15 @@ class Delays:
         rules: Rules,
         disk_max_bytes: int,
         begin: Callable[[Job], None],
-        takeovers: Takeovers | None = None,
+        takeovers: NoTakeovers,
         cancel_s: float = STEP_S,
     ) -> None:
+        super().__init__(takeovers)
         self._pipeline = pipeline
         self._store = store
         self._columns = columns
         self._disk_max_bytes = disk_max_bytes
         self._cancel_s = cancel_s
-        self.takeovers = takeovers
-        """Restore what other owners put; None if no other host has the store."""
         self._writing = Writing(store, begin)
         numbers: dict[TopicPartition, int] = {}
         self._parked = ParkedParts(
@@ -77,13 +86,14 @@ class Delays:
         self.owned = Owned(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
         """The partitions."""
         self._changes = Changes(pipeline, store, self._writing.when_durable)
-        self._cancels = Cancels(pipeline, store, numbers, self._changes, self._writing.when_durable)
-        self.requests = Requests(
-            pipeline, store, numbers, lambda tp: self._is_loading(tp) or self._cancels.is_searching(tp), self._changes,
-            lambda: self._wall_ms,
-        )  # fmt: skip
+        self._cancels = cancels = Cancels(pipeline, store, numbers, self._changes, self._writing.when_durable)
+
+        def is_busy(tp: TopicPartition) -> bool:
+            return tp in takeovers.loading or cancels.is_searching(tp)
+
+        self.requests = Requests(pipeline, store, numbers, is_busy, self._changes, lambda: self._wall_ms)
         """What an operator asks."""
-        self.left: LeftBehind | None = None
+        self.left = LeftBehind(tuple, lambda job: job())
         """Looks for messages that nobody delivers."""
         self._waiting: deque[HoldUntilDue | CancelHeld | Park | Unpark] = deque()
         """What the store could not do yet."""
@@ -93,17 +103,36 @@ class Delays:
         self._contents = 0
         self._told_damages = 0
 
+    @override
+    def asks(self, inbox: Inbox[Any], settings: Callable[[], Settings]) -> Mapping[str, Ask]:
+        def listed(peek: Callable[[int], Peeked], asked: Listing) -> Answer:
+            return listing(peek, asked, sought_of(settings(), asked.tag, asked.group))
+
+        return {"delay": Questions(inbox.put, listed).ask}
+
+    @override
+    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
+        own = {Synced: self.ended, Question: lambda question, _: self.requests.ask(question)}
+        return {**self.takeovers.receivers(give), **own}
+
+    @override
+    def problems(self) -> list[Problem]:
+        found = self.takeovers.problems()
+        if problem := self.problem:
+            found.append(Problem("delay", f"delayed messages wait: {problem}"))
+        return found + [Problem("delay_left", str(left)) for left in self.left.found]
+
     @property
+    @override
     def problem(self) -> str:
-        """Why delayed messages wait, or cannot be held; empty if nothing is wrong."""
         if self._clock.is_ahead and not self._writing.problem:
             return "the clock stepped forward, and is not believed before that has lasted for a minute"
-        return self._writing.problem or (self.takeovers.problem if self.takeovers is not None else "")
+        return self._writing.problem or self.takeovers.problem
 
     # Holding
 
-    def perform(self, effect: HoldUntilDue | CancelHeld | Park | Fetch | Unpark) -> None:
-        """Hold, cancel, keep, read or remove in the store, in this order; the core is told when it is durable."""
+    @override
+    def perform(self, effect: DelayEffect) -> None:
         if isinstance(effect, Fetch):
             self._fetch(effect)
             return
@@ -168,19 +197,17 @@ class Delays:
     def _tell_held(self, tp: TopicPartition, token: int, position: int) -> None:
         self._writing.when_durable(lambda: self._pipeline.held(tp, token, position, self._now_ms))
 
+    @override
     def tend(self, now_ms: float) -> None:
-        """Begin to make durable what was put since the last write."""
         self._now_ms = now_ms
-        if self.takeovers is not None:
-            self.takeovers.tend()
+        self.takeovers.tend()
         self._do_all()
         self._cancel(self._cancel_s)
         self.requests.tend()
         self._changes.tend(now_ms)
         self._writing.sync()
         self._watch_size()
-        if self.left is not None:
-            self.left.tend()
+        self.left.tend()
         for damage in self._store.damages[self._told_damages :]:
             log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
         self._told_damages = len(self._store.damages)
@@ -207,46 +234,56 @@ class Delays:
         self._now_ms = now_ms
         self._writing.ended(synced)
 
-    def look_soon(self) -> None:
-        """Look for messages that nobody delivers, as partitions came or went."""
-        if self.left is not None:
-            self.left.look_soon()
+    # Partitions
 
+    @override
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        super().assigned(assignments)
+        self.left.look_soon()
+
+    @override
+    def take(self, assignment: Assignment) -> None:
+        self.owned.take([assignment])
+
+    @override
+    def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        return self.owned.with_stores(tps)
+
+    @override
+    def reload(self, tp: TopicPartition) -> None:
+        self.owned.reload(tp)
+
+    @override
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Drop partitions that are no longer owned."""
-        self.look_soon()
+        super().forget(tps)
+        self.left.look_soon()
         self.owned.forget(tps)
-        if self.takeovers is not None:
-            self.takeovers.forget(tps)
 
     # Delivering
 
+    @override
     def poll(self, now_ms: float, wall_ms: int) -> None:
-        """Hand messages to the core that are due, from the partitions that are not paused."""
         self._any_due = False
         self._wall_ms = self._clock.read(now_ms, wall_ms)
         for tp, number in self.owned.numbers.items():
             if self._may_read(tp):
                 self._read(tp, number, now_ms)
 
+    @override
     def wait_s(self) -> float:
-        """Time from the last `poll` until the next message may be due."""
         if self._any_due or (self._cancels.busy and not self._writing.problem):
             return 0.0
         due_ms = earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
         return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
 
+    @override
     def status(self) -> DelayStatus:
-        """What is held, and when it is due."""
         now_ms = self._wall_ms or time.time_ns() // 1_000_000
         return replace(counted(self._store, self.owned.numbers.values(), now_ms), read=self._contents)
 
-    def _is_loading(self, tp: TopicPartition) -> bool:
-        return self.takeovers is not None and tp in self.takeovers.loading
-
     def _may_read(self, tp: TopicPartition) -> bool:
         is_paused = tp.store in self._pipeline.gate.paused
-        return tp in self._pipeline.partitions and not is_paused and not self._is_loading(tp)
+        return tp in self._pipeline.partitions and not is_paused and tp not in self.takeovers.loading
 
     def _following(self, tp: TopicPartition, number: int) -> int | None:
         """The next position that is read out when its time comes; None if something else must happen before."""
@@ -294,28 +331,24 @@ class Delays:
 
     # Committing
 
+    @override
     def keep(self, items: Sequence[CommitItem], then: Callable[[bool], None]) -> None:
-        """Keep the states of delayed messages.
-
-        Args:
-            then: Called once they, and all messages that are on the way, are durable, or with False if they cannot be.
-        """
         if self._keep(items, self._cancel_s):
             self._writing.when_durable(partial(then, True), partial(then, False))  # noqa: FBT003
             self._writing.sync()
         else:
             then(False)  # noqa: FBT003
 
+    @override
     def take_ends(self) -> None:
-        """Tell who waits for what is durable meanwhile: a broker's acknowledgements do not come to the inbox.
-
-        Raises:
-            StateError: See `Writing.ended`.
-        """
         self._writing.sync()
 
+    @override
+    def committed(self, results: Mapping[TopicPartition, bool]) -> None:
+        self.owned.committed(results)
+
+    @override
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
-        """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
         return self._keep(items, inf) and self._writing.sync_now()
 
     def _keep(self, items: Iterable[CommitItem], patience_s: float) -> bool:
@@ -331,16 +364,14 @@ class Delays:
 
     # Dead letters
 
+    @override
     def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Dead letters with the places that their messages had at the source, where the messages may be gone.
-
-        Those of an earlier ownership are left out if their messages have ended since.
-        """
+        # Dead letters of an earlier ownership are left out if their messages have ended since.
         found = [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
         return [letter for letter in found if letter is not None]
 
+    @override
     def origin(self, tp: TopicPartition, position: int) -> int | None:
-        """The offset that a delayed message had at the source; None if the message has ended."""
         held = self._store.find(self.owned.number(tp.source), position)
         return self._parked.origin(tp, position) if held is None else held.origin
 

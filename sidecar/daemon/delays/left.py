@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
 from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -13,7 +15,7 @@ from sidecar.config.source.section import Source
 from sidecar.core.records import TopicPartition
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.partitions import PartitionStore
-from sidecar.errors import SidecarError
+from sidecar.errors import ConfigError, SidecarError
 
 LOOK_AFTER_S = 5.0
 """Time after partitions came or went: others of a topic may follow."""
@@ -128,3 +130,20 @@ def summed(counts: Iterable[tuple[str, int]], why: Callable[[str], str]) -> list
     for topic, count in counts:
         sums[topic] = sums.get(topic, 0) + count
     return [Left(topic, count, why(topic)) for topic, count in sums.items() if count]
+
+
+def refuse_held(path: Path, why: str) -> None:
+    """Refuse to start while a store that is not used holds messages: they would never be delivered.
+
+    Raises:
+        ConfigError: It does.
+    """
+    with closing(PartitionStore(path)) as store:
+        numbers = store.names().values()
+        held, parked = sum(map(store.held, numbers)), sum(len(store.parked(number)) for number in numbers)
+    if held or parked:
+        raise ConfigError(
+            f"{held} delayed messages and {parked} parked batches are held in {path}, and {why}",
+            hint="keep the section delay, with store: local, until they are delivered; or remove the folder, which "
+            "drops them",
+        )

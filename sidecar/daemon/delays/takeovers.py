@@ -7,17 +7,20 @@ that this owner appends counts for the next one. What comes meanwhile waits here
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
 from typing import NamedTuple
 
 import structlog
+from typing_extensions import override
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
+from sidecar.daemon.delays.absent import NoTakeovers, Receive
 from sidecar.daemon.ids import TakenPartition, overdue
+from sidecar.daemon.record import CHANGELOG
 from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
@@ -28,6 +31,7 @@ from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.blocks import SEQUENCE_BITS
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError, SidecarError, StateError
+from sidecar.ops.health import Problem
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import PartitionSnapshot
@@ -80,7 +84,7 @@ class TakeoverEnded(NamedTuple):
     result: TakenOver | Exception
 
 
-class Takeovers:
+class Takeovers(NoTakeovers):
     """The partitions that are being taken over; only for the main thread.
 
     Args:
@@ -88,6 +92,8 @@ class Takeovers:
         do: Runs a job on another thread.
         clock: Monotonic seconds.
     """
+
+    step = CHANGELOG
 
     def __init__(
         self,
@@ -107,7 +113,6 @@ class Takeovers:
         self._wall_ms = wall_ms
         self._clock = clock
         self.loading: dict[TopicPartition, TakenPartition] = {}
-        """The partitions that the core does not have yet, or may not read."""
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._reason = ""
         self._adopted_s = -ADOPTING_S
@@ -115,21 +120,36 @@ class Takeovers:
         """What did not fit to the offsets of partitions that the source is asked for again."""
         self._stale: set[TopicPartition] = set()
         self.outdated: set[TopicPartition] = set()
-        """Partitions that another member took over from the commit before the one in the state folder."""
 
     @property
+    @override
     def is_adopting(self) -> bool:
-        """Whether messages come one after another: the threads that read them wait for the main thread."""
         return self._clock() - self._adopted_s < ADOPTING_S
 
     @property
+    @override
     def problem(self) -> str:
-        """Why a partition has waited too long; empty if none has."""
         late = overdue(self.loading, self._clock())
         return f"{late}: {self._reason or 'they are being restored'}" if late else ""
 
+    @override
+    def assigned(self, assignments: Iterable[Assignment]) -> None:
+        pass
+
+    @override
+    def problems(self) -> list[Problem]:
+        return []
+
+    @override
+    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
+        def ended(told: TakeoverEnded, _: float) -> None:
+            if (taken := self.ended(told)) is not None:
+                give(taken)
+
+        return {Adopt: lambda told, _: self.adopt(told), TakeoverEnded: ended}
+
+    @override
     def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition:
-        """Begin to take a partition over; `ended` returns it later."""
         taken = self.loading[assignment.tp] = TakenPartition(assignment, known, 0, self._clock())
         self._begin(taken)
         return taken
@@ -204,19 +224,19 @@ class Takeovers:
         attempt.room.release()
         self._store.abandon(attempt.number)
 
+    @override
     def proved(self) -> list[TakenPartition]:
-        """Remove and return the partitions that may be read from now on."""
         owned = [tp for tp in self.loading if tp not in self._attempts]
         return [self.loading.pop(tp) for tp in owned if self._store.is_proved(self._name_of(tp))]
 
+    @override
     def stale(self) -> Mapping[TopicPartition, str]:
-        """The partitions that the source is to give anew, with the reason."""
         doubts = dict.fromkeys(self._stale, "its offset does not fit to its delayed messages: it is asked for again")
         outdated = dict.fromkeys(self.outdated, "its changelog tells of a later owner than the state folder")
         return doubts | outdated | dict(self._store.lost())
 
+    @override
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Drop partitions that are no longer owned."""
         for tp in tps:
             self.loading.pop(tp, None)
             self._stale.discard(tp)
@@ -225,8 +245,8 @@ class Takeovers:
             if attempt is not None and not attempt.is_over:
                 self._end(attempt)
 
+    @override
     def tend(self) -> None:
-        """Try again what failed."""
         now_s = self._clock()
         for attempt in list(self._attempts.values()):
             if attempt.taken.retry_at_s is not None and now_s >= attempt.taken.retry_at_s:

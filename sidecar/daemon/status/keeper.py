@@ -34,7 +34,7 @@ from sidecar.ops.snapshot import (
 )
 from sidecar.runtime.build import known_groups
 from sidecar.runtime.lane import refusal
-from sidecar.runtime.ledger_worker import LedgerWorker
+from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sinks.base import Maintains
 from sidecar.state.interface import State
 from sidecar.version import VERSION
@@ -52,7 +52,6 @@ class StatusKeeper:
 
     Args:
         supervisor: The supervisor of the daemon.
-        ledger: The ledger, if there is one.
         budget_bytes: What held messages may take of `memory.budget`.
         reload: Has the settings in force.
     """
@@ -60,7 +59,7 @@ class StatusKeeper:
     def __init__(
         self,
         supervisor: Supervisor,
-        ledger: LedgerWorker | None,
+        ledger: NoLedger,
         state: State,
         group_id: str,
         budget_bytes: int,
@@ -129,7 +128,7 @@ class StatusKeeper:
             retrying=tuple(retrying),
             blocking=tuple(blocking(pipeline)),
             dead_letters=self._count_dead_letters(),
-            delay=self._supervisor.delays.status() if self._supervisor.delays is not None else None,
+            delay=self._supervisor.delays.status(),
             lane=self._lane(),
             waiting=self._find_waiting(pipeline, now_s),
             activity=self._activity(pipeline),
@@ -191,7 +190,7 @@ class StatusKeeper:
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),
-            ledger=_NO_TRANSACTIONS | self._ledger.transactions if self._ledger else {},
+            ledger={**_NO_TRANSACTIONS, **self._ledger.transactions} if self._ledger.is_there else {},
             twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
             tags_refused=dict(pipeline.intake.refused),
             maintenance=dict(sink.maintained) if isinstance(sink, Maintains) else {},

@@ -17,7 +17,7 @@ from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem, all_filtered, causes
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
-from sidecar.runtime.ledger_worker import LedgerWorker
+from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import POPPED, SESSION
 
 LOOK_EVERY_S = 1.0
@@ -56,11 +56,11 @@ class Problems:
 
     Args:
         supervisor: The supervisor of the daemon.
-        ledger: The ledger, if there is one.
+        ledger: The ledger.
         chronicle: Logs stops of the intake.
     """
 
-    def __init__(self, supervisor: Supervisor, ledger: LedgerWorker | None, chronicle: Chronicle) -> None:
+    def __init__(self, supervisor: Supervisor, ledger: NoLedger, chronicle: Chronicle) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
         self._chronicle = chronicle
@@ -86,16 +86,13 @@ class Problems:
         pipeline = supervisor.pipeline
         problems = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
         problems += supervisor.ids.problems(now_s)
-        reason = "" if supervisor.delays is None else supervisor.delays.problem
-        problems += [problem for problem in self._intake(pipeline, now_s) if problem.text != _unread(reason)]
-        if reason:
-            problems.append(Problem("delay", f"delayed messages wait: {reason}"))
-        if supervisor.delays is not None and supervisor.delays.left is not None:
-            problems += [Problem("delay_left", str(left)) for left in supervisor.delays.left.found]
+        told = _unread(supervisor.delays.problem)
+        problems += [problem for problem in self._intake(pipeline, now_s) if problem.text != told]
+        problems += supervisor.delays.problems()
         source = supervisor.source
         for key, text in source.problems().items():
             problems.append(Problem(_KIND_OF.get(key, "broker"), f"{source.name}: {text}"))
-        if self._ledger is not None and self._ledger.problem:
+        if self._ledger.problem:
             problems.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {self._ledger.problem}"))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:
             problems.append(

@@ -96,7 +96,7 @@ class Taps:
         intake: Intake,
         deliveries: Deliveries,
         effects: Effects,
-        origin: Callable[[TopicPartition, int], int | None] = lambda _tp, _position: None,
+        origin: Callable[[TopicPartition, int], int | None],
     ) -> None:
         self._intake, self._deliveries, self._effects, self._origin = intake, deliveries, effects, origin
         self._taps: Mapping[str, Tap] = {}

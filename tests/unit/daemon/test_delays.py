@@ -14,6 +14,7 @@ from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
+from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import GOES_ON_AT, Delays
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
 from sidecar.delay.interface import HeldStore
@@ -55,7 +56,14 @@ class Scene:
         self.core, self.store = Shell().pipeline, Store()
         unused = cast(Any, None)
         self.delays = Delays(
-            self.core, cast(HeldStore, self.store), unused, "g", Rules(b"rule"), DISK_MAX, lambda job: None
+            self.core,
+            cast(HeldStore, self.store),
+            unused,
+            "g",
+            Rules(b"rule"),
+            DISK_MAX,
+            lambda job: None,
+            NoTakeovers(),
         )
         self.runs: list[Run] = []
         self.passed: list[int] = []

@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
+from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, OPEN_POLL_S, Feed
 from sidecar.daemon.ids import TakenPartition
 from sidecar.sources.base import Assignment, ReadPast, SettledWindow
@@ -29,6 +30,7 @@ class Fed:
     """A feed without delayed messages."""
 
     def __init__(self, *, has_ledger: bool = False, delays: Any = None) -> None:
+        delays = delays or NoDelays(NoTakeovers())
         self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True, commits=Mock(outstanding=False))
         self.pipeline.delivery.outbox.groups = ()
         self.pipeline.origins.copies_of.side_effect = lambda tps: frozenset({COPIES} if TP in tps else ())
@@ -170,12 +172,12 @@ def test_the_end_of_a_commit_is_looked_for_ever_less_often(ago_ms: float, least:
 @pytest.mark.parametrize(("due_s", "wait_s"), [(0.3, 0.3), (60.0, 0.7), (0.0, DUE_POLL_S)])
 def test_messages_that_fall_due_shorten_the_wait(due_s: float, wait_s: float) -> None:
     """Not to nothing: one that cannot be read must not make the loop spin."""
-    delays: Any = Mock(takeovers=None, **{"wait_s.return_value": due_s})
+    delays: Any = Mock(takeovers=NoTakeovers(), **{"wait_s.return_value": due_s})
     fed = Fed(delays=delays)
     assert fed.waits() == wait_s
     assert delays.poll.call_count == 1
     fed.feed.take([assignment()])
-    assert delays.owned.take.call_args.args == ([assignment()],)
+    assert delays.take.call_args.args == (assignment(),)
 
 
 def test_a_restore_under_way_shortens_the_wait() -> None:

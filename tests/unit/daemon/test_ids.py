@@ -19,7 +19,6 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
 from sidecar.daemon.lifecycle import leave
-from sidecar.daemon.mail import Told
 from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
@@ -139,7 +138,7 @@ class Life:
     def __init__(self) -> None:
         pipeline, sink = build(Settings.model_validate(SETTINGS), cast(Any, Columns()))
         self.broker, self.state, self.writer = Broker(), SlowState(), Worker()
-        inbox = self.inbox = queue.SimpleQueue[Told]()
+        inbox = self.inbox = queue.SimpleQueue[Any]()
         self.senders = Senders(sink, 1, inbox)
         self.letters = DeadLetterWriter(Mock(), inbox)
         self.supervisor = Supervisor(

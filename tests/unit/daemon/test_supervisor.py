@@ -19,8 +19,9 @@ from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.committer import Committer, StepEnded
+from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.mail import Mail, Told
+from sidecar.daemon.mail import Mail
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
@@ -100,7 +101,7 @@ class Broker:
 
 def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_not_made() -> None:
     """Its end would be taken for that of the next commit, whose parts would be sent before they are durable."""
-    broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[Told]()
+    broker, state, writer, inbox = Broker(), MemoryState(), Worker(), queue.SimpleQueue[Any]()
     core, unused = cast(Pipeline, Core()), cast(Any, None)
     supervisor = Supervisor(core, cast(Source, broker), unused, inbox, writer, state, unused)
     supervisor.turn()
@@ -133,10 +134,11 @@ class Held:
 @pytest.mark.timeout(20)
 def test_a_revocation_takes_the_acknowledgements_that_a_commit_waits_for() -> None:
     """Nobody else does while it waits for the end of that commit: it would never end."""
-    broker, writer, inbox, store, core = Broker(), Worker(), queue.SimpleQueue[Told](), Held(), Core()
+    broker, writer, inbox, store, core = Broker(), Worker(), queue.SimpleQueue[Any](), Held(), Core()
     core.effects = [Commit([CommitItem(KEPT.store, "scope", PartitionState(5, 5), 0)])]
     unused = cast(Any, None)
-    delays = Delays(cast(Pipeline, core), cast(HeldStore, store), unused, "g", Rules(b""), 1 << 30, unused)
+    held = cast(HeldStore, store)
+    delays = Delays(cast(Pipeline, core), held, unused, "g", Rules(b""), 1 << 30, unused, NoTakeovers())
     supervisor = Supervisor(
         cast(Pipeline, core), cast(Source, broker), unused, inbox, writer, MemoryState(), unused, delays=delays
     )
@@ -215,10 +217,10 @@ def test_delayed_messages_of_a_store_that_is_not_configured_are_told(epoch: int,
     supervisor, writer = supervised()
     state = PartitionState(5, 5, stores=Stores(7 if epoch else 0, (), epoch))
     supervisor.listener.assigned([Assignment(KEPT, "scope", state, "", 1, resumed=True, read_from=5)])
-    assert supervisor.record.left_behind == ({KEPT} if is_left else set())
+    assert [str(KEPT) in problem.text for problem in supervisor.delays.problems()] == [True] * is_left
     supervisor.listener.lost([KEPT])
     writer.close()
-    assert supervisor.record.left_behind == set()
+    assert supervisor.delays.problems() == []
 
 
 def supervised(broker: Broker | None = None, state: State | None = None) -> tuple[Supervisor, Worker]:
@@ -233,15 +235,15 @@ def supervised(broker: Broker | None = None, state: State | None = None) -> tupl
 def test_the_loop_goes_on_while_an_inbox_is_filled_as_fast_as_it_is_emptied() -> None:
     """Threads that restore delayed messages do that for as long as it takes."""
 
-    class Full(queue.SimpleQueue[Told]):
-        def get_nowait(self) -> Told:
+    class Full(queue.SimpleQueue[Any]):
+        def get_nowait(self) -> Any:
             return StepEnded(ok=True)
 
     supervisor, writer = supervised()
     taken: list[StepEnded] = []
     unused = cast(Any, None)
     committer = type("Committer", (), {"ended": lambda _, event: taken.append(event)})()
-    mail = Mail(Full(), supervisor.pipeline, supervisor.record, cast(Committer, committer), unused, unused, unused)
+    mail = Mail(Full(), supervisor.pipeline, supervisor.record, cast(Committer, committer), unused, unused, unused, {})
     mail.take()
     writer.close()
     assert taken

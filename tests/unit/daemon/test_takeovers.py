@@ -478,17 +478,8 @@ def test_other_partitions_are_read_meanwhile() -> None:
 def test_the_core_has_the_partition_when_it_was_taken_over() -> None:
     """It commits the epoch then."""
     fed = Fed()
-    fed.takeovers.ended.return_value = TakenPartition(assignment(), None, 0, 0.0)
-    fed.feed.taken_over(Mock())
+    fed.feed.give(TakenPartition(assignment(), None, 0, 0.0))
     assert fed.pipeline.assign.call_args.args[0] == TP
-
-
-def test_the_core_does_not_get_a_partition_that_was_not_taken_over() -> None:
-    """It is tried again."""
-    fed = Fed()
-    fed.takeovers.ended.return_value = None
-    fed.feed.taken_over(Mock())
-    assert not fed.pipeline.assign.called
 
 
 def test_the_source_gives_a_stale_partition_anew() -> None:

@@ -26,7 +26,7 @@ class Looked:
         reading = pipeline.intake._r
         pipeline.intake.change(replace(reading, tags=lambda tp, messages: [b"tag"] * len(messages)))
         self.hooks = pipeline.intake, pipeline.delivery.delivered
-        self.taps = Taps(self.hooks[0], self.hooks[1], self.effects)
+        self.taps = Taps(self.hooks[0], self.hooks[1], self.effects, lambda *_: None)
 
     def open(self, *outcomes: str, step: int = 1, group: str | None = None) -> dict[str, Any]:
         """A tap."""

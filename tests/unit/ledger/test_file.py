@@ -87,7 +87,7 @@ def test_a_file_of_another_cluster_is_refused(tmp_path: Path) -> None:
 
     def opened(cluster: str) -> LedgerWorker:
         worker = open_ledger_worker(settings, "g", 1_000, tmp_path, queue.SimpleQueue(), lambda: Owner("g", cluster))
-        assert worker is not None
+        assert isinstance(worker, LedgerWorker)
         return worker
 
     with closing(opened("c1")) as here:

@@ -46,13 +46,12 @@ class Claims:
         self._worker = open_ledger_worker(
             dedup.ledger, settings.source.group_id, dedup.capacity, Path(settings.state.dir), inbox
         )
-        if self._worker is not None:
-            stack.callback(self._worker.close)
+        stack.callback(self._worker.close)
 
     @property
     def problem(self) -> str:
         """The reason for which the ledger cannot be used at present."""
-        return "" if self._worker is None else self._worker.problem
+        return self._worker.problem
 
     @property
     def at_rest(self) -> bool:
@@ -61,14 +60,13 @@ class Claims:
 
     def claim(self, effect: Claim) -> None:
         """Claim rows."""
-        assert self._worker is not None
         self._worker.claim(effect)
 
     def tend(self, marks: Sequence[ClaimEnd], now_s: float) -> None:
         """Take the ends of claims that have become due, and tell the ledger, one call after the other."""
         for mark in marks:
             (self.errors if mark.state is ClaimState.ERROR else self._due).append(mark)
-        if self._worker is not None and self._due and not self._asked and now_s >= self._again_at_s:
+        if self._due and not self._asked and now_s >= self._again_at_s:
             self._asked, self._due = self._due, []
             self._worker.settle(self._asked, lambda ok: self._inbox.put(MarksAnswered(ok)))
 

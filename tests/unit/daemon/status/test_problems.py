@@ -15,13 +15,16 @@ import structlog
 from sidecar.core.books import Books
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.left import Left
+from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
+from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.left import Left, LeftBehind
 from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, LoopRecord
 from sidecar.daemon.status.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.status.problems import FULL_S, Problems
 from sidecar.ops.health import HEALTHY, KINDS, Problem, causes, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
+from sidecar.runtime.ledger_worker import NoLedger
 from tests.support.shell import ACK, RETRY, Shell, rows
 from tests.support.shell import TP as SHELL_TP
 
@@ -46,9 +49,14 @@ class World:
         source = SimpleNamespace(name="Kafka", problems=lambda: self.broker)
         ids = SimpleNamespace(problems=lambda now_s: [])
         self.supervisor = Mock(
-            pipeline=self.pipeline, record=self.record, source=source, ids=ids, delays=None, emptied_s=0.0
+            pipeline=self.pipeline,
+            record=self.record,
+            source=source,
+            ids=ids,
+            delays=NoDelays(NoTakeovers()),
+            emptied_s=0.0,
         )
-        self.problems = Problems(self.supervisor, None, Chronicle())
+        self.problems = Problems(self.supervisor, NoLedger(), Chronicle())
         self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
         self.totals = Books()
 
@@ -154,18 +162,28 @@ def test_one_cause_is_one_problem() -> None:
     assert causes(found[:2]) == found[:2]
 
 
+class Delayed(Delays):
+    """Delayed messages with a problem, or that nobody delivers."""
+
+    problem = ""
+
+    def __init__(self, problem: str, found: tuple[Left, ...] = ()) -> None:
+        self.problem, self.takeovers, self.left = problem, NoTakeovers(), LeftBehind(tuple, lambda job: job())
+        self.left.found = found
+
+
 def test_messages_that_nobody_delivers_are_told() -> None:
     """For each topic, with the number."""
     world = World()
     found = (Left("a", 1_200, "the topic does not exist"), Left("b", 1, "source.kafka.topics does not name it"))
-    world.supervisor.delays = SimpleNamespace(problem="", left=SimpleNamespace(found=found))
+    world.supervisor.delays = Delayed("", found)
     assert world.kinds(0.0) == ["delay_left", "delay_left"]
 
 
 def test_a_store_that_cannot_be_written_is_told_once() -> None:
     """Not as a store that is full, too, which it is not."""
     world = World()
-    world.supervisor.delays = SimpleNamespace(problem="no space", left=None)
+    world.supervisor.delays = Delayed("no space")
     world.pipeline.gate.stops = {"delay_full": "no space"}
     assert world.kinds(0.0) == ["delay"]
     world.pipeline.gate.stops = {"delay_full": "delayed messages take up delay.disk_max"}

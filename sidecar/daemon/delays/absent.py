@@ -1,0 +1,200 @@
+"""A daemon without the section `delay`: holds nothing, and notices messages that others left. Imports no store.
+
+`Delays` and `Takeovers` are the same with a store, so the main loop never asks whether there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import structlog
+
+from sidecar.config.model import Settings
+from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
+from sidecar.core.records import DeadLetter, TopicPartition
+from sidecar.daemon.ids import TakenPartition
+from sidecar.daemon.record import STORE
+from sidecar.ops.admin import Ask
+from sidecar.ops.health import Problem
+from sidecar.ops.snapshot import DelayStatus
+from sidecar.runtime.worker import Inbox
+from sidecar.sources.base import Assignment
+from sidecar.state.interface import PartitionSnapshot
+
+DelayEffect: TypeAlias = HoldUntilDue | CancelHeld | Park | Fetch | Unpark
+Receive: TypeAlias = Callable[[Any, float], None]
+"""Handles a message in the inbox, at this time in monotonic milliseconds."""
+
+log = structlog.get_logger()
+
+
+class NoTakeovers:
+    """No other host has this process's store: the core gets each partition at once."""
+
+    loading: Mapping[TopicPartition, TakenPartition] = {}
+    """The partitions that the core does not have yet, or may not read."""
+    outdated: Collection[TopicPartition] = ()
+    """Partitions that another member took over from the commit before the one in the state folder."""
+    step = STORE
+    """What a commit's step in the store is called in problems."""
+
+    def __init__(self) -> None:
+        self._elsewhere: set[TopicPartition] = set()
+        """Partitions of which the last owner held messages in a store that hosts share."""
+
+    @property
+    def is_adopting(self) -> bool:
+        """Whether messages come one after another: the threads that read them wait for the main thread."""
+        return False
+
+    @property
+    def problem(self) -> str:
+        """Why a partition has waited too long; empty if none has."""
+        return ""
+
+    def assigned(self, assignments: Iterable[Assignment]) -> None:
+        """Notice messages that are held elsewhere: nobody delivers them."""
+        for assignment in assignments:
+            if assignment.state.stores.epoch:
+                log.error("delay.elsewhere", **assignment.tp.fields())
+                self._elsewhere.add(assignment.tp)
+
+    def problems(self) -> list[Problem]:
+        """The partitions whose messages are elsewhere."""
+        if not self._elsewhere:
+            return []
+        tp, others = min(self._elsewhere), len(self._elsewhere) - 1
+        more = f" and of {others} more" if others else ""
+        cure = "set delay.store to changelog again, or to postgresql"
+        return [Problem("delay", f"the changelog of {tp}{more} may hold messages: {cure}")]
+
+    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:  # noqa: ARG002
+        """Handlers of the inbox's messages; they give the core partitions that were taken over."""
+        return {}
+
+    def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition | None:  # noqa: ARG002
+        """Begin to take a partition over; None if the core gets it at once."""
+        return None
+
+    def proved(self) -> list[TakenPartition]:
+        """Remove and return the partitions that may be read from now on."""
+        return []
+
+    def stale(self) -> Mapping[TopicPartition, str]:
+        """The partitions that the source is to give again, with the reason."""
+        return {}
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Drop partitions that are no longer owned."""
+        self._elsewhere.difference_update(tps)
+
+    def tend(self) -> None:
+        """Try again what failed."""
+
+
+class NoDelays:
+    """No delayed messages; only for the main thread."""
+
+    def __init__(self, takeovers: NoTakeovers) -> None:
+        self.takeovers = takeovers
+        """Restore what other owners put."""
+
+    @property
+    def problem(self) -> str:
+        """Why delayed messages wait, or cannot be held; empty if nothing is wrong."""
+        return ""
+
+    def asks(self, inbox: Inbox[Any], settings: Callable[[], Settings]) -> Mapping[str, Ask]:  # noqa: ARG002
+        """What an operator may ask, by the name in the address."""
+        return {}
+
+    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
+        """Handlers of the inbox's messages; they give the core partitions that were taken over."""
+        return self.takeovers.receivers(give)
+
+    def problems(self) -> list[Problem]:
+        """The present problems."""
+        return self.takeovers.problems()
+
+    def status(self) -> DelayStatus | None:
+        """What is held, and when it is due."""
+        return None
+
+    # Partitions
+
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        """Partitions were assigned; the core does not have them yet."""
+        self.takeovers.assigned(assignments)
+
+    def take(self, assignment: Assignment) -> None:
+        """Take the delayed messages of a partition that the core has just been given."""
+
+    def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        """These partitions, and the delayed messages of each."""
+        return tps
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Take delayed messages again that the core gave up, from the state that was kept."""
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Drop partitions that are no longer owned."""
+        self.takeovers.forget(tps)
+
+    # Holding and delivering
+
+    def perform(self, effect: DelayEffect) -> None:
+        """HoldUntilDue, cancel, keep, read or remove in the store: without one, the core asks for nothing."""
+        raise NotImplementedError(effect)
+
+    def poll(self, now_ms: float, wall_ms: int) -> None:
+        """Hand messages to the core that are due, from the partitions that are not paused."""
+
+    def wait_s(self) -> float:
+        """Time from the last `poll` until the next message may be due."""
+        return inf
+
+    def take_ends(self) -> None:
+        """Report what became durable meanwhile: a broker's acknowledgements do not come to the inbox."""
+
+    def tend(self, now_ms: float) -> None:
+        """Begin to make durable what was put since the last write."""
+
+    # Committing
+
+    def keep(self, items: Sequence[CommitItem], then: Callable[[bool], None]) -> None:  # noqa: ARG002
+        """Keep the states of delayed messages; `then` is called with whether all that they need is durable."""
+        then(True)  # noqa: FBT003
+
+    def keep_now(self, items: Sequence[CommitItem]) -> bool:  # noqa: ARG002
+        """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
+        return True
+
+    def committed(self, results: Mapping[TopicPartition, bool]) -> None:
+        """Forget what is below the watermarks of partitions that were committed."""
+
+    # Places
+
+    def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        """Dead letters with the places that their messages had at the source, where the messages may be gone."""
+        return list(letters)
+
+    def origin(self, tp: TopicPartition, position: int) -> int | None:  # noqa: ARG002
+        """The offset that a delayed message had at the source; None if the message has ended."""
+        return None
+
+
+def refuse_stranded(settings: Settings) -> None:
+    """Refuse to start while this host's store holds messages and is not configured: they would never be delivered.
+
+    Raises:
+        ConfigError: It does.
+        StateError: The folder cannot be used.
+    """
+    path, delay = Path(settings.state.dir) / "delay", settings.delay
+    if path.exists() and (delay is None or delay.store != "local"):
+        from sidecar.daemon.delays.left import refuse_held
+
+        refuse_held(path, "the section delay is missing" if delay is None else "delay.store is not local")
