@@ -138,7 +138,7 @@ class Committer:
         return not reason
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """LoopRecord the end of the source's commit, or that none was made."""
+        """Record the end of the source's commit, or that none was made."""
         results = self._published.ended(results)
         self._published = Publish([])
         self._record.commits.ended(results, elapsed_s)

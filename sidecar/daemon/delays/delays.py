@@ -14,6 +14,7 @@ import structlog
 from typing_extensions import override
 
 from sidecar.config.model import Settings
+from sidecar.core.delays import SteadyClock
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.partition.reach import Reach
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -22,7 +23,6 @@ from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers, Rec
 from sidecar.daemon.delays.answers import counted, earliest_ms, listing
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
 from sidecar.daemon.delays.changes import Changes
-from sidecar.daemon.delays.clock import SteadyClock
 from sidecar.daemon.delays.left import LeftBehind
 from sidecar.daemon.delays.owned import Owned
 from sidecar.daemon.delays.parked import ParkedParts

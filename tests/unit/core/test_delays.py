@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.daemon.delays.clock import LASTS_MS, STEP_MS, SteadyClock
+from sidecar.core.delays import LASTS_MS, STEP_MS, SteadyClock
 
 NOON_MS = 1_800_000_000_000
 
