@@ -10,8 +10,8 @@ from functools import partial
 
 from sidecar.core.records import Run
 from sidecar.runtime.build import plan_memory
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
-from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.pulling import Node
+from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.remoting.source import QUEUE_SHARE
 from sidecar.sources.rocketmq.wire.network import Link, Network

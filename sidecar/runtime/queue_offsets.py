@@ -15,8 +15,8 @@ from sidecar.errors import ConfigError, NoStateError, UnavailableError
 from sidecar.runtime.build import rules_hash
 from sidecar.runtime.group_offsets import WRITERS, GroupOffsets, PartitionOffsets
 from sidecar.sources.rocketmq.progress import QueueProgress
-from sidecar.sources.rocketmq.remoting.brokers import Brokers
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
+from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import RETRY, commit_waves, read_offset
 from sidecar.state.database import DATABASE_FILE

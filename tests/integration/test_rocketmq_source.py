@@ -16,7 +16,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sinks.formats import EnvelopeFramer
 from sidecar.sources.rocketmq.progress import QueueProgress
-from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.wire.messages import properties
 from tests.support.kafka import unique
 from tests.support.process import wait_until
@@ -257,7 +257,7 @@ def test_an_operator_s_reset_while_it_is_down_replays(
     rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An offset that was set back is read from, under new names, and a log event says so."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.owned.FLUSHED_AFTER_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.commits.FLUSHED_AFTER_S", 0.0)
     topic = queues(1)
     rocketmq.send_batch(topic, [b"a", b"b", b"c"])
     with Reader(rocketmq, group, [topic]) as first:
@@ -293,7 +293,7 @@ def test_the_floor_follows_a_queue_that_rests(
     rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the broker has on its disk by now is kept without another commit: below it an offset was set by somebody."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.owned.FLUSHED_AFTER_S", 0.1)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.commits.FLUSHED_AFTER_S", 0.1)
     monkeypatch.setattr("sidecar.sources.rocketmq.remoting.commits.IDLE_S", 0.1)
     topic = queues(1)
     rocketmq.send_batch(topic, [b"a", b"b", b"c"])
@@ -301,7 +301,7 @@ def test_the_floor_follows_a_queue_that_rests(
         reader.read(3)
         reader.commit()
         reader.until(lambda: any(one.floor == 3 for one in known(reader)), "the floor is where the commit is")
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.owned.FLUSHED_AFTER_S", 1_000.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.commits.FLUSHED_AFTER_S", 1_000.0)
     rocketmq.send(topic, [b"d"], queues=1)
     with Reader(rocketmq, group, [topic], state=reader.state) as again:
         again.read(1)

@@ -11,8 +11,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.records import Place
-from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
-from sidecar.sources.rocketmq.grpc.leases import EXTENDED_S, INVISIBLE_S, RELEASED_S
+from sidecar.sources.rocketmq.grpc.leases import EXTENDED_S, INVISIBLE_S, RELEASED_S, Attempts, Use
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 from tests.simulation.leased import LeasedWorld, Process
 from tests.simulation.leased_broker import TAGS, TOPIC, Chance

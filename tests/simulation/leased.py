@@ -17,7 +17,7 @@ from sidecar.core.messages.ids import key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger
-from sidecar.sources.rocketmq.leased import start
+from sidecar.sources.rocketmq.leased import slot
 from sidecar.sources.rocketmq.leased.client import LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedColumns, LeasedMessage
 from sidecar.sources.rocketmq.leased.exchange import MissedExchange
@@ -155,7 +155,7 @@ class LeasedWorld:
 
     def run(self, rounds: int = 400) -> None:
         """Faults for so many rounds, then none until all is settled."""
-        with patch.object(start, "time", self.wall):
+        with patch.object(slot, "time", self.wall):
             for _ in range(rounds):
                 self._round()
             self.chance.faulty = False

@@ -17,13 +17,13 @@ from sidecar.sources.rocketmq.remoting import (
     fetch,
     joining,
     members,
-    owned,
+    pulling,
+    pulls,
     routes,
     source,
     start,
 )
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
-from sidecar.sources.rocketmq.remoting.pulls import proofs, pulls
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties
 from tests.simulation.leased_broker import Inline
@@ -117,8 +117,7 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
         commits,
         joining,
         members,
-        owned,
-        proofs,
+        pulling,
         pulls,
         routes,
         source,

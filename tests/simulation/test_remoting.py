@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
-from sidecar.sources.rocketmq.remoting.owned import OwnedQueues
-from sidecar.sources.rocketmq.remoting.pulls.proofs import QueueProofs
+from sidecar.sources.rocketmq.remoting.commits import OwnedQueues
+from sidecar.sources.rocketmq.remoting.pulling import QueueProofs
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
 from sidecar.sources.rocketmq.wire.requests import read_offset
 from tests.simulation.remoting import run_remoting
@@ -37,7 +37,7 @@ def read_on_in_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a message beyond the old end, however many there are anew."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.pulls.LOOK_EVERY_S", 1e9)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.LOOK_EVERY_S", 1e9)
 
 
 def believe_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

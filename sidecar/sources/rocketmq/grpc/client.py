@@ -6,21 +6,343 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sidecar import threads
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Tell
-from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
-from sidecar.sources.rocketmq.grpc.attempts import Attempts
-from sidecar.sources.rocketmq.grpc.leases import Leases
-from sidecar.sources.rocketmq.grpc.receiver import GrpcReceiver
-from sidecar.sources.rocketmq.grpc.requests import REQUEST_S, GrpcRequests
-from sidecar.sources.rocketmq.grpc.sessions import Sessions
-from sidecar.sources.rocketmq.grpc.skipped import Skipped
+from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, OK, Attempts, Leases, Use
+from sidecar.sources.rocketmq.grpc.requests import BATCH_MAX, REQUEST_S, GrpcRequests
+from sidecar.sources.rocketmq.grpc.session import Session, Sessions
 from sidecar.sources.rocketmq.grpc.stubs import load
 from sidecar.sources.rocketmq.leased.client import HandedMessage
+from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
+
+SETTLES_S = 5.0
+"""Answers to several requests may overtake each other: an earlier message of the queue may come for this long."""
+RECENT_MAX = 64
+"""Limit of remembered places of a queue: more than one answer brings."""
+_NONE = 1 << 62
+
+
+@dataclass(slots=True)
+class _WatchedQueue:
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    """Commit-log position and offset of the last messages."""
+    highest: tuple[int, int] = (-1, -1)
+    """The highest of these and of earlier ones."""
+    old_end: int | None = None
+    """The offset after its last message before the topic was recreated, until the new queue's start is known."""
+    first: int = _NONE
+    """The first message since then, among those that arrived."""
+    told_at_s: float = 0.0
+    """Time at which both are compared, once there is a first message."""
+    known_of: int = 0
+    """The recreation of the topic whose effect on this queue is known."""
+
+
+@dataclass(slots=True)
+class _WatchedTopic:
+    """A topic at one broker."""
+
+    queues: dict[int, _WatchedQueue] = field(default_factory=dict)
+    recreations: int = 1
+    begins_at: int = _NONE
+    """Position of the first message since the last recreation, as far as known."""
+
+
+class Skipped:
+    """Watches the messages that are handed over."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._topics: dict[tuple[str, str], _WatchedTopic] = {}
+
+    def look(self, handed: HandedMessage, now_s: float) -> None:
+        """Look at a message that was handed over."""
+        name, broker, number, offset = handed.place
+        if name != handed.topic or offset < 0 or not handed.offset_message_id:
+            return
+        where = name, broker
+        topic = self._topics.get(where) or self._topics.setdefault(where, _WatchedTopic())
+        queue = topic.queues.get(number) or topic.queues.setdefault(number, _WatchedQueue())
+        position = int(handed.offset_message_id[-16:], 16)
+        stored = position, offset
+        if position > queue.highest[0] and offset <= queue.highest[1]:
+            old_end_at = queue.highest[0]
+            topic.queues[number] = queue = _WatchedQueue()
+            _begin(topic, old_end_at, position, now_s)
+            queue.known_of = topic.recreations
+        queue.recent.append(stored)
+        queue.highest = max(queue.highest, stored)
+        if queue.old_end is not None:
+            _note(queue, [stored], topic.begins_at, now_s)
+
+    def turn(self, now_s: float) -> None:
+        """Report the queues that are certain by now."""
+        for (name, broker), topic in self._topics.items():
+            for number, queue in topic.queues.items():
+                if queue.old_end is not None and queue.first < _NONE and now_s >= queue.told_at_s:
+                    if queue.first >= queue.old_end:
+                        self._say(TopicPartition(name, number, broker), queue.first)
+                    queue.old_end, queue.known_of = None, topic.recreations
+
+    def _say(self, tp: TopicPartition, offset: int) -> None:
+        action = "reset the group's offset to read them"
+        self._tell("offset.skipped", "error", {**tp.fields(), "offset": offset, "skipped": offset, "action": action})
+
+
+def _begin(topic: _WatchedTopic, old_end_at: int, first: int, now_s: float) -> None:
+    """Handle a queue that began anew: so did the others, somewhere after their earlier messages.
+
+    The queues of a topic may begin minutes apart. It is another recreation only if the queue had a message after the
+    last one.
+    """
+    if old_end_at >= topic.begins_at:
+        topic.recreations, topic.begins_at = topic.recreations + 1, first
+    topic.begins_at = min(topic.begins_at, first)
+    for queue in topic.queues.values():
+        older = [offset for position, offset in queue.recent if position < topic.begins_at]
+        if older and queue.known_of < topic.recreations:
+            queue.old_end, queue.first = max(older) + 1, _NONE
+            _note(queue, queue.recent, topic.begins_at, now_s)
+
+
+def _note(queue: _WatchedQueue, places: Iterable[tuple[int, int]], begins_at: int, now_s: float) -> None:
+    """Record the first of these since the topic was recreated, if it is earlier than the known one."""
+    first = min((offset for position, offset in places if position >= begins_at), default=_NONE)
+    if queue.first == _NONE > first:
+        queue.told_at_s = now_s + SETTLES_S
+    queue.first = min(queue.first, first)
+
+
+CALLS = 16
+"""Limit of concurrent requests for messages."""
+SIZE_FIRST = 64 << 10
+"""Assumed size of a message until one is seen; after that, the largest recent one counts."""
+SIZE_FADES = 0.99
+RECEIVED_TIMES = 3
+"""While a message is received, it is in memory three times: as received, as bytes, and as a message."""
+ORDERED_TIMES = 4
+"""Factor by which more may be requested with order, because a request gets no more than its queues give."""
+
+
+class Arrivals:
+    """Takes messages from an event loop to the owner's thread.
+
+    Args:
+        queue_bytes: Limit of messages received ahead.
+        loop: The loop on which messages arrive.
+        in_order: Whether they come in order.
+    """
+
+    def __init__(self, queue_bytes: int, loop: asyncio.AbstractEventLoop, *, in_order: bool) -> None:
+        self._queue_bytes = queue_bytes
+        self._loop = loop
+        self._times = ORDERED_TIMES if in_order else 1 / RECEIVED_TIMES
+        self._messages: deque[tuple[int, Any, int]] = deque()
+        """Numbers, messages and sizes; compressed, as the caller accounts the rest."""
+        self._nbytes = 0
+        self._changed = threading.Condition()
+        self._taken_bytes = 0
+        """Bytes taken last, until it is known whether they leave room for more."""
+        self._room = asyncio.Event()
+        self._awaits_room = False
+        self._size: float = SIZE_FIRST
+        self._knows_size = in_order  # else the first request asks for one message
+        self.is_full = False
+        """Whether the owner takes no messages."""
+
+    # On the owner's thread
+
+    def take(self, timeout_s: float, handed: Callable[[int, Any], HandedMessage]) -> list[HandedMessage]:
+        """Messages that arrived; waits for the first, at most for the time; none while full."""
+        messages: list[HandedMessage] = []
+        size_bytes = 0
+        self._taken_bytes = 0
+        self._tell_room()
+        if not self._messages or self.is_full:
+            with self._changed:
+                self._changed.wait_for(lambda: self._messages and not self.is_full, timeout_s)
+        arrived_bytes = 0
+        while self._messages and not self.is_full and size_bytes < self._queue_bytes:
+            number, message, one_bytes = self._messages.popleft()
+            arrived_bytes += one_bytes
+            messages.append(handed(number, message))
+            self._taken_bytes = size_bytes = size_bytes + self._measured(messages[-1])
+        with self._changed:
+            self._nbytes -= arrived_bytes
+        self._tell_room()
+        return messages
+
+    def _measured(self, message: HandedMessage) -> int:
+        size_bytes = len(message.body) + OVERHEAD_BYTES
+        self._size = max(size_bytes, self._size * SIZE_FADES if self._knows_size else 0)
+        self._knows_size = True
+        return size_bytes
+
+    def _tell_room(self) -> None:
+        if self._awaits_room:
+            self._awaits_room = False
+            self._loop.call_soon_threadsafe(self._room.set)
+
+    # On the loop
+
+    async def put(self, messages: Sequence[tuple[int, Any]]) -> None:
+        """Add numbers and messages that were received together, as soon as there is room."""
+        arrived = [(number, message, len(message.body) + OVERHEAD_BYTES) for number, message in messages]
+        await self._await_room(lambda: self._nbytes < self._queue_bytes)
+        with self._changed:
+            self._messages += arrived
+            self._nbytes += sum(size_bytes for *_, size_bytes in arrived)
+            self._changed.notify()
+
+    async def room(self) -> None:
+        """Wait until a message may be requested."""
+        await self._await_room(lambda: self.may_ask)
+
+    async def _await_room(self, has_room: Callable[[], bool]) -> None:
+        while not has_room():
+            self._room.clear()
+            self._awaits_room = True
+            if not has_room():
+                await self._room.wait()
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether there is room for one more message of the recent size, or none is being received."""
+        waiting_bytes = self._nbytes + self._taken_bytes
+        return not waiting_bytes or waiting_bytes + RECEIVED_TIMES * self._size <= self._queue_bytes
+
+    def ahead(self, queues: int) -> int:
+        """Limit of messages requested at once from one topic and broker."""
+        return max(1, int(self._times * self._queue_bytes / self._size / queues)) if self._knows_size else 1
+
+    def share(self, queues: int) -> tuple[int, int]:
+        """Limits for one topic and broker: open requests, and messages of each."""
+        messages = self.ahead(queues)
+        calls = min(max(1, CALLS // queues), messages)
+        return calls, min(BATCH_MAX, max(1, messages // calls))
+
+    def numbers(self) -> list[int]:
+        """Numbers of the messages that wait to be taken."""
+        return [number for number, *_ in list(self._messages)]
+
+
+MANY_CALLS = 4
+"""Limit of concurrent requests while many messages arrive: 16 waiting threads took 36 us per message, 4 took 25."""
+RETRY_S, AGAIN_S = 0.3, 0.05
+NO_MESSAGE = 40_401
+
+
+class GrpcReceiver:
+    """Receives messages of a session until it breaks.
+
+    Args:
+        leases: Keeps the receipts of received messages.
+        problems: Problems of topics and brokers are noted here.
+    """
+
+    def __init__(
+        self, requests: GrpcRequests, attempts: Attempts, leases: Leases, arrivals: Arrivals, problems: dict[str, str]
+    ) -> None:
+        self._requests = requests
+        self._attempts = attempts
+        self._leases = leases
+        self._arrivals = arrivals
+        self._problems = problems
+        self.may_go_on = asyncio.Event()
+        """Set while messages may be requested."""
+
+    def workers(self, session: Session) -> list[Awaitable[None]]:
+        """Workers, one for each topic and broker."""
+        receive = self._receive_in_order if self._attempts.in_order else self._receive
+        return [receive(session, queue) for queue in session.queues]
+
+    async def _receive(self, session: Session, queue: Any) -> None:
+        """Request messages: one request at a time while few arrive, several while there are many.
+
+        A request that waits when its process dies still takes a message, which then comes again, and again for the next
+        such request; after 16 times a broker moves it to the dead letters.
+        """
+        wanted = 1
+        open_: set[asyncio.Task[bool]] = set()
+        done: set[asyncio.Task[bool]] = set()
+        try:
+            while True:
+                if not open_:
+                    await self._arrivals.room()
+                await self.may_go_on.wait()
+                calls, count = self._arrivals.share(len(session.queues))
+                while len(open_) < min(wanted, calls) and (self._arrivals.may_ask or not open_):
+                    open_.add(asyncio.create_task(self._receive_once(session, queue, count)))
+                done, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    wanted = min(2 * wanted, MANY_CALLS) if task.result() else max(1, wanted - 1)
+        finally:
+            await _cancelled(open_ | done)
+
+    async def _receive_in_order(self, session: Session, queue: Any) -> None:
+        """Request messages with the attempt ids that are due."""
+        name = _name(queue)
+        open_: set[asyncio.Task[bool]] = set()
+        done: set[asyncio.Task[bool]] = set()
+        try:
+            while True:
+                await self.may_go_on.wait()
+                room = self._arrivals.ahead(len(session.queues))
+                count = min(BATCH_MAX, room, self._attempts.most(name))
+                for use in self._attempts.free(name, session.counts[name])[: max(0, room // count - len(open_))]:
+                    open_.add(asyncio.create_task(self._receive_once(session, queue, count, use)))
+                if not open_:  # two ids hold one queue, because the first lock expired
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                again_s = AGAIN_S if self._attempts.is_doubted(name) else None
+                done, open_ = await asyncio.wait(open_, timeout=again_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            await _cancelled(open_ | done)
+
+    async def _receive_once(self, session: Session, queue: Any, count: int, use: Use | None = None) -> bool:
+        """Whether all requested messages arrived."""
+        status = None
+        came: list[int] = []
+        name = _name(queue)
+        self._attempts.begin(use)
+        try:
+            request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.attempt_id(use))
+            async for parts in session.stream(request):
+                messages = [part.message for part in parts if part.HasField("message")]
+                came += [message.system_properties.queue_id for message in messages]
+                status = next((part.status for part in parts if part.HasField("status")), status)
+                await self._arrivals.put([(self._leases.add(message, use), message) for message in messages])
+            if status is None or status.code in (OK, NO_MESSAGE):
+                self._problems.pop(name, None)
+                return len(came) >= count
+            self._problems[name] = f"{name}: {status.message} (code {status.code})"
+            if "settings" in status.message:
+                raise ConnectionError("the proxy has forgotten this member")
+            await asyncio.sleep(RETRY_S)
+            return False
+        finally:
+            wholly = len(came) < count and status is not None and status.code in (OK, NO_MESSAGE)
+            self._attempts.answered(use, came, wholly=wholly, cut=status is None)
+
+
+def _name(queue: Any) -> str:
+    return f"{queue.topic.name} on {queue.broker.name}"
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[bool]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
 
 T = TypeVar("T")
 

@@ -3,13 +3,212 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Collection, Coroutine, Hashable
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeAlias
 
-from sidecar.sources.rocketmq.grpc.acks import OK, Acks, Call, Lease
-from sidecar.sources.rocketmq.grpc.attempts import Attempts, Use
 from sidecar.sources.rocketmq.grpc.requests import GrpcRequests, extended, renewed
+
+Use: TypeAlias = tuple[str, int]
+"""Topic and broker, and the number of the attempt id."""
+CONFIRMED = 2
+"""Number of requests that must bring fewer messages than requested before an id is not doubted any more."""
+SPREAD = 8
+"""Limit of queues that one request locks: after a crash they come one after the other, each acknowledged first."""
+
+
+class Attempts:
+    """The attempt ids in use, by topic and broker.
+
+    Args:
+        place: Prefix of all ids, the same after a crash; empty if order does not matter: then no request has an id.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._place = owner
+        self._uses: Counter[Use] = Counter()
+        """Open requests and unacknowledged messages."""
+        self._open: Counter[str] = Counter()
+        self._doubts: dict[str, dict[int, int]] = {}
+        """By topic and broker: ids under which messages unknown to this process may be unacknowledged, each with the
+        number of requests that must confirm the opposite."""
+        self._asked: dict[Use, int] = {}
+        """The same for ids of open requests."""
+        self._each: dict[str, float] = {}
+        """Number of messages per queue in the last answer."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether requests have ids."""
+        return bool(self._place)
+
+    def attempt_id(self, use: Use | None) -> str:
+        """The id as the broker sees it, empty for none."""
+        return f"{self._place}-{use[1]}" if use is not None else ""
+
+    def is_doubted(self, where: str) -> bool:
+        """Whether an id is to be requested as soon as it is free."""
+        return bool(self._doubts.get(where))
+
+    def free(self, where: str, queues: int) -> list[Use]:
+        """The ids with which requests to a topic and broker are to be made now.
+
+        In doubt, all free ids: the others take the queues that are not locked, so that those of the doubted id are left
+        for it. Otherwise one id, if no request is open.
+        """
+        # Each id in use has a queue locked, so one more id is enough.
+        doubts = self._doubts.setdefault(where, dict.fromkeys(range(queues + 1), CONFIRMED))
+        if doubts:
+            numbers = [*sorted(doubts), *(number for number in range(queues + 1) if number not in doubts)]
+            return [use for number in numbers if not self._uses[use := (where, number)]]
+        return [] if self._open[where] else [next(use for n in count() if not self._uses[use := (where, n)])]
+
+    def begin(self, use: Use | None) -> None:
+        """Count a request, until `answered`."""
+        if use is None:
+            return
+        where, number = use
+        self._uses[use] += 1
+        self._open[where] += 1
+        self._asked[use] = self._doubts[where].pop(number, 0)
+
+    def most(self, where: str) -> int:
+        """Number of messages that a request should ask for, so that it locks only some queues."""
+        return max(SPREAD, int(SPREAD * self._each.get(where, 1.0)))
+
+    def answered(self, use: Use | None, came: Sequence[int], *, wholly: bool, cut: bool) -> None:
+        """End a request.
+
+        Args:
+            came: The queue of each message it brought.
+            wholly: Whether these were fewer than requested.
+            cut: Whether it may have brought more.
+        """
+        if use is None:
+            return
+        where, number = use
+        self._open[where] -= 1
+        left = self._asked.pop(use)
+        if cut:
+            left = CONFIRMED
+        elif wholly:
+            left = left - 1 if came else 0
+        if left > 0:
+            self._doubts[where][number] = left
+        if came:
+            self._each[where] = len(came) / len(set(came))
+        self.end(use)
+
+    def hold(self, use: Use) -> None:
+        """Count an unacknowledged message."""
+        self._uses[use] += 1
+
+    def end(self, use: Use | None) -> None:
+        """Stop counting a message that is acknowledged or no longer owned."""
+        if use is not None:
+            self._uses[use] -= 1
+
+
+ACKS_MAX = 512
+"""Limit of messages in one request: 9,100 a second with it, 2,700 with 32."""
+ACK_CALLS = 4
+RETRY_S = 0.5
+OK, MANY = 20_000, 30_000
+
+Call = Callable[[str, Any], Awaitable[Any]]
+"""Sends a request by its name; raises `ConnectionError` if it cannot."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A message that is leased for a limited time."""
+
+    topic: str
+    message_id: str
+    receipt: str
+    until_s: float
+    use: Use | None = None
+    is_asked: bool = False
+    """Whether more time is being requested, or was permanently refused."""
+
+
+class Acks:
+    """Messages to be acknowledged, by topic, and the tasks that do so.
+
+    Args:
+        attempts: Counts unacknowledged messages by attempt id.
+    """
+
+    def __init__(self, requests: GrpcRequests, call: Call, attempts: Attempts) -> None:
+        self._requests = requests
+        self._call = call
+        self._attempts = attempts
+        self._leases: dict[str, list[Lease]] = {}
+        self._wanted = asyncio.Event()
+        self._busy = 0
+        self._tasks = [asyncio.ensure_future(self._work()) for _ in range(ACK_CALLS)]
+
+    def add(self, leases: Collection[Lease]) -> None:
+        """Begin to acknowledge."""
+        for lease in leases:
+            self._leases.setdefault(lease.topic, []).append(lease)
+        self._wanted.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a message is not acknowledged yet."""
+        return bool(self._leases or self._busy)
+
+    async def close(self) -> None:
+        """Leave the rest unacknowledged."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            await self._wanted.wait()
+            if not self._leases:
+                self._wanted.clear()
+                continue
+            topic = next(iter(self._leases))
+            leases = self._leases[topic][:ACKS_MAX]
+            self._leases[topic] = self._leases[topic][ACKS_MAX:]
+            if not self._leases[topic]:
+                del self._leases[topic]
+            self._busy += 1
+            try:
+                await self._acknowledge(topic, leases)
+            finally:
+                self._busy -= 1
+
+    async def _acknowledge(self, topic: str, leases: list[Lease]) -> None:
+        left = leases
+        with contextlib.suppress(ConnectionError):
+            entries = [(lease.message_id, lease.receipt) for lease in leases]
+            answer = await self._call("AckMessage", self._requests.ack(topic, entries))
+            if answer.status.code == OK:
+                left = []
+            elif answer.status.code == MANY:
+                again = {entry.receipt_handle for entry in answer.entries if not _is_final(entry.status.code)}
+                left = [lease for lease in leases if lease.receipt in again]
+        left = [lease for lease in left if lease.until_s > time.monotonic()]  # others are handed over again
+        if self._attempts.in_order:
+            for lease in set(leases).difference(left):
+                self._attempts.end(lease.use)
+        if left:
+            await asyncio.sleep(RETRY_S)
+            self.add(left)
+
+
+def _is_final(code: int) -> bool:
+    """Whether a retry would change nothing: it is done, or the handle is not owned any more."""
+    return code == OK or 40_000 <= code < 42_900
+
 
 INVISIBLE_S = 15.0
 """Time after which an unacknowledged message is redelivered; messages of a killed process are awaited this long."""

@@ -18,7 +18,7 @@ from sidecar.core.records import Place
 from sidecar.sources.context import ExchangeTable
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage, identity_of
-from sidecar.sources.rocketmq.leased.settled import SettledIdentities
+from sidecar.sources.rocketmq.leased.commits import SettledIdentities
 from sidecar.sources.rocketmq.leased.slot import Slot
 
 EVERY_S = 1.0

@@ -1,24 +1,36 @@
-"""A numbering of a topic's messages: the unsettled ones, and those awaited after a crash. No broker.
-
-The numbers are the offsets that the core sees. In the state file a slot has a row for the core's state, and rows for
-the members of its intents.
-"""
+"""A numbering that the core has, and the numberings that a topic resumes from the state file. No broker, no thread."""
 
 from __future__ import annotations
 
+import secrets
+import time
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage
-from sidecar.sources.rocketmq.leased.members import Awaited, IntentMember, IntentMembers
-from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
+from sidecar.sources.rocketmq.leased.members import (
+    MEMBERS,
+    ROWS,
+    Awaited,
+    IntentMember,
+    IntentMembers,
+    divide,
+    members_row,
+    promised,
+    read_members,
+    read_rows,
+    rows_row,
+    unsettled,
+)
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey
-from sidecar.state.offset_map import Identity, encode
+from sidecar.state.offset_map import Identity, Origin, encode
 
 
 class Slot:
@@ -110,3 +122,131 @@ class Slot:
     def _row(self, state: PartitionState) -> str:
         text = encode(self._identity, self._rules, state)
         return QueueProgress(text, self._identity.incarnation, state.watermark, 0).dump()
+
+
+class LeasedStart(NamedTuple):
+    """The numberings of a topic at the start.
+
+    Args:
+        earlier: Earlier numberings with pending messages, the oldest first.
+        inherits: The numbering whose message ids a new current one takes over.
+        stale: Rows that are no longer needed.
+        other_rules: Whether state was found that does not apply under the present rules.
+        kept: Stored messages, among them those that earlier numberings await.
+    """
+
+    current: Slot
+    earlier: list[Slot]
+    inherits: TopicPartition | None
+    stale: list[ProgressKey]
+    other_rules: bool
+    kept: list[str]
+
+
+class _Left(NamedTuple):
+    """A slot from the state file."""
+
+    tp: TopicPartition
+    identity: Identity
+    state: PartitionState
+
+    @property
+    def pending(self) -> PartitionState:
+        """The state with only its intents: open messages are handed over again, as new ones."""
+        lanes = {key: lane._replace(open_from=None) for key, lane in self.state.lanes.items() if lane.intents}
+        ranges = [intent for lane in lanes.values() for intent in lane.intents]
+        ranges += [(shared.first, shared.last) for shared in self.state.shared]
+        # Numbers after the last intent were used too, and are never used again.
+        first = min((first for first, _ in ranges), default=self.state.seen)
+        return replace(self.state, watermark=first, lanes=lanes, shared_from=None)
+
+
+def start_all(
+    topics: Sequence[str],
+    group: str,
+    rules: bytes,
+    keep: Callable[[LeasedMessage], str] | None,
+    rows: Mapping[ProgressKey, str],
+) -> dict[str, LeasedStart]:
+    """The numberings of each of these topics; see `start`."""
+    return {topic: start(topic, rows, group, rules, time.time_ns() // 1_000, keep) for topic in topics}
+
+
+def start(
+    topic: str,
+    rows: Mapping[ProgressKey, str],
+    group: str,
+    rules: bytes,
+    now_us: int,
+    keep: Callable[[LeasedMessage], str] | None = None,
+) -> LeasedStart:
+    """Determine the numberings of a topic.
+
+    Args:
+        rules: 4 bytes, the hash of the rules.
+        now_us: Wall time: numbers begin there, so that none is used twice, even if the state is lost.
+    """
+    left, other_rules = _left(topic, rows, group, rules)
+    earlier = [slot for slot in left if slot.pending.lanes or slot.pending.shared]
+    newest = left[-1] if left else None
+    if newest and newest not in earlier:
+        seen = newest.state.seen
+        current = Slot(newest.tp, newest.identity, rules, PartitionState(seen, seen), {}, resumed=True, kept=keep)
+    else:
+        number = next(n for n in range(len(earlier) + 1) if all(slot.tp.partition != n for slot in earlier))
+        begin = max(now_us, newest.state.seen if newest else 0)
+        identity = Identity("", group, "", secrets.randbits(64))
+        current = Slot(
+            TopicPartition(topic, number),
+            identity,
+            rules,
+            PartitionState(begin, begin),
+            {},
+            resumed=newest is not None,
+            kept=keep,
+        )
+    slots, used = [], {ProgressKey.of(current.tp)}
+    kept: list[str] = []
+    for slot in earlier:
+        members = _members(slot, rows)
+        slots.append(Slot(slot.tp, slot.identity, rules, slot.pending, members, resumed=True, kept=keep))
+        used |= {ProgressKey.of(slot.tp), *(members_row(slot.tp, chunk) for chunk in members)}
+        used |= {rows_row(slot.tp, chunk) for chunk in members}
+        kept += [text for chunk in members for text in read_rows(rows.get(rows_row(slot.tp, chunk)))]
+    stale = [key for key in rows if key.topic == topic and _is_ours(key) and key not in used]
+    return LeasedStart(current, slots, newest.tp if newest in earlier and newest else None, stale, other_rules, kept)
+
+
+def _is_ours(key: ProgressKey) -> bool:
+    return not key.label or key.label.startswith((MEMBERS, ROWS))
+
+
+def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes) -> tuple[list[_Left], bool]:
+    """The numberings that can be resumed, by number, and whether rules changed."""
+    left, other_rules = [], False
+    for key, text in rows.items():
+        progress = QueueProgress.load(text) if key.topic == topic and not key.label else None
+        if progress is None:
+            continue
+        identity = Identity("", group, "", progress.incarnation)
+        decoded = progress.decoded(identity, rules)
+        other_rules |= decoded.origin is Origin.OTHER_RULES
+        if decoded.origin is Origin.OURS and decoded.state is not None:
+            left.append(_Left(key.tp, identity, decoded.state))
+    return sorted(left, key=lambda slot: slot.state.seen), other_rules
+
+
+def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[IntentMember]]:
+    """The unsettled members of a numbering's intents, by row."""
+    by_row: dict[int, list[IntentMember]] = {}
+    for key, text in rows.items():
+        if key[:2] != slot.tp[:2] or not key.label.startswith(MEMBERS):
+            continue
+        members = [member for member in read_members(text) if _is_promised(slot.state, member)]
+        if members:
+            by_row[int(key.label.removeprefix(MEMBERS))] = members
+    return by_row
+
+
+def _is_promised(state: PartitionState, member: IntentMember) -> bool:
+    return any(first <= member.number <= last for first, last in promised(state, member.key))

@@ -10,13 +10,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from functools import partial
 
 from sidecar import threads
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
-from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast
+from sidecar.errors import StateError
+from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast, run_length
 from sidecar.sources.context import GroupsOf
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (
@@ -30,13 +32,172 @@ from sidecar.sources.rocketmq.leased.columns import (
 from sidecar.sources.rocketmq.leased.commits import EndedCommit, LeasedCommits
 from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.held import HeldMessages, ReceiveGate, handles_of
-from sidecar.sources.rocketmq.leased.kept import keep_message, keep_placement
-from sidecar.sources.rocketmq.leased.numberings import Numberings
-from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery
-from sidecar.sources.rocketmq.leased.start import start_all
-from sidecar.sources.rocketmq.returned import Returned
+from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, keep_message, keep_placement
+from sidecar.sources.rocketmq.leased.slot import LeasedStart, Slot, start_all
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
+
+LASTS_S = 300.0
+"""Time after the last such message for which it is a problem."""
+EVERY_S = 10.0
+"""Interval at which the numbers change: each change is logged."""
+
+
+class Returned:
+    """Counts them: a broker accepts an extension or acknowledgement that matches nothing, and tells nobody."""
+
+    def __init__(self) -> None:
+        self._held = self._settled = 0
+        self._until_s = self._next_s = 0.0
+        self._text = ""
+
+    def held(self, now_s: float) -> None:
+        """Count a message that came again within its lease."""
+        self._held += 1
+        self._until_s = now_s + LASTS_S
+
+    def settled(self, now_s: float) -> None:
+        """Count a message that came again after this process had settled it."""
+        self._settled += 1
+        self._until_s = now_s + LASTS_S
+
+    def problems(self, now_s: float) -> Mapping[str, str]:
+        """The problem, by the key ``returned``; empty if there is none."""
+        if now_s >= self._until_s:
+            self._held, self._settled, self._text = 0, 0, ""
+            return {}
+        if now_s >= self._next_s or not self._text:
+            self._next_s, self._text = now_s + EVERY_S, _text(self._held, self._settled)
+        return {"returned": self._text}
+
+
+def _text(held: int, settled: int) -> str:
+    kinds = [f"{held} within the lease"] * (held > 0) + [f"{settled} after the acknowledgement"] * (settled > 0)
+    return (
+        f"messages came again: {' and '.join(kinds)}. They were recognized here, but another member may deliver such a "
+        "message again, unless there is a dedup.ledger. A restart of a broker or proxy explains it; without one, they "
+        "accepted an extension or acknowledgement that matched nothing: compare the versions of both"
+    )
+
+
+_EVERY_GENERATION = 1 << 62
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic's numberings."""
+
+    current: Slot
+    earlier: list[Slot]
+    inherits: TopicPartition | None = None
+    """The numbering whose message ids a new current one takes over."""
+    has_begun: bool = True
+    """Whether the current numbering is assigned to the core."""
+    line: list[LeasedMessage] = field(default_factory=list)
+    """New messages that have no number yet."""
+    repeats: list[LeasedMessage] = field(default_factory=list)
+    """Duplicates that the core has not counted yet."""
+
+    def number(self) -> Iterable[Run]:
+        """Number the messages in line and hold them."""
+        while self.line:
+            count = run_length(len(message.handed.body) for message in self.line)
+            few, self.line = self.line[:count], self.line[count:]
+            yield self.current.number(few)
+
+    def counted(self) -> Iterable[Run]:
+        """Repeats for the core to count, under numbers below all others, which count as settled."""
+        repeats, self.repeats = self.repeats, []
+        for number, message in enumerate(repeats):
+            message.number = number
+        if repeats:
+            slot = self.current if self.has_begun else self.earlier[0]
+            yield Run(slot.tp, repeats, 0, len(repeats) - 1)
+
+
+class Numberings:
+    """The numberings of all topics.
+
+    Args:
+        in_order: Whether a topic's recovery must be complete before its new messages are handed on.
+    """
+
+    def __init__(self, state: State, *, in_order: bool) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.slots: dict[TopicPartition, Slot] = {}
+        self.paused: frozenset[TopicPartition] = frozenset()
+        self._state = state
+        self._in_order = in_order
+        self.are_assigned = False
+        self._uncopied: set[TopicPartition] = set()
+        """Numberings whose ids could not be copied yet."""
+
+    def add(self, name: str, start: LeasedStart) -> None:
+        """Take over the numberings that a topic resumes."""
+        waits = self._in_order and bool(start.earlier)
+        topic = Topic(start.current, start.earlier, start.inherits, not waits)
+        self.topics[name] = topic
+        self.slots |= {slot.tp: slot for slot in (start.current, *start.earlier)}
+        for key in start.stale:
+            if not key.label:
+                self._state.ids.drop_before(key.tp, _EVERY_GENERATION)
+        if not waits:
+            self._inherit_ids(topic)
+
+    def _inherit_ids(self, topic: Topic) -> None:
+        """Copy the message ids of the previous numbering to the new one."""
+        if topic.inherits is not None:
+            self._state.ids.copy(topic.inherits, topic.current.tp)
+
+    def assign(self, listener: Listener) -> None:
+        """Assign the numberings that need not wait; once."""
+        if not self.are_assigned:
+            self.are_assigned = True
+            listener.assigned([slot.assignment() for slot in self.begun()])
+
+    def begun(self) -> list[Slot]:
+        """All numberings that were assigned, or will be at once."""
+        late = {topic.current.tp for topic in self.topics.values() if not topic.has_begun}
+        return [slot for tp, slot in self.slots.items() if tp not in late]
+
+    def are_paused(self) -> list[bool]:
+        """Whether new messages are paused, by topic."""
+        return [topic.current.tp in self.paused for topic in self.topics.values()]
+
+    def hand_on(self, listener: Listener, held: HeldMessages, *, is_full: bool) -> Iterable[Run | ReadPast]:
+        """The messages that the core gets now.
+
+        Args:
+            listener: Is told which numberings begin.
+            held: Notes the numbers of messages.
+            is_full: Whether there is no room for messages that are awaited.
+        """
+        for topic in self.topics.values():
+            yield from topic.counted()
+            for slot in topic.earlier:
+                if slot.tp not in self.paused:
+                    yield from map(held.noted, slot.ready())
+                if self._in_order and not slot.is_done and not is_full:  # while full, they could not arrive
+                    break
+            else:
+                if not topic.has_begun:
+                    self._begin(topic, listener)
+                if topic.line and topic.has_begun and topic.current.tp not in self.paused:
+                    yield from map(held.noted, topic.number())
+
+    def _begin(self, topic: Topic, listener: Listener) -> None:
+        """Recovery is complete and its ids are loaded; start new messages."""
+        try:
+            self._inherit_ids(topic)
+        except StateError as error:  # retried
+            self._uncopied.add(topic.current.tp)
+            listener.event("ids.not_stored", "error", {"reason": str(error)})
+            return
+        if topic.current.tp in self._uncopied:
+            self._uncopied.discard(topic.current.tp)
+            listener.event("ids.stored", "info", {})
+        topic.has_begun = True
+        listener.assigned([topic.current.assignment()])
 
 
 class LeasedSource:

@@ -7,21 +7,180 @@ topic that was recreated.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import POPPED
 from sidecar.sources.rocketmq.config import sign_of
-from sidecar.sources.rocketmq.native.marks import Marks, mark_at
-from sidecar.sources.rocketmq.native.rewinds import Rewinds
-from sidecar.sources.rocketmq.remoting.brokers import Brokers
+from sidecar.sources.rocketmq.progress import QueueMark, with_newest
 from sidecar.sources.rocketmq.remoting.joining import BROKER_HINT, await_routes, unavailable, unless_refused
-from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
-from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.remoting.popped import Popped
+from sidecar.sources.rocketmq.remoting.routes import Brokers, Routes
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.messages import as_stored
+from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, commit_waves, read_offset
+
+READ_S, IDLE_S = 2.0, 10.0
+"""Interval of requests for a mark while messages of its queue are handed over, and otherwise."""
+ANSWER_S = 5.0
+
+
+@dataclass(slots=True)
+class _MarkedQueue:
+    marks: tuple[QueueMark, ...] = ()
+    """Messages that were in the last answer, or were the queue's first; the newest first."""
+    newest: QueueMark | None = None
+    """The newest message handed over since."""
+    asked: bool = False
+    asked_s: float = 0.0
+
+
+class Marks:
+    """Marks of messages that were handed over, by queue.
+
+    Args:
+        link_of: The connection to a broker.
+    """
+
+    def __init__(self, asks: Asks, link_of: Callable[[str], Link | None]) -> None:
+        self._asks = asks
+        self._link_of = link_of
+        self._queues: dict[TopicPartition, _MarkedQueue] = {}
+        self.replaced: set[TopicPartition] = set()
+        """Queues that were replaced, until `forget`."""
+
+    def read(self, tp: TopicPartition, mark: QueueMark) -> None:
+        """Note a message that was handed over."""
+        queue = self._queues.get(tp) or self._queues.setdefault(tp, _MarkedQueue())
+        if not queue.marks:
+            queue.marks = (mark,)
+        if queue.newest is None or mark.offset > queue.newest.offset:
+            queue.newest = mark
+
+    def ask(self, now_s: float) -> None:
+        """Send the requests that are due, without waiting."""
+        for tp, queue in self._queues.items():
+            due_s = queue.asked_s + (READ_S if queue.newest else IDLE_S)
+            link = self._link_of(tp.broker) if now_s >= due_s and not queue.asked else None
+            if link is not None and link.is_up:
+                queue.asked, queue.asked_s = True, now_s
+                link.ask(self.of(tp, queue.marks[0]), self._answered(tp, queue), ANSWER_S)
+
+    def _answered(self, tp: TopicPartition, queue: _MarkedQueue) -> Callable[[Frame | None], None]:
+        mark, newest = queue.marks[0], queue.newest
+
+        def take(frame: Frame | None) -> None:
+            queue.asked = False
+            stands = None if frame is None else mark.stands(frame)
+            if self._queues.get(tp) is not queue or stands is None:
+                return
+            if not stands:
+                self.replaced.add(tp)
+            elif newest is not None:
+                queue.marks = with_newest(queue.marks, newest)
+                queue.newest = None if queue.newest == newest else queue.newest
+
+        return take
+
+    def of(self, tp: TopicPartition, mark: QueueMark) -> Ask:
+        """The request for the message at a mark's offset."""
+        return self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)
+
+    def by_queue(self) -> dict[TopicPartition, tuple[QueueMark, ...]]:
+        """The marks of all queues, the newest first."""
+        return {tp: queue.marks for tp, queue in self._queues.items()}
+
+    def forget(self, tps: Iterable[TopicPartition]) -> None:
+        """Drop the marks of these queues, which start anew."""
+        for tp in tps:
+            self._queues.pop(tp, None)
+        self.replaced.clear()
+
+
+def mark_at(offset: int, frame: Frame) -> QueueMark | None:
+    """The mark of the message at this offset in an answer."""
+    if frame.code != Code.SUCCESS:
+        return None
+    messages = [message for message in as_stored(frame.body) if message.offset <= offset]
+    return QueueMark(offset, messages[-1].position, messages[-1].stored_ms) if messages else None
+
+
+class Rewound(NamedTuple):
+    """The start of a queue that was replaced."""
+
+    tp: TopicPartition
+    offset: int
+    has_older: bool
+    """Whether older messages that were read are still there: then the queue lost its end and is not new."""
+
+
+class Rewinds:
+    """Finds the start of replaced queues, and commits it until the brokers keep it."""
+
+    def __init__(self, asks: Asks, brokers: Brokers, marks: Marks) -> None:
+        self._asks = asks
+        self._brokers = brokers
+        self._marks = marks
+        self._unconfirmed: dict[TopicPartition, int] = {}
+        """Commits that brokers have not confirmed yet."""
+
+    def commit(self) -> list[Rewound]:
+        """Commit the starts of replaced queues.
+
+        Queues whose broker does not answer are left out, and found again.
+        """
+        last_read = self._last_read()
+        lows = zip(last_read, self._brokers.ask([(tp, self._asks.low(tp)) for tp in last_read]), strict=True)
+        starts = [
+            Rewound(tp, max(read_offset(frame), mark.offset + 1 if (mark := last_read[tp]) else 0), mark is not None)
+            for tp, frame in lows
+            if frame is not None and frame.code == Code.SUCCESS
+        ]
+        accepted = self._commit({start.tp: start.offset for start in starts})
+        self._unconfirmed |= accepted
+        self._marks.forget(accepted)
+        return [start for start in starts if start.tp in accepted]
+
+    def _last_read(self) -> dict[TopicPartition, QueueMark | None]:
+        """The newest message that was read and is there still, of each replaced queue; None if none is."""
+        last: dict[TopicPartition, QueueMark | None] = {}
+        marks = self._marks.by_queue()
+        asks = [(tp, self._marks.of(tp, mark)) for tp in marks for mark in marks[tp]]
+        answers = iter(self._brokers.ask(asks))
+        for tp in marks:
+            checked = [(mark, frame and mark.stands(frame)) for mark, frame in zip(marks[tp], answers, strict=False)]
+            if checked[0][1] is False and None not in (stands for _, stands in checked):
+                last[tp] = next((mark for mark, stands in checked if stands), None)
+        return last
+
+    def are_kept(self) -> bool:
+        """Whether brokers have all commits; missing ones are committed again.
+
+        A broker may process the last commits of a killed reader later, and may forget offsets while a topic is deleted.
+        """
+        asks = [(tp, self._asks.committed(tp)) for tp in self._unconfirmed]
+        kept = {
+            tp: read_offset(frame) if frame.code == Code.SUCCESS else -1
+            for (tp, _), frame in zip(asks, self._brokers.ask(asks), strict=True)
+            if frame is not None
+        }
+        missing = {tp: self._unconfirmed[tp] for tp, offset in kept.items() if offset != self._unconfirmed[tp]}
+        self._unconfirmed = self._commit(missing)
+        return not self._unconfirmed
+
+    def _commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Commit; return the offsets that were accepted."""
+        accepted: dict[TopicPartition, int] = {}
+        for tps in commit_waves(offsets):
+            answers = self._brokers.ask([(tp, self._asks.commit(tp, offsets[tp])) for tp in tps])
+            codes = [frame.code if frame else None for frame in answers]
+            accepted |= {tp: offsets[tp] for tp, code in zip(tps, codes, strict=True) if code == Code.SUCCESS}
+        return accepted
+
 
 ASK_AGAIN_S = 0.5
 

@@ -12,7 +12,7 @@ from sidecar.sources.base import Assignment, Listener
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
 from sidecar.sources.rocketmq.remoting.commits import QueueCommits
-from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets, QueueStarts
 from sidecar.state.interface import State
 

@@ -8,10 +8,9 @@ from sidecar.config.source.rocketmq import RocketMqSource as Settings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.remoting.joining import ASK_TIMEOUT_S
-from sidecar.sources.rocketmq.remoting.members import Members
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
+from sidecar.sources.rocketmq.remoting.members import SHARES, Members
+from sidecar.sources.rocketmq.remoting.pulling import Node
 from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.remoting.sharing import SHARES
 from sidecar.sources.rocketmq.wire.frames import Frame
 from sidecar.sources.rocketmq.wire.network import Link, Network
 from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription

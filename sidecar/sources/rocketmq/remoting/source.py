@@ -19,8 +19,8 @@ from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.commits import QueueCommits
 from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.joining import Joining
-from sidecar.sources.rocketmq.remoting.pulls.popped import Popped
-from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.popped import Popped
+from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
 from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.requests import read_reset

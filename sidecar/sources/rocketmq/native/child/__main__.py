@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.allocator import allocated_bytes, give_back_large, share_heaps
-from sidecar.sources.rocketmq.native.child.ahead import AHEAD_MAX, BytesAhead
 from sidecar.sources.rocketmq.native.child.frames import FrameKind, Frames, frame, unpack_numbers, write_all
 from sidecar.sources.rocketmq.native.child.library import (
     LibraryError,
@@ -38,7 +37,7 @@ from sidecar.sources.rocketmq.native.child.library import (
     persist,
     read_ahead,
 )
-from sidecar.sources.rocketmq.native.child.parking import EXIT_BROKEN, ParkedBatches
+from sidecar.sources.rocketmq.native.child.parking import AHEAD_MAX, EXIT_BROKEN, BytesAhead, ParkedBatches
 
 BEAT_EVERY_S = 1.0
 WATCH_EVERY_S = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sidecar.sources.rocketmq.grpc.attempts import Attempts
+from sidecar.sources.rocketmq.grpc.leases import Attempts
 
 WHERE = "t on b"
 QUEUES = 2

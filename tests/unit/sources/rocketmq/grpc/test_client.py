@@ -21,8 +21,7 @@ from sidecar.core.records import Place
 from sidecar.errors import ConfigError
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc import stubs
-from sidecar.sources.rocketmq.grpc.arrivals import Arrivals
-from sidecar.sources.rocketmq.grpc.client import GrpcClient
+from sidecar.sources.rocketmq.grpc.client import Arrivals, GrpcClient
 from sidecar.sources.rocketmq.grpc.requests import POLL_S, GrpcRequests, extended, renewed, stored_at
 from sidecar.sources.rocketmq.grpc.session import Session
 

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from sidecar.sources.rocketmq.grpc.acks import OK
-from sidecar.sources.rocketmq.grpc.attempts import Attempts
-from sidecar.sources.rocketmq.grpc.leases import EXTEND_AHEAD_S, EXTENDED_S, INVALID_HANDLE, INVISIBLE_S, Leases
+from sidecar.sources.rocketmq.grpc.leases import (
+    EXTEND_AHEAD_S,
+    EXTENDED_S,
+    INVALID_HANDLE,
+    INVISIBLE_S,
+    OK,
+    Attempts,
+    Leases,
+)
 
 
 class Proxy:

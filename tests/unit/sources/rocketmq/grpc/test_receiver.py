@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.sources.rocketmq.grpc.acks import OK
-from sidecar.sources.rocketmq.grpc.attempts import Attempts
-from sidecar.sources.rocketmq.grpc.receiver import GrpcReceiver
+from sidecar.sources.rocketmq.grpc.client import GrpcReceiver
+from sidecar.sources.rocketmq.grpc.leases import OK, Attempts
 
 WHERE = "orders on b"
 

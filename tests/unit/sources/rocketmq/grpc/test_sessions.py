@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sidecar.config.source.rocketmq import RocketMqSource
-from sidecar.sources.rocketmq.grpc.sessions import Sessions
+from sidecar.sources.rocketmq.grpc.session import Sessions
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     """Before the first session."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.grpc.sessions._credentials", lambda *_: None)
+    monkeypatch.setattr("sidecar.sources.rocketmq.grpc.session._credentials", lambda *_: None)
     settings = RocketMqSource.model_validate({"client": "grpc", "endpoints": "a:1", "group": "g", "topics": ["t"]})
     unused: Any = None
     return Sessions(unused, settings, unused)
@@ -45,6 +45,6 @@ def test_a_call_between_two_sessions_is_made_in_the_next(monkeypatch: pytest.Mon
 
 def test_a_call_without_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that gets no answer."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.grpc.sessions.REQUEST_S", 0.01)
+    monkeypatch.setattr("sidecar.sources.rocketmq.grpc.session.REQUEST_S", 0.01)
     with pytest.raises(ConnectionError, match="there is no connection"):
         asyncio.run(made(monkeypatch).call("Ack", SimpleNamespace()))

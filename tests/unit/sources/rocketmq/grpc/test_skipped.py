@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sidecar.core.records import Place as Stored
-from sidecar.sources.rocketmq.grpc.skipped import SETTLES_S, Skipped
+from sidecar.sources.rocketmq.grpc.client import SETTLES_S, Skipped
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 
 Place = tuple[int, int, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sidecar.sources.rocketmq.returned import LASTS_S
+from sidecar.sources.rocketmq.leased.source import LASTS_S
 from tests.support.leased_scene import Scene, handed
 
 

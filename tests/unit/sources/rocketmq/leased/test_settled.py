@@ -13,11 +13,10 @@ from xxhash import xxh3_128_digest
 from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Place, Run
 from sidecar.errors import StateError
-from sidecar.sources.rocketmq.leased import settled
+from sidecar.sources.rocketmq.leased import commits
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage, details_of, identity_of
-from sidecar.sources.rocketmq.leased.members import ROWS
-from sidecar.sources.rocketmq.leased.settled import SettledIdentities
-from sidecar.sources.rocketmq.leased.unsettled import divide, unsettled
+from sidecar.sources.rocketmq.leased.commits import SettledIdentities
+from sidecar.sources.rocketmq.leased.members import ROWS, divide, unsettled
 from sidecar.state.interface import IdSegment, ProgressKey
 from sidecar.state.memory import MemoryState
 from tests.support.leased_scene import A, B, Scene, handed, runs
@@ -296,8 +295,8 @@ def test_a_held_message_can_be_fetched() -> None:
 
 def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the same after a restart, the oldest go by count and by time, and their rows with them."""
-    monkeypatch.setattr(settled, "GENERATION_MAX", 4)
-    monkeypatch.setattr(settled, "CHUNK_MAX", 3)
+    monkeypatch.setattr("sidecar.sources.rocketmq.leased.commits.GENERATION_MAX", 4)
+    monkeypatch.setattr("sidecar.sources.rocketmq.leased.commits.CHUNK_MAX", 3)
     state = MemoryState()
     window = SettledIdentities({}, 0.0)
     for n in range(9):
@@ -306,7 +305,7 @@ def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.
     assert known == list(range(4, 9))
     assert [n for n in range(9) if xxh3_128_digest(b"%d" % n) in SettledIdentities(state.load_progress(), 0.0)] == known
     for n in (9, 10):
-        state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], settled.GENERATION_S * (n - 8)))
+        state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], commits.GENERATION_S * (n - 8)))
     assert [n for n in range(11) if xxh3_128_digest(b"%d" % n) in window] == [10]
     assert len(state.load_progress()) == 1
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sidecar.sources.rocketmq.native.child.ahead import FIRST_S, HELD_TIMES, BytesAhead
+from sidecar.sources.rocketmq.native.child.parking import FIRST_S, HELD_TIMES, BytesAhead
 
 MIB = 1 << 20
 QUEUES = 64

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.native.marks import READ_S, Marks
+from sidecar.sources.rocketmq.native.cluster import READ_S, Marks
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import Asks

@@ -8,7 +8,7 @@ from typing import Any
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES, LeasedColumns, LeasedMessage
 from sidecar.sources.rocketmq.native.child.frames import LibraryMessage
-from sidecar.sources.rocketmq.native.messages import Messages
+from sidecar.sources.rocketmq.native.client import Messages
 
 ID = b"0100007F00002A9F" + b"0000000000000B5C"
 

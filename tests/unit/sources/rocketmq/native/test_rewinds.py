@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.native.rewinds import Rewinds, Rewound
+from sidecar.sources.rocketmq.native.cluster import Rewinds, Rewound
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask

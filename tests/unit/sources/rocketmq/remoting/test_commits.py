@@ -13,9 +13,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting import commits as rocketmq_commits
-from sidecar.sources.rocketmq.remoting import owned as rocketmq_owned
-from sidecar.sources.rocketmq.remoting.commits import IDLE_S, QueueCommits
-from sidecar.sources.rocketmq.remoting.owned import FLUSHED_AFTER_S
+from sidecar.sources.rocketmq.remoting import commits as rocketmq_owned
+from sidecar.sources.rocketmq.remoting.commits import FLUSHED_AFTER_S, IDLE_S, QueueCommits
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks

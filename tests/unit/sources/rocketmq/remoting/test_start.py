@@ -11,8 +11,7 @@ import pytest
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
-from sidecar.sources.rocketmq.remoting.pulls.marked import MESSAGE_BYTES
-from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
+from sidecar.sources.rocketmq.remoting.start import MESSAGE_BYTES, QueueStartOffsets
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
 from sidecar.sources.rocketmq.wire.requests import Asks

@@ -7,7 +7,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from sidecar.sources.rocketmq.remoting.pulls.popped import EVERY_S, Popped
+from sidecar.sources.rocketmq.remoting.popped import EVERY_S, Popped
 from sidecar.sources.rocketmq.remoting.routes import Routes
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask

@@ -15,20 +15,18 @@ from operator import itemgetter
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.base import RUN_BYTES, ReadPast, run_length
 from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.remoting.pulls.proofs import (
+from sidecar.sources.rocketmq.remoting.pulling import (
+    ANSWER_BYTES,
     EMPTY_DELAY_S,
+    IDLE_BYTES,
     PULL_TIMEOUT_S,
     REFUSED_DELAY_S,
-    Findings,
-    QueueProofs,
-    further,
-)
-from sidecar.sources.rocketmq.remoting.pulls.pulling import (
-    ANSWER_BYTES,
-    IDLE_BYTES,
     Find,
+    Findings,
     Node,
     Pulling,
+    QueueProofs,
+    further,
     of_slave,
     place_of,
     size_bytes,

@@ -11,8 +11,8 @@ import pytest
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.remoting.pulls.pulling import Node
-from sidecar.sources.rocketmq.remoting.pulls.pulls import Pulls
+from sidecar.sources.rocketmq.remoting.pulling import Node
+from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.messages import decode
 from sidecar.sources.rocketmq.wire.network import Link
@@ -107,7 +107,7 @@ def test_where_the_last_answer_suggests_it_is_asked_next() -> None:
 )
 def test_a_slave_that_refuses_or_lags_costs_no_message(code: int, remark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left out, or does not have yet, is asked for again at the same offset, and no queue begins anew."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.pulls.EMPTY_DELAY_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.EMPTY_DELAY_S", 0.0)
     master, slave = Asked(), Asked()
     pulls = pulling(master, slave)
     master.answer(FOUND, body=stored(Stored(offset=0)), suggested="1", nextBeginOffset=1)
@@ -177,7 +177,7 @@ def test_large_messages_are_handed_on_one_by_one() -> None:
 
 def test_of_all_outstanding_answers_one_alone_is_unpacked_beyond_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each queue has one on its way when they unpack to much: the others are asked for again, one after the other."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.pulls.EMPTY_DELAY_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.EMPTY_DELAY_S", 0.0)
     links = [Asked() for _ in range(4)]
     pulls = pulling(links[0], links[0])
     for number, link in enumerate(links[1:], 1):
@@ -291,7 +291,7 @@ def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.Monk
     """Nothing is read of it, so no answer to a pull tells that its log goes on: its end is asked for every 5 s."""
     asked: list[tuple[int, Callable[[Frame], None]]] = []
     now_s = 100.0
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.pulls.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.time.monotonic", lambda: now_s)
 
     class Master(Asked):
         def ask(self, ask: Any, answered: Callable[[Frame], None], timeout_s: float) -> None:
