@@ -151,7 +151,7 @@ class ConfigReload:
             _, batching, rules, sink = build_parts(settings, self._columns)
             self._senders.replace(sink, concurrency)
         else:
-            batching, rules = batch_rules(settings), delivery_rules(settings, self._senders.sink)
+            batching, rules = batch_rules(settings), delivery_rules(settings, self._senders.sink.framer.separator)
         self._pipeline.change(batching, rules)
         configure(settings.log.format, settings.log.level)
         self.settings = settings

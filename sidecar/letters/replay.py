@@ -69,7 +69,9 @@ class ReceiverReplay:
         self._on_ended = on_ended
         self._tell = tell
         self._ahead = PARTS_AHEAD * settings.sink.chosen.batches_at_once
-        self._pipeline = ReplayPipeline(replace(delivery_rules(settings, sink), park_after_ms=None), random.random)
+        self._pipeline = ReplayPipeline(
+            replace(delivery_rules(settings, sink.framer.separator), park_after_ms=None), random.random
+        )
         self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
         self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)

@@ -7,10 +7,12 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.config.model import Settings
-from sidecar.config.tags import OFFSET_MSG_ID, canonical
+from sidecar.config.sinks import SinkSettings
+from sidecar.config.tags import OFFSET_MSG_ID, Dedup, Tags, canonical
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.cutting.cutting import BatchRules
@@ -25,8 +27,8 @@ from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.runtime.lane import lane_rules, refusal
-from sidecar.sinks.base import Sink
-from sidecar.sinks.build import build_sink
+from sidecar.sinks.base import Context, Sink
+from sidecar.sinks.build import build_sink, open_sink
 from sidecar.sinks.formats import TagsOf
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import LaneColumns
@@ -117,14 +119,14 @@ def groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
     """A function that returns the group of each message, None for a message that no group wants."""
-    return _groups_by(settings.tags.filter().groups, _tag_reader(settings, columns))
+    return _groups_by(settings.tags.filter().groups, _tag_reader(settings.tags, columns))
 
 
 def pipeline_groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
     """See `groups_of`, for the groups of the pipeline, which are one if the sink joins them."""
-    return _groups_by(pipeline_groups(settings), _tag_reader(settings, columns))
+    return _groups_by(pipeline_groups(settings), _tag_reader(settings.tags, columns))
 
 
 def _groups_by(
@@ -133,11 +135,14 @@ def _groups_by(
     return lambda tp, messages: map(groups.__getitem__, read_tags(tp, messages))
 
 
-def pipeline_groups(settings: Settings, filter_: TagFilter | None = None) -> Mapping[Raw, str | None]:
+def pipeline_groups(settings: Settings) -> Mapping[Raw, str | None]:
     """The pipeline's group by raw tags: the tag group, or one for all messages if the sink joins them."""
-    groups = (filter_ or settings.tags.filter()).groups
-    if not settings.sink.chosen.joins_groups:
-        return groups
+    filter_ = settings.tags.filter()
+    return _joined(filter_) if settings.sink.chosen.joins_groups else filter_.groups
+
+
+def _joined(filter_: TagFilter) -> Mapping[Raw, str | None]:
+    groups = filter_.groups
     return Memo(lambda raw: None if groups[raw] is None else UNTAGGED, within=groups)
 
 
@@ -151,7 +156,7 @@ def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
     from sidecar.delay.columns import HeldColumns
     from sidecar.delay.names.sought import Sought
 
-    read_tags, filter_ = _tag_reader(settings, HeldColumns(origins=True)), settings.tags.filter()
+    read_tags, filter_ = _tag_reader(settings.tags, HeldColumns(origins=True)), settings.tags.filter()
     return Sought(filter_, read_tags, tag_index_of(settings, filter_), tag, group)
 
 
@@ -161,8 +166,8 @@ def tag_index_of(settings: Settings, filter_: TagFilter | None = None) -> TagInd
     return TagIndex(filter_ or tags.filter(), json.dumps([_place(tags.field), tags.split or ""]))
 
 
-def _tag_reader(settings: Settings, columns: Columns) -> ReadTags:
-    field = settings.tags.field
+def _tag_reader(tags: Tags, columns: Columns) -> ReadTags:
+    field = tags.field
     return field.reader(columns) if field else lambda tp, messages: [None] * len(messages)
 
 
@@ -205,52 +210,103 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     due = due_reader_of(settings, columns)
     index = tag_index_of(settings) if settings.delay else None
     reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, tag_index=index)
-    return Parts(reading, batch_rules(settings), delivery_rules(settings, sink), sink)
+    return Parts(reading, batch_rules(settings), delivery_rules(settings, sink.framer.separator), sink)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """The settings of which the rules of reading and the sink are made: values, of which Spark's driver sends copies.
+
+    Args:
+        tags: The section.
+        dedup: The section.
+        sink_name: Name of the sink.
+        sink: Its settings, with their secrets.
+        group_id: The consumer group.
+        state_dir: The state folder.
+        is_delayed: Whether messages may be held.
+        in_lane: Whether the lane can sort messages.
+        is_rocketmq: Whether messages may be those of RocketMQ.
+        filtered_at_broker: Whether the broker leaves unwanted messages out.
+    """
+
+    tags: Tags
+    dedup: Dedup
+    sink_name: str
+    sink: SinkSettings
+    group_id: str
+    state_dir: Path
+    is_delayed: bool = False
+    in_lane: bool = False
+    is_rocketmq: bool = False
+    filtered_at_broker: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> ReadingPlan:
+        """The plan of these settings."""
+        return cls(
+            settings.tags,
+            settings.dedup,
+            settings.sink.name,
+            settings.sink.chosen,
+            settings.source.group_id,
+            settings.state.dir,
+            is_delayed=settings.delay is not None,
+            in_lane=not refusal(settings),
+            is_rocketmq=settings.source.rocketmq is not None,
+            filtered_at_broker=bool(settings.source.rocketmq) and filters_at_broker(settings),
+        )
+
+    def open(self, columns: Columns) -> tuple[ReadingRules, Sink]:
+        """Build the rules of reading messages, and the sink.
+
+        Raises:
+            ConfigError: Certificates or a file of the sink cannot be used.
+            StateError: Another process writes to the sink's file.
+        """
+        in_rows, dedup = columns, self.dedup
+        if self.is_delayed:
+            from sidecar.delay.columns import BothColumns
+
+            in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
+        read_tags, filter_ = _tag_reader(self.tags, columns), self.tags.filter()
+        tags_of = _tags_of(filter_, read_tags)
+        sink = open_sink(self.sink_name, self.sink, Context(in_rows, tags_of, filter_.groups, self.state_dir))
+        framer = sink.framer
+        if self.is_rocketmq:
+            from sidecar.runtime.stored_rows import framer_of
+
+            framer = framer_of(self.sink.row_format, columns, tags_of, framer)
+        in_lane = self.in_lane and isinstance(columns, LaneColumns)
+        lane = lane_rules(self.tags, dedup, self.sink.row_format, filter_) if in_lane else {}
+        odd = OddIds(dedup.field, dedup.as_, columns) if dedup.field else None
+        reading = ReadingRules(
+            columns=columns,
+            framer=framer,
+            tags=read_tags,
+            groups=_joined(filter_) if self.sink.joins_groups else filter_.groups,
+            unwanted=filter_.unwanted.keys(),
+            may_want=filter_.may_want,
+            plain_mask=filter_.plain_mask,
+            refused=filter_.refused,
+            filtered_at_broker=self.filtered_at_broker,
+            ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
+            capacity=dedup.capacity,
+            bitmap_ids=dedup.as_ == "int",
+            keep_ms=dedup.keep_ms,
+            copies=is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
+            keys=key_reader(dedup.field, dedup.as_, columns, self.group_id, odd)
+            if dedup.field and dedup.ledger
+            else None,
+            odd_ids=odd,
+            **lane,
+        )
+        return reading, sink
 
 
 def build_reading(settings: Settings, columns: Columns) -> tuple[ReadingRules, Sink]:
-    """Build the rules of reading messages, and the sink.
-
-    Raises:
-        ConfigError: Certificates or a file of the sink cannot be used.
-        StateError: Another process writes to the sink's file.
-    """
-    in_rows = columns
-    if settings.delay:
-        from sidecar.delay.columns import BothColumns
-
-        in_rows, columns = BothColumns(columns, origins=True), BothColumns(columns, origins=False)
-    read_tags = _tag_reader(settings, columns)
-    sink = sink_of(settings, in_rows, read_tags)
-    framer = sink.framer
-    if settings.source.rocketmq:
-        from sidecar.runtime.stored_rows import framer_of
-
-        framer = framer_of(settings, columns, _tags_of(settings, read_tags), framer)
-    filter_ = settings.tags.filter()
-    lane = lane_rules(settings, filter_) if isinstance(columns, LaneColumns) and not refusal(settings) else {}
-    dedup, group_id = settings.dedup, settings.source.group_id
-    odd = OddIds(dedup.field, dedup.as_, columns) if dedup.field else None
-    reading = ReadingRules(
-        columns=columns,
-        framer=framer,
-        tags=read_tags,
-        groups=pipeline_groups(settings, filter_),
-        unwanted=filter_.unwanted.keys(),
-        may_want=filter_.may_want,
-        plain_mask=filter_.plain_mask,
-        refused=filter_.refused,
-        filtered_at_broker=bool(settings.source.rocketmq) and filters_at_broker(settings),
-        ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
-        capacity=dedup.capacity,
-        bitmap_ids=dedup.as_ == "int",
-        keep_ms=dedup.keep_ms,
-        copies=is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
-        keys=key_reader(dedup.field, dedup.as_, columns, group_id, odd) if dedup.field and dedup.ledger else None,
-        odd_ids=odd,
-        **lane,
-    )
-    return reading, sink
+    """See `ReadingPlan.open`."""
+    return ReadingPlan.of(settings).open(columns)
 
 
 def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = None) -> Sink:
@@ -264,11 +320,12 @@ def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = N
         ConfigError: Certificates or a file of the sink cannot be used.
         StateError: Another process writes to the sink's file.
     """
-    return build_sink(settings, columns, _tags_of(settings, read_tags or _tag_reader(settings, columns)))
+    return build_sink(
+        settings, columns, _tags_of(settings.tags.filter(), read_tags or _tag_reader(settings.tags, columns))
+    )
 
 
-def _tags_of(settings: Settings, read_tags: ReadTags) -> TagsOf:
-    filter_ = settings.tags.filter()
+def _tags_of(filter_: TagFilter, read_tags: ReadTags) -> TagsOf:
     return lambda tp, messages: map(filter_.tags, read_tags(tp, messages))
 
 
@@ -284,14 +341,14 @@ def batch_rules(settings: Settings) -> BatchRules:
     )
 
 
-def delivery_rules(settings: Settings, sink: Sink, *, copied: bool = False) -> DeliveryRules:
-    """Rules of delivering batches; `copied` on Spark, where several attempts at the same messages may run at once."""
+def delivery_rules(settings: Settings, separator: bytes, *, copied: bool = False) -> DeliveryRules:
+    """Rules of delivering batches, by the separator of rows; `copied` as in `DeliveryRules`."""
     retry, chosen, ledger = settings.retry, settings.sink.chosen, settings.dedup.ledger
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),
         concurrency=chosen.batches_at_once,
         ordered=chosen.one_by_one,
-        separator=sink.framer.separator,
+        separator=separator,
         give_up_attempts=retry.give_up_after_attempts,
         give_up_ms=retry.give_up_after_ms,
         # One third is for the request, which the sink bounds, and one third for recording its result.

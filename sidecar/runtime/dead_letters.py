@@ -6,13 +6,14 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import confluent_kafka as ck
 import orjson
 
 from sidecar.config.failures import DeadLetters
 from sidecar.config.model import Settings
+from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import DeadLetter, Details, Original, Place, TopicPartition, group_label
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sinks.formats import envelope_row
@@ -131,12 +132,35 @@ def open_dead_letters(
         keeper: Stores them if no topic is named.
         send_back: Hands a message back; RocketMQ only.
     """
-    originals, chosen = Originals(settings.sink.chosen.row_format, fetch), settings.dead_letters
-    if isinstance(chosen, DeadLetters) and chosen.rocketmq:
+    place, row_format = settings.dead_letters, settings.sink.chosen.row_format
+    return dead_letter_store(place, row_format, settings.source.kafka_, keeper, fetch, send_back)
+
+
+def dead_letter_store(
+    place: Literal["state"] | DeadLetters,
+    row_format: str,
+    kafka: KafkaSource | None,
+    keeper: Keeper,
+    fetch: Fetch,
+    send_back: SendBack | None = None,
+) -> DeadLetterStore:
+    """Open the store of dead letters at a place.
+
+    Args:
+        place: The setting `dead_letters`.
+        row_format: The sink's format.
+        kafka: The source, if it is Kafka.
+        keeper: Stores them if no topic is named.
+        fetch: Reads a message again.
+        send_back: Hands a message back; RocketMQ only.
+    """
+    originals = Originals(row_format, fetch)
+    if isinstance(place, DeadLetters) and place.rocketmq:
         assert send_back is not None
-        return DeadLettersAtBroker(send_back, chosen.delay_level, DeadLettersInState(keeper, originals))
-    if isinstance(chosen, DeadLetters):
-        return DeadLettersInTopic(client_config(settings.source.kafka), chosen.kafka.topic, originals)
+        return DeadLettersAtBroker(send_back, place.delay_level, DeadLettersInState(keeper, originals))
+    if isinstance(place, DeadLetters):
+        assert kafka is not None
+        return DeadLettersInTopic(client_config(kafka), place.kafka.topic, originals)
     return DeadLettersInState(keeper, originals)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from sidecar.config.model import Settings
+from sidecar.config.tags import Dedup, Tags
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.windows.idruns import Keys, Mask, SortedRun
@@ -74,7 +75,7 @@ def is_built() -> bool:
     return LIBRARY.exists()
 
 
-def lane_rules(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
+def lane_rules(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> Mapping[str, Any]:
     """The fields of `ReadingRules` that are the lane's."""
     from sidecar_fastlane.search import Search
 
@@ -85,29 +86,28 @@ def lane_rules(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
         native.find(runs, keys, found)
         return found
 
-    return {"sorting": rules_of(settings, filter_), "search": search}
+    return {"sorting": rules_of(tags, dedup, row_format, filter_), "search": search}
 
 
-def rules_of(settings: Settings, filter_: TagFilter | None = None) -> Rules:
-    """The rules of the lane for these settings, which `refusal` does not refuse."""
+def rules_of(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> Rules:
+    """The rules of the lane, for settings that `refusal` does not refuse."""
     from sidecar_fastlane import Rules
 
-    filter_ = filter_ or settings.tags.filter()
     return Rules(
         group_of=filter_.groups.__getitem__,
         row_head=row_head,
-        **fields_of(settings, filter_),
-        whole=bool(settings.tags.exclude),
-        format=cast(Literal["envelope", "ndjson"], settings.sink.chosen.row_format),
+        **fields_of(tags, dedup, filter_),
+        whole=bool(tags.exclude),
+        format=cast(Literal["envelope", "ndjson"], row_format),
     )
 
 
-def fields_of(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
+def fields_of(tags: Tags, dedup: Dedup, filter_: TagFilter) -> Mapping[str, Any]:
     """Where the lane finds tags and ids, and the mask of tags, as arguments of `Rules`.
 
     `refusal_of_fields` does not refuse the settings.
     """
-    tag, id_ = settings.tags.field, settings.dedup.field
+    tag, id_ = tags.field, dedup.field
     return {
         "tag_place": _place(tag),
         "tag_header": tag.name if tag else "",
@@ -115,7 +115,7 @@ def fields_of(settings: Settings, filter_: TagFilter) -> Mapping[str, Any]:
         "id_header": id_.name if id_ else "",
         "mask": filter_.wants.bits,
         "hashes": filter_.wants.hashes,
-        "separator": settings.tags.split.encode() if settings.tags.split else b"",
+        "separator": tags.split.encode() if tags.split else b"",
     }
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from sidecar.config.model import Settings
 from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Columns, Framer, TopicPartition
 from sidecar.errors import ConfigError
@@ -58,12 +57,12 @@ class StoredFramer:
         return self._python.frame(tp, messages) if data is None else (data, ())
 
 
-def framer_of(settings: Settings, columns: Columns, tags_of: TagsOf, python: Framer) -> Framer:
+def framer_of(row_format: str, columns: Columns, tags_of: TagsOf, python: Framer) -> Framer:
     """The framer: C needs RocketMQ's stored messages, `envelope`, and the package `consumer-sidecar-fastlane`.
 
     With `ndjson`, Python joins the bodies in less time than it takes to hand them to C.
     """
-    if not isinstance(columns, RocketMqColumns) or settings.sink.chosen.row_format != "envelope":
+    if not isinstance(columns, RocketMqColumns) or row_format != "envelope":
         return python
     try:
         return StoredFramer(load(), tags_of, python)

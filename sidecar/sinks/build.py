@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from sidecar.config.model import Settings
+from sidecar.config.sinks import SinkSettings
 from sidecar.core.records import Columns
 from sidecar.errors import extra
 from sidecar.sinks.base import Context, Sink
@@ -23,8 +24,13 @@ def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
         StateError: Another process writes to the file, or as the same writer to the zone.
         ZoneError: The landing zone is damaged.
     """
-    name, chosen = settings.sink.name, settings.sink.chosen
+    context = Context(columns, tags_of, settings.tags.filter().groups, settings.state.dir)
+    return open_sink(settings.sink.name, settings.sink.chosen, context)
+
+
+def open_sink(name: str, chosen: SinkSettings, context: Context) -> Sink:
+    """The sink of this name; see `build_sink`."""
     with extra(chosen.extra, f"sink.{name}", *chosen.packages):
         module = importlib.import_module(f"sidecar.sinks.{name}")
-    sink: Sink = module.build(chosen, Context(columns, tags_of, settings.tags.filter().groups, settings.state.dir))
+    sink: Sink = module.build(chosen, context)
     return sink

@@ -7,7 +7,7 @@ from typing import Any
 
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
-from sidecar.spark.ranges.logs import by_partition
+from sidecar.spark.ranges.broker import by_partition
 
 
 def offsets_in(offsets: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What concerns the Python processes in which Spark runs tasks, one after the other."""
+"""What concerns the Python processes that Spark starts, for planning and for tasks, which run one after the other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 _frozen = 0
 """How many modules were loaded when `freeze_modules` last did something."""
+_configured: set[tuple[str, str]] = set()
 
 
 def freeze_modules() -> None:
@@ -19,3 +20,12 @@ def freeze_modules() -> None:
         gc.collect()
         gc.freeze()
         _frozen = len(sys.modules)
+
+
+def configure_log(form: tuple[str, str]) -> None:
+    """Configure the log of this process, once; `form` is its format and its level."""
+    if form not in _configured:
+        from sidecar.ops.log import configure  # the process of a commit needs none of it
+
+        configure(*form)
+        _configured.add(form)

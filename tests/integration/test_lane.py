@@ -284,7 +284,11 @@ def test_each_lack_of_memory_is_an_error_and_no_more(
                 return found
 
     def sorted_by(run: fastlane.Run) -> Any:
-        rules = replace(rules_of(settings), format=format_, wants=frozenset(WANTS))
+        rules = replace(
+            rules_of(settings.tags, settings.dedup, "envelope", settings.tags.filter()),
+            format=format_,
+            wants=frozenset(WANTS),
+        )
         if format_ == "columns":
             return run.columns(rules)
         ids, last = run.ids(rules)

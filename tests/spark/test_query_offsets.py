@@ -8,11 +8,9 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, PositionError
-from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, spans
 from sidecar.spark.query.places import Place, ended
-from sidecar.spark.ranges.logs import by_partition
-from sidecar.spark.ranges.planning import OnGap
+from sidecar.spark.ranges.broker import LogExtent, OnGap, by_partition
 
 A, B = TopicPartition("a", 0), TopicPartition("a", 1)
 QUEUE = TopicPartition("q", 3, "broker:x/ä")
@@ -22,11 +20,11 @@ class FakeLogs:
     """Logs with these bounds."""
 
     def __init__(self, found: dict[TopicPartition, tuple[int, int]], topic_id: str = "id") -> None:
-        self.found = {tp: LogBounds(*bounds) for tp, bounds in found.items()}
+        self.found = {tp: LogExtent(*bounds) for tp, bounds in found.items()}
         self.topic_id = topic_id
         self.unread = ""
 
-    def bounds(self) -> dict[TopicPartition, LogBounds]:
+    def bounds(self) -> dict[TopicPartition, LogExtent]:
         """All of them."""
         return self.found
 
@@ -70,10 +68,10 @@ def test_a_partition_that_was_empty_begins_with_its_first_range() -> None:
     logs = FakeLogs({A: (0, 10), B: (4, 4)})
     first = logs.after(begin(logs, "latest"))
     assert spans(begin(logs, "latest"), first) == []
-    logs.found = {A: LogBounds(0, 12), B: LogBounds(4, 5)}
+    logs.found = {A: LogExtent(0, 12), B: LogExtent(4, 5)}
     second = logs.after(first)
     assert spans(first, second) == [Span(A, "id", 10, 12, is_first=True), Span(B, "id", 4, 5, is_first=True)]
-    logs.found = {A: LogBounds(0, 13), B: LogBounds(4, 5)}
+    logs.found = {A: LogExtent(0, 13), B: LogExtent(4, 5)}
     assert spans(second, logs.after(second)) == [Span(A, "id", 12, 13, is_first=False)]
 
 
@@ -167,7 +165,7 @@ def test_what_expired_unread_is_an_error_or_left_out() -> None:
     """The error has the position and the start of the log; with `log_start` each partition goes on there, once."""
     logs = FakeLogs({A: (0, 10), B: (0, 10)})
     first = logs.after(begin(logs, "earliest"))
-    logs.found = {A: LogBounds(14, 20), B: LogBounds(0, 11)}
+    logs.found = {A: LogExtent(14, 20), B: LogExtent(0, 11)}
     told = r"a\[0\] was read to 10, and its log begins at 14: 4 offsets expired.*option on_gap: log_start.*checkpoint"
     with pytest.raises(PositionError, match=told) as caught:
         logs.after(first)
@@ -176,7 +174,7 @@ def test_what_expired_unread_is_an_error_or_left_out() -> None:
     assert spans(first, second) == [
         Span(A, "id", 14, 20, is_first=False, expired=4), Span(B, "id", 10, 11, is_first=False),
     ]  # fmt: skip
-    logs.found = {A: LogBounds(14, 21), B: LogBounds(0, 11)}
+    logs.found = {A: LogExtent(14, 21), B: LogExtent(0, 11)}
     third = logs.after(second, on_gap="log_start")
     assert spans(second, third) == [Span(A, "id", 20, 21, is_first=False)]
     assert "skipped" not in third
@@ -188,7 +186,7 @@ def test_a_replay_leaves_out_what_expired_since_it_was_planned() -> None:
     start = begin(logs, "earliest")
     end = logs.after(start)
     begun = {span.tp: span.start for span in spans(start, end)}
-    bounds = {A: LogBounds(12, 30), B: LogBounds(3, 30)}
+    bounds = {A: LogExtent(12, 30), B: LogExtent(3, 30)}
     assert spans(start, end, behind(begun, bounds, "log_start")) == [
         Span(A, "id", 10, 10, is_first=True, expired=10), Span(B, "id", 3, 10, is_first=True, expired=3),
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.spark import read_kafka, read_kafka_stream, read_rocketmq, read_rocketmq_stream
 from sidecar.spark.query.options import COLUMNS, Query, parse_options
+from sidecar.spark.ranges.kafka import KafkaRanges
 
 KAFKA = {"bootstrap_servers": "localhost:9092", "topics": "orders, ^new"}
 FILE = """\
@@ -20,6 +21,12 @@ tags: {from: key, subscribe: a || b}
 dedup: {by: {header: id}}
 sink: {http: {url: "http://localhost:1/"}}
 """
+
+
+def topics_of(query: Query) -> list[str]:
+    """The topics that it reads."""
+    assert isinstance(query.broker, KafkaRanges)
+    return query.broker.kafka.topics
 
 
 def parsed(more: Mapping[str, str] = {}, *, stream: bool = True) -> Query:
@@ -39,13 +46,14 @@ def test_options_are_keys_of_the_file() -> None:
         },
         stream=True,
     )  # fmt: skip
-    settings = query.settings
-    assert (settings.source.kafka.topics, query.start) == (["a", "b"], "latest")
-    assert settings.source.kafka.properties == {"security.protocol": "ssl"}
-    assert settings.tags.field == Field("header", "Tag")
-    assert settings.tags.filter().group(b"a") == "Money"
-    assert settings.dedup.field == Field("json", path=("order", "id"))
-    assert (settings.dedup.capacity, query.offsets_max, query.columns) == (5_000, 7, ("offset", "value"))
+    broker = query.broker
+    assert isinstance(broker, KafkaRanges)
+    assert (broker.kafka.topics, query.start) == (["a", "b"], "latest")
+    assert broker.kafka.properties == {"security.protocol": "ssl"}
+    assert query.tags.field == Field("header", "Tag")
+    assert query.tags.filter().group(b"a") == "Money"
+    assert query.dedup.field == Field("json", path=("order", "id"))
+    assert (query.dedup.capacity, query.offsets_max, query.columns) == (5_000, 7, ("offset", "value"))
     assert query.state == Path.cwd() / "ids"
     assert query.ddl == "offset bigint, value binary"
 
@@ -54,7 +62,7 @@ def test_what_is_not_given_has_the_daemons_default() -> None:
     """All columns, everything that is there, a million offsets."""
     query = parsed()
     assert (query.columns, query.offsets_max, query.start) == (COLUMNS, 1_000_000, "earliest")
-    assert query.settings.source.kafka.topics == ["orders", "^new"]
+    assert topics_of(query) == ["orders", "^new"]
 
 
 def test_a_file_has_the_settings(tmp_path: Path) -> None:
@@ -62,7 +70,8 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "sidecar.yaml"
     path.write_text(FILE)
     query = parse_options("kafka", {"config": str(path), "state": str(tmp_path)}, stream=True)
-    assert (query.settings.source.group_id, query.settings.dedup.field) == ("g", Field("header", "id"))
+    assert isinstance(query.broker, KafkaRanges)
+    assert (query.broker.kafka.group_id, query.dedup.field) == ("g", Field("header", "id"))
     path.write_text(FILE + "delay: {}\n")
     with pytest.raises(ConfigError, match=r"sidecar\.yaml:5:1: delay: is not possible"):
         parse_options("kafka", {"config": str(path), "state": str(tmp_path)}, stream=True)

@@ -19,7 +19,7 @@ from sidecar.spark.query import task
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.source import QueryStreamReader
-from sidecar.spark.ranges import sources
+from sidecar.spark.ranges import broker
 from tests.support.kafka import unique
 from tests.support.rocketmq import BROKER, Message, Node
 
@@ -133,7 +133,7 @@ def test_a_start_in_between(rocketmq: Node, orders: str) -> None:
 
 def test_what_is_lost_is_told(rocketmq: Node, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that was created again or deleted, and a range that the broker does not have."""
-    monkeypatch.setattr(sources, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(broker, "PATIENCE_S", 0.0)
     send(rocketmq, orders, range(10))
     query = Query(rocketmq, orders)
     assert len(query.next()) == 20

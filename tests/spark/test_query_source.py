@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sidecar.spark import read_kafka, read_kafka_stream
-from sidecar.spark.ranges.sources import PATIENCE_S
+from sidecar.spark.ranges.broker import PATIENCE_S
 from tests.support.kafka import Broker, MakeTopic, produce
 from tests.support.produce import Outgoing
 from tests.support.spark.examples import example

@@ -10,7 +10,6 @@ from typing import Any
 from sidecar.config.model import Settings
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import latest_batch, open_checkpoint
 from sidecar.spark.run.progress import RunProgress
@@ -19,7 +18,7 @@ from sidecar.state.store import Store
 from tests.support.landing import Disk, ProcessDied, disk
 from tests.support.receiver import Receiver
 from tests.support.spark.deliveries import dead_letters
-from tests.support.spark.tasks import TP, Message, batches, begin, make_settings
+from tests.support.spark.tasks import TP, Message, batches, begin, make_settings, plan_of, progress_of
 
 BATCHES, MESSAGES = 3, 60
 STEP = 7
@@ -37,13 +36,14 @@ def live(settings: Settings, root: Path, state: Store) -> RunProgress:
     """All micro-batches from the pending one on, in the order in which Spark does it."""
     query, folder = root / "query", RunFolder(root / "sidecar")
     checkpoint = open_checkpoint([query], folder.path, settings, "cluster")
-    progress = RunProgress(settings, folder, query, state)
-    writer = RangeWriter(Job(settings, folder.path, checkpoint))
+    plan = plan_of(settings, folder.path, checkpoint)
+    progress = progress_of(settings, folder, query, state)
+    writer = RangeWriter(plan)
     for batch in range(latest_batch(query, "commits") + 1, BATCHES):
         again = batch == latest_batch(query, "offsets")
         begin(query, batch, "offsets")
         task = Task(TP, checkpoint.scope("id"), checkpoint.ids_scope("id"), batch, str(int(again)), again)
-        outcome = deliver(settings, folder, task, ArrowColumns(), runs(batches(messages(batch)), TP))
+        outcome = deliver(plan, task, ArrowColumns(), runs(batches(messages(batch)), TP))
         writer.commit([Delivered(outcome)], batch)
         begin(query, batch, "commits")
         progress.heard([{"batchId": batch, "sources": [], "observedMetrics": {"sidecar_ranges": {"rows": 1}}}])

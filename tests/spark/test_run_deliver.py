@@ -15,7 +15,7 @@ from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import letters_in
 from tests.support.receiver import Receiver
-from tests.support.spark.tasks import TP, Message, batches, make_settings, run_task
+from tests.support.spark.tasks import TP, Message, batches, make_settings, plan_of, run_task
 
 
 @pytest.fixture
@@ -164,5 +164,5 @@ def test_the_end_of_a_task_removes_what_an_attempt_that_died_told(
     for name in ("orders-3", "orders-3-twins"):
         folder.notes.put(name, "group t fails for 9 s")
     task = Task(TP, "5c09e5c0", "1d5c09e0", 0, "1", again=True, letters=tmp_path / "letters" if twins else None)
-    deliver(make_settings(receiver.url), folder, task, ArrowColumns(), runs(batches([(1, "t", b"x")]), TP))
+    deliver(plan_of(make_settings(receiver.url), tmp_path), task, ArrowColumns(), runs(batches([(1, "t", b"x")]), TP))
     assert list(folder.notes.all()) == ["orders-3" if twins else "orders-3-twins"]

@@ -8,8 +8,8 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.spark.ranges.fetch import fetch
 from sidecar.spark.ranges.gathering import RUN_ROWS
+from sidecar.spark.ranges.kafka import fetch
 from tests.support.kafka import Broker, produce, produce_transaction
 from tests.support.produce import Outgoing
 

@@ -25,11 +25,9 @@ from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles, letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
 from sidecar.spark.run.pinned import open_checkpoint, pin_reader
-from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.sources.topics import claim
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
-from tests.support.spark.tasks import TP, batches, begin, make_settings
+from tests.support.spark.tasks import TP, batches, begin, job_broker, make_settings, progress_of
 
 URL = "http://localhost:1/"
 
@@ -52,7 +50,7 @@ def test_a_torn_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.
 def test_a_topic_with_the_longest_name_is_known(tmp_path: Path) -> None:
     """Kafka's longest topic, of 249 letters, has its file, whatever that is called before it is whole."""
     folder = RunFolder(tmp_path)
-    assert folder.claim_topic("t" * 249, "id") == "id"
+    write(folder.path / "topics" / ("t" * 249), b"id")
     assert folder.known_topics() == {"t" * 249: "id"}
 
 
@@ -272,12 +270,11 @@ def test_a_checkpoint_stays_with_its_cluster_and_its_folder(tmp_path: Path) -> N
 
 def test_a_topic_made_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first id of a topic is bound to the checkpoint, whoever sees it first."""
-    kafka, ids = make_settings(URL).source.kafka, iter(["a", "a", "b"])
-    monkeypatch.setattr("sidecar.spark.run.sources.topics.topic_id", lambda *_, **__: next(ids))
-    folder = RunFolder(tmp_path)
-    assert claim(kafka, "c", folder, "orders") == claim(kafka, "c", folder, "orders") == "a"
+    broker, ids = job_broker(make_settings(URL)), iter(["a", "a", "b"])
+    monkeypatch.setattr("sidecar.spark.ranges.kafka._topic_id", lambda *_, **__: next(ids))
+    assert broker.claim("c", tmp_path, "orders") == broker.claim("c", tmp_path, "orders") == "a"
     with pytest.raises(PositionError, match="orders was deleted and created again"):
-        claim(kafka, "c", folder, "orders")
+        broker.claim("c", tmp_path, "orders")
 
 
 def test_a_receiver_that_refuses_everything_is_remembered(tmp_path: Path) -> None:
@@ -338,7 +335,7 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
         books = Books(consumed=60, delivered=50, filtered=9, dead_lettered=1)
         folder.books.put(batch, books_of([Outcome(TP, 99, books, {"count": 2}, {("g", "ack"): 2}, {}, files.names)]))
     begin(query, 0, "offsets", "commits")
-    progress = RunProgress(make_settings(URL), folder, query, state)
+    progress = progress_of(make_settings(URL), folder, query, state)
     progress.settle()
     assert progress.latest().totals == Books()
     assert (state.letters.count(), folder.books.batches()) == (1, [1])
@@ -374,7 +371,7 @@ def test_books_are_entered_once_and_letters_reach_the_state(tmp_path: Path) -> N
 def test_what_spark_has_counted_must_be_in_the_books(tmp_path: Path, counted: str, rows: int, told: int) -> None:
     """Where tasks read by themselves Spark counts ranges, or rows of a table: a difference is an error."""
     query, folder = tmp_path / "query", RunFolder(tmp_path / "sidecar")
-    progress = RunProgress(make_settings(URL), folder, query, MemoryState())
+    progress = progress_of(make_settings(URL), folder, query, MemoryState())
     folder.books.put(0, books_of([Outcome(TP, 99, Books(consumed=60, delivered=50, filtered=10))]))
     begin(query, 0, "offsets", "commits")
     seen = report(0, 0, 0, None, {"orders": {"3": 100}}) | {"observedMetrics": {counted: {"rows": rows}}}
@@ -390,7 +387,7 @@ def test_books_that_cannot_be_removed_count_once(tmp_path: Path, monkeypatch: py
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
     letters = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     letters.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
-    progress = RunProgress(make_settings(URL), folder, query, state)
+    progress = progress_of(make_settings(URL), folder, query, state)
     folder.books.put(0, books_of([Outcome(TP, 4, Books(consumed=5, delivered=5), letters=letters.names)]))
     progress.heard([report(0, 5, 5, None, {"orders": {"3": 5}})])
     begin(query, 0, "offsets", "commits")
@@ -413,7 +410,7 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     folder.books.put(0, books_of([Outcome(TP, 4, Books(), letters=files.names)]))
     begin(query, 0, "offsets", "commits")
-    progress = RunProgress(make_settings(URL), folder, query, state)
+    progress = progress_of(make_settings(URL), folder, query, state)
     state.failing = "No space left on device"
     progress.settle()
     assert "dead letters of micro-batch 0 wait for room" in progress.latest().problems[0].text
@@ -425,7 +422,7 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
 def test_the_last_letters_are_stored_or_the_job_fails(tmp_path: Path) -> None:
     """At the end also a micro-batch that Spark told nothing of is entered; what cannot be stored ends with an error."""
     query, folder, state = tmp_path / "query", RunFolder(tmp_path / "sidecar"), MemoryState()
-    progress = RunProgress(make_settings(URL), folder, query, state)
+    progress = progress_of(make_settings(URL), folder, query, state)
     files = LetterFiles(folder.path / "letters" / "0", "orders-3-0")
     files.put([StoredLetter.of(DeadLetter(TP, 4, "s", "g", "r", None), at_ms=1, envelope=b"")])
     folder.books.put(0, books_of([Outcome(TP, 4, Books(consumed=1, dead_lettered=1), letters=files.names)]))

@@ -20,17 +20,14 @@ from sidecar.errors import UnavailableError
 from sidecar.runtime.lane import is_built
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
-from sidecar.spark.ranges.fetch import QUEUE_KBYTES, fetch
+from sidecar.spark.ranges.kafka import QUEUE_KBYTES, fetch, fetch_by_lane
 from sidecar.spark.run.executor import rows
-from sidecar.spark.run.executor.by_lane import fetch_by_lane
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.task import Job, Place
+from sidecar.spark.run.executor.task import TaskRange
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.outcome import Outcome, books_of
-from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.progress import Tally
-from sidecar.spark.run.sources.kafka import KafkaRun
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.support.compacted import COMPACT, surviving
 from tests.support.kafka import Broker, KafkaBroker, produce, produce_transaction, unique
@@ -38,6 +35,7 @@ from tests.support.lane_cases import strange
 from tests.support.process import wait_until
 from tests.support.produce import Outgoing
 from tests.support.receiver import Receiver
+from tests.support.spark.tasks import plan_of
 
 Delivered = tuple[list[tuple[str, str, tuple[Any, ...]]], list[Any], Any, Mapping[str, int], list[int], list[str]]
 """Parts with group, name and rows; dead letters; books; cuts; ids that cannot be compared, and unwanted tags."""
@@ -85,7 +83,7 @@ def delivered(
         settings = settings_of(broker, topic, receiver.url, **change)
         for batch, (start, end) in enumerate(ranges):
             task = Task(tp, "5c09e5c0", "1d5c09e0", batch, "0", again=False)
-            outcome = deliver(settings, RunFolder(folder), task, *read(library, settings, tp, start, end))
+            outcome = deliver(plan_of(settings, folder), task, *read(library, settings, tp, start, end))
             for name in outcome.letters:
                 letters += [
                     (one.offset, one.row, one.reason) for one in letters_in(folder / "letters" / str(batch) / name)
@@ -160,14 +158,14 @@ def filled(
             "state": {"dir": "state"},
         }
     )
-    job, tp = Job(settings, folder, Checkpoint(1, "c", "g", "r", "i", -1), "table"), TopicPartition(topic, 0)
+    plan, tp = plan_of(settings, folder, query="table"), TopicPartition(topic, 0)
     kept, batches, own = RunFolder(folder), list[pa.RecordBatch](), list[Mapping[str, int]]()
     odd_ids = list[int]()
     for batch, (start, end) in enumerate(ranges):
-        found = KafkaRun(settings).read(kept, tp, start, end)
+        found = plan.broker.read(folder, tp, start, end)
         assert (found.lane is not None) == (lane == "on")
-        place = Place(tp, found, lambda: None, start, end, "5c09e5c0", "1d5c09e0", batch, kept)
-        batches += rows.rows_of_place(job, place)
+        place = TaskRange(tp, found, lambda: None, start, end, "5c09e5c0", "1d5c09e0", batch, kept)
+        batches += rows.rows_of_place(plan, place)
         of_batch = kept.books.of(batch)
         assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")
         own += [of_range[-1] for of_range in of_batch["partitions"]]
@@ -239,10 +237,10 @@ def test_a_task_that_is_tried_again_the_other_way_sends_the_same(
             columns, runs = read(first, settings, tp, 0, end)
             with pytest.raises(UnavailableError, match="gone"):
                 task = Task(tp, "5c09e5c0", "1d5c09e0", 0, "0", again=False)
-                deliver(settings, RunFolder(tmp_path / name), task, columns, cut_off(runs))
+                deliver(plan_of(settings, tmp_path / name), task, columns, cut_off(runs))
             begun = {part["part"]: part["rows"] for part in receiver.parts()}
             task = Task(tp, "5c09e5c0", "1d5c09e0", 0, "1", again=True)
-            deliver(settings, RunFolder(tmp_path / name), task, *read(second, settings, tp, 0, end))
+            deliver(plan_of(settings, tmp_path / name), task, *read(second, settings, tp, 0, end))
             parts = {(part["group"], part["part"]): part["rows"] for part in receiver.parts()}
             assert begun and len(parts) > len(begun)
             assert len(receiver.parts()) == len(parts), "a part came under another name"

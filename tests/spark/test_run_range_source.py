@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from structlog.testing import capture_logs
 
-from sidecar.config.source.section import Source
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.sources.kafka.offsets import LogBounds, is_meant
-from sidecar.spark.ranges import reports, sources
-from sidecar.spark.ranges.planning import OnGap
-from sidecar.spark.run.range_source import Range, RangePlanner, Reading
+from sidecar.sources.kafka.offsets import is_meant
+from sidecar.spark.ranges import broker, kafka
+from sidecar.spark.ranges.broker import LogExtent, OnGap
+from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
+from tests.support.spark.tasks import job_broker, make_settings
 
 LIMIT = ReadMaxRows(1)
 Logs = dict[tuple[str, int], tuple[int, int]]
@@ -26,10 +26,10 @@ ORDERS: Logs = {("orders", 0): (0, 900)}
 class FakeLogs:
     """Logs with these bounds."""
 
-    def __init__(self, found: dict[TopicPartition, LogBounds], topics: Sequence[str]) -> None:
+    def __init__(self, found: dict[TopicPartition, LogExtent], topics: Sequence[str]) -> None:
         self._found, self._topics = found, topics
 
-    def bounds(self) -> dict[TopicPartition, LogBounds]:
+    def bounds(self) -> dict[TopicPartition, LogExtent]:
         """All of them."""
         return self._found
 
@@ -49,11 +49,11 @@ class Planners:
         self, logs: Logs, topics: Sequence[str] = ("orders", "new"), span: int = 1_000, on_gap: OnGap = "stop"
     ) -> RangePlanner:
         """A planner of another life."""
-        found = FakeLogs({TopicPartition(*place): LogBounds(*bounds) for place, bounds in logs.items()}, topics)
-        self._patch.setattr(sources, "logs_of", lambda *_, **__: found)
-        kafka = {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}
-        source = Source.model_validate({"kafka": kafka})
-        return RangePlanner(Reading(source, self._folder, span, None, on_gap=on_gap))
+        found = FakeLogs({TopicPartition(*place): LogExtent(*bounds) for place, bounds in logs.items()}, topics)
+        self._patch.setattr(kafka.KafkaRanges, "logs", lambda _: found)
+        source = {"kafka": {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}}
+        read = job_broker(make_settings("http://h/", source=source))
+        return RangePlanner(RangePlan(read, self._folder, span, None, on_gap=on_gap))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_what_became_of_a_topic_is_told(
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The log events; the set-up of the log in the process for planning is left out."""
-    monkeypatch.setattr(reports, "configure", lambda *_: None)
+    monkeypatch.setattr(broker, "configure_log", lambda *_: None)
     with capture_logs() as events:
         yield events
 
@@ -184,8 +184,8 @@ def test_a_run_that_ends_by_itself_sees_what_expires_meanwhile(planners: Planner
     planner.prepareForTriggerAvailableNow()
     end = planner.latestOffset({"orders": {"0": 0}}, LIMIT)
     assert end == {"orders": {"0": 100}}
-    planner._logs._found = {TopicPartition("orders", 0): LogBounds(150, 900)}  # type: ignore[attr-defined]
+    planner._logs._found = {TopicPartition("orders", 0): LogExtent(150, 900)}  # type: ignore[attr-defined]
     following = planner.latestOffset(end, LIMIT)
     assert planner.partitions(end, following) == [Range("orders", 0, 150, 250, expired=50)]
-    planner._logs._found = {TopicPartition("orders", 0): LogBounds(400, 900)}  # type: ignore[attr-defined]
+    planner._logs._found = {TopicPartition("orders", 0): LogExtent(400, 900)}  # type: ignore[attr-defined]
     assert planner.latestOffset(following, LIMIT) == {"orders": {"0": 400}}

@@ -19,14 +19,12 @@ from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.wire.requests import MemberAsks, Subscription
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.range_source import Range, RangePlanner, Reading
-from sidecar.spark.run.sources.build import run_source
+from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
 from sidecar.spark.run.tables.job import job_of
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
@@ -49,7 +47,7 @@ from tests.support.spark.rocketmq import (
     waiting,
 )
 from tests.support.spark.tables import SCHEMA, forget_commits, rows
-from tests.support.spark.tasks import begin
+from tests.support.spark.tasks import begin, job_broker, plan_of, progress_of
 from tests.support.workload import POISON, Workload
 
 if TYPE_CHECKING:
@@ -69,9 +67,9 @@ class Reader:
     def __init__(self, document: dict[str, Any], folder: Path) -> None:
         self.settings = Settings.model_validate(document)
         self.folder = RunFolder(folder)
-        self.source = run_source(self.settings)
+        self.source = job_broker(self.settings)
         stood = self.source.group_offsets()
-        self.planner = RangePlanner(Reading(self.settings.source, folder, 1_000_000, stood))
+        self.planner = RangePlanner(RangePlan(self.source, folder, 1_000_000, stood))
         self.at = self.planner.initialOffset()
 
     def plan(self) -> list[Range]:
@@ -83,7 +81,7 @@ class Reader:
     def bodies(self, span: Range) -> Iterator[bytes]:
         """The bodies of a range."""
         found = self.source.read(
-            self.folder, TopicPartition(span.topic, span.partition, span.broker), span.start, span.end
+            self.folder.path, TopicPartition(span.topic, span.partition, span.broker), span.start, span.end
         )
         for run in found.runs:
             yield from (body or b"" for body in found.columns.values(run.messages))
@@ -153,18 +151,18 @@ def test_a_start_is_for_a_group_that_never_committed_and_not_for_what_was_handed
     reader.planner.stop()
     document["source"]["rocketmq"]["sql"] = "n >"
     with pytest.raises(ConfigError, match=r"cannot filter by source\.rocketmq\.sql"):
-        run_source(Settings.model_validate(document)).await_cluster()
+        job_broker(Settings.model_validate(document)).await_cluster()
 
 
 def test_a_member_of_the_group_is_refused(rocketmq: Node, orders: str, tmp_path: Path) -> None:
     """While a daemon reads with the group, nothing starts."""
     settings = Settings.model_validate(file_of(rocketmq, orders))
     assert settings.source.rocketmq is not None
-    run_source(settings).refuse_members()
+    job_broker(settings).refuse_members()
     with Inquiry(settings.source.rocketmq) as member:
         member.answers([(BROKER, MemberAsks(member.asks).heartbeat([Subscription(orders)]))])
         with pytest.raises(UnavailableError, match="has 1 members: a daemon reads with it"):
-            run_source(settings).refuse_members()
+            job_broker(settings).refuse_members()
 
 
 @pytest.mark.parametrize("when", [pytest.param("between ranges", marks=pytest.mark.proof), "in a range"])
@@ -265,17 +263,17 @@ def test_a_twin_that_waits_is_delivered_when_the_first_is_a_dead_letter(
         )  # fmt: skip
         settings, folder, query = reader.settings, reader.folder, tmp_path / "query"
         checkpoint = open_checkpoint([query], folder.path, settings, "cluster")
-        outcomes = list[Outcome]()
+        outcomes, plan = list[Outcome](), plan_of(settings, folder.path, checkpoint)
         for span in reader.plan():
             tp = TopicPartition(span.topic, span.partition, span.broker)
-            found = reader.source.read(folder, tp, span.start, span.end)
+            found = reader.source.read(folder.path, tp, span.start, span.end)
             task = Task(tp, checkpoint.scope(span.topic), "", 0, "0", again=False)
-            outcomes.append(deliver(settings, folder, task, found.columns, found.runs))
+            outcomes.append(deliver(plan, task, found.columns, found.runs))
         assert [one.books.in_flight for one in outcomes] == [0, 1]
-        RangeWriter(Job(settings, folder.path, checkpoint)).commit([Delivered(one) for one in outcomes], 0)
+        RangeWriter(plan).commit([Delivered(one) for one in outcomes], 0)
         begin(query, 0, "offsets", "commits")
         with closing(Store(tmp_path / "state")) as state:
-            progress = RunProgress(settings, folder, query, state)
+            progress = progress_of(settings, folder, query, state)
             progress.open()
             try:
                 wait_until(lambda: _is_settled(progress), 60, "all is settled", detail=progress.latest)

@@ -13,9 +13,8 @@ from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.spark.ranges.fetch import fetch
+from sidecar.spark.ranges.kafka import fetch
 from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.task import Job
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
@@ -28,7 +27,7 @@ from tests.support.postgresql import Database
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.spark.deliveries import dead_letters
-from tests.support.spark.tasks import begin, make_settings
+from tests.support.spark.tasks import begin, make_settings, plan_of, progress_of
 
 POISON, TWIN, THIRD, OTHER = value(1, 0, note="poison"), value(1, 1), value(1, 2), value(2, 0)
 
@@ -47,14 +46,14 @@ def committed(broker: Broker, topic: str, database: Database, root: Path) -> Ite
         )  # fmt: skip
         query, folder = root / "query", RunFolder(root / "sidecar")
         checkpoint = open_checkpoint([query], folder.path, settings, "cluster")
-        outcomes = []
+        outcomes, plan = [], plan_of(settings, folder.path, checkpoint)
         for partition, end in enumerate((1, 2, 1)):
             tp = TopicPartition(topic, partition)
             task = Task(tp, checkpoint.scope("id"), "", 0, "0", again=False)
             runs = fetch(settings.source.kafka, tp, 0, end)
-            outcomes.append(deliver(settings, folder, task, KafkaColumns(), runs))
+            outcomes.append(deliver(plan, task, KafkaColumns(), runs))
         assert [one.books.in_flight for one in outcomes] == [0, 1, 1], "nothing waited, and the others were carried on"
-        RangeWriter(Job(settings, folder.path, checkpoint)).commit([Delivered(one) for one in outcomes], 0)
+        RangeWriter(plan).commit([Delivered(one) for one in outcomes], 0)
         begin(query, 0, "offsets", "commits")
         yield settings, receiver
 
@@ -62,7 +61,7 @@ def committed(broker: Broker, topic: str, database: Database, root: Path) -> Ite
 def resolve(settings: Settings, root: Path) -> RunProgress:
     """A driver that finds the micro-batch committed."""
     with closing(Store(root / "state")) as state:
-        progress = RunProgress(settings, RunFolder(root / "sidecar"), root / "query", state)
+        progress = progress_of(settings, RunFolder(root / "sidecar"), root / "query", state)
         progress.open()
         try:
 

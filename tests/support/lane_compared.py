@@ -27,11 +27,13 @@ from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
+from sidecar.runtime.lane import refusal_of_fields
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import COLUMNS, Query
 from sidecar.spark.query.task import read_span
+from sidecar.spark.ranges.kafka import KafkaRanges
 from tests.support.kafka import Broker, produce, unique
 from tests.support.lane import client, lane_of
 from tests.support.lane_cases import IDS, ODD_SHARE, produce_odd, random_settings, strange
@@ -134,8 +136,9 @@ def compare_rows(settings: Settings, chance: random.Random, ends: Mapping[TopicP
             for lane in ("on", "off"):
                 kafka = settings.source.kafka.model_copy(update={"lane": lane})
                 source = settings.source.model_copy(update={"kafka_": kafka})
-                query = Query("kafka", settings.model_copy(update={"source": source}), tuple(names), 1, None)
-                assert query.settings.source.kafka.lane == lane
+                broker = KafkaRanges.of(settings.model_copy(update={"source": source}), refusal_of_fields(settings))
+                assert broker.kafka.lane == lane
+                query = Query(broker, settings.tags, settings.dedup, "", ("json", "info"), tuple(names), 1, None)
                 batches = list(read_span(query, Span(tp, "", start, stop, is_first=True), None))
                 for batch in batches:
                     batch.validate(full=True)

@@ -15,8 +15,19 @@ from typing import Any, TypeAlias
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
 from sidecar.spark.query.places import Place, offsets_at
-from sidecar.spark.ranges.logs import Bounds, Logs, by_partition, by_topic
-from sidecar.spark.ranges.planning import OnGap, ends_of, expired, gap, lost
+from sidecar.spark.ranges.broker import (
+    LogExtent,
+    Logs,
+    OnGap,
+    by_partition,
+    by_topic,
+    ends_of,
+    expired,
+    gap,
+    highs_of,
+    lost,
+    lows_of,
+)
 
 Offsets: TypeAlias = dict[str, Any]
 ANEW = "begin anew with another checkpoint"
@@ -51,13 +62,13 @@ def begin(logs: Logs, start: Place, name: str = "") -> Offsets:
     return _offsets({}, offsets_at(logs, logs.bounds(), "start", start), {}, name)
 
 
-def latest(bounds: Mapping[TopicPartition, Bounds]) -> Offsets:
+def latest(bounds: Mapping[TopicPartition, LogExtent]) -> Offsets:
     """The offsets of a query that has read everything."""
-    return _offsets({tp: found.high for tp, found in bounds.items()}, {}, {})
+    return _offsets(highs_of(bounds), {}, {})
 
 
 def advance(
-    logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicPartition, Bounds], on_gap: OnGap = "stop"
+    logs: Logs, start: Offsets, most: int | None, bounds: Mapping[TopicPartition, LogExtent], on_gap: OnGap = "stop"
 ) -> Offsets:
     """The offsets after the next micro-batch; `start` itself if there is nothing to read.
 
@@ -92,14 +103,14 @@ def advance(
 
 
 def behind(
-    begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds], on_gap: OnGap
+    begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, LogExtent], on_gap: OnGap
 ) -> dict[TopicPartition, int]:
     """Where partitions go on whose messages expired before they were read.
 
     Raises:
         PositionError: There are some, and the options do not say to go on.
     """
-    found = expired(begun, {tp: bound.low for tp, bound in bounds.items()})
+    found = expired(begun, lows_of(bounds))
     if found and on_gap == "stop":
         tp, low = next(iter(found.items()))
         raise PositionError(f"{gap(tp, begun[tp], low, 'the option on_gap')}; or {ANEW}")

@@ -17,9 +17,12 @@ from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSource
 from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.tags import Dedup, Tags
 from sidecar.errors import ConfigError
+from sidecar.runtime.lane import refusal_of_fields
 from sidecar.spark.query.places import Option, Place, parse_place
-from sidecar.spark.ranges.planning import ON_GAP, OnGap
+from sidecar.spark.ranges import broker_of
+from sidecar.spark.ranges.broker import ON_GAP, BrokerRanges, OnGap
 from sidecar.zone.schema import DDL_OF, SCHEMA
 
 Broker: TypeAlias = Literal["kafka", "rocketmq"]
@@ -59,7 +62,8 @@ class Query:
     """What is read.
 
     Args:
-        settings: Source, tags and dedup; other sections mean nothing here.
+        ids: How message ids are read, for the name of their folder.
+        log: Format and level.
         offsets_max: Limit of offsets in a micro-batch.
         state: The folder of the windows of ids, on storage that all executors share; None if nothing is remembered
             between micro-batches.
@@ -68,8 +72,11 @@ class Query:
         on_gap: What to do where messages expired before they were read.
     """
 
-    broker: Broker
-    settings: Settings
+    broker: BrokerRanges
+    tags: Tags
+    dedup: Dedup
+    ids: str
+    log: tuple[str, str]
     columns: tuple[str, ...]
     offsets_max: int
     state: Path | None
@@ -80,7 +87,7 @@ class Query:
     @property
     def keeps_ids(self) -> bool:
         """Whether a stream keeps ids between micro-batches."""
-        return self.state is not None and self.settings.dedup.field is not None
+        return self.state is not None and self.dedup.field is not None
 
     @property
     def ddl(self) -> str:
@@ -109,9 +116,13 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
         settings = load(own["config"], refusals=lambda settings: list(_refusals(broker, settings)))
     else:
         settings = _settings(broker, others)
+    dedup, shown = settings.dedup, settings.public()["dedup"]
     query = Query(
-        broker,
-        settings,
+        broker_of(settings, refusal_of_fields(settings), retried=False),
+        settings.tags,
+        dedup,
+        orjson.dumps([shown["by"], shown["as"]]).decode(),
+        (settings.log.format, settings.log.level),
         _columns(broker, own.get("columns")),
         _offsets_max(broker, own.get("maxOffsetsPerTrigger")),
         Path(own["state"]).absolute() if "state" in own else None,
@@ -119,7 +130,7 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
         _place(broker, "end", own["end"]) if "end" in own else None,
         _on_gap(broker, own.get("on_gap", "stop")),
     )
-    if stream and settings.dedup.field is not None and query.state is None:
+    if stream and dedup.field is not None and query.state is None:
         text = "option state is missing: with dedup by an id, it names a folder that driver and executors share"
         raise _error(broker, f"{text}, in which the query keeps the ids")
     return query

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import orjson
 
 from sidecar.config.source.base import start_of
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
-from sidecar.spark.ranges.logs import Bounds, Logs, by_partition, firsts_of
+from sidecar.spark.ranges.broker import LogExtent, Logs, by_partition, firsts_of
 
 Option: TypeAlias = Literal["start", "end"]
 Place: TypeAlias = str | int | Mapping[TopicPartition, str | int]
 """``earliest``, ``latest``, milliseconds since the epoch, or an offset or a word for each partition."""
 _WORDS = {-2: "earliest", -1: "latest"}
 """The numbers of Spark's connector."""
-
-
-class Between(NamedTuple):
-    """See `Bounds`."""
-
-    low: int
-    high: int
 
 
 def parse_place(option: Option, text: str) -> Place:
@@ -59,7 +52,7 @@ def _numbers(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]
 
 
 def offsets_at(
-    logs: Logs, bounds: Mapping[TopicPartition, Bounds], option: Option, place: Place
+    logs: Logs, bounds: Mapping[TopicPartition, LogExtent], option: Option, place: Place
 ) -> dict[TopicPartition, int]:
     """The offset of a place in each log.
 
@@ -80,15 +73,15 @@ def offsets_at(
     return found
 
 
-def _offset(at: str | int, bounds: Bounds) -> int:
+def _offset(at: str | int, bounds: LogExtent) -> int:
     if isinstance(at, int):
         return at
     return bounds.low if at == "earliest" else bounds.high
 
 
 def ended(
-    logs: Logs, bounds: Mapping[TopicPartition, Bounds], firsts: Mapping[TopicPartition, int], end: Place
-) -> dict[TopicPartition, Between]:
+    logs: Logs, bounds: Mapping[TopicPartition, LogExtent], firsts: Mapping[TopicPartition, int], end: Place
+) -> dict[TopicPartition, LogExtent]:
     """The bounds of a read that ends there.
 
     Raises:
@@ -99,4 +92,4 @@ def ended(
     for tp, offset in ends.items():
         if isinstance(end, Mapping) and offset < begun[tp]:
             raise ConfigError(f"option end is {offset} for {tp}, where the read begins at {begun[tp]}")
-    return {tp: Between(found.low, max(begun[tp], min(found.high, ends[tp]))) for tp, found in bounds.items()}
+    return {tp: LogExtent(found.low, max(begun[tp], min(found.high, ends[tp]))) for tp, found in bounds.items()}

@@ -25,9 +25,7 @@ from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, l
 from sidecar.spark.query.options import Broker, Query, parse_options
 from sidecar.spark.query.places import ended
 from sidecar.spark.query.task import begin_ids, read_span
-from sidecar.spark.ranges.logs import Between, Bounds, Logs, by_partition
-from sidecar.spark.ranges.reports import tell_expired
-from sidecar.spark.ranges.sources import PATIENCE_S, logs_of, patiently
+from sidecar.spark.ranges.broker import PATIENCE_S, LogExtent, Logs, by_partition, patiently, report_expired
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,15 +106,15 @@ class QueryReader(DataSourceReader):
             SidecarError: The broker does not answer for the whole start-up time, refuses, or lacks a topic.
             ConfigError: `start` or `end` does not fit the logs.
         """
-        source, end = self._query.settings.source, self._query.end
-        with closing(logs_of(source)) as logs:
+        broker, end = self._query.broker, self._query.end
+        with closing(broker.logs()) as logs:
 
             def plan() -> list[Span]:
                 first, bounds = begin(logs, self._query.start), logs.bounds()
                 bounds = bounds if end is None else ended(logs, bounds, by_partition(first["from"]), end)
                 return spans(first, advance(logs, first, None, bounds))
 
-            return [InputPartition(span) for span in patiently(plan, source.start_timeout_s)]
+            return [InputPartition(span) for span in patiently(plan, broker.start_timeout_s)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -129,16 +127,16 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, query: Query, accumulator: Accumulator[Counted] | None = None) -> None:
         self._query = query
         self._accumulator = accumulator
-        self._target: Mapping[TopicPartition, Bounds] | None = None
+        self._target: Mapping[TopicPartition, LogExtent] | None = None
         self._asked_at_s = -ASK_EVERY_S
         self._ends: Offsets | None = None
-        self._patience_s = query.settings.source.start_timeout_s
+        self._patience_s = query.broker.start_timeout_s
         self._planned: Offsets | None = None
         """The end that was planned last; a micro-batch with another one is a replay of an earlier life."""
 
     @cached_property
     def _logs(self) -> Logs:
-        return logs_of(self._query.settings.source)
+        return self._query.broker.logs()
 
     def initialOffset(self) -> Offsets:  # noqa: N802
         """The start of a new query; it counts only until the first micro-batch is planned, whose offsets have it.
@@ -173,7 +171,9 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def plan() -> Offsets:
             bounds = self._bounds()
             if self._target is not None:
-                bounds = {tp: Between(bounds[tp].low, found.high) for tp, found in self._target.items() if tp in bounds}
+                bounds = {
+                    tp: LogExtent(bounds[tp].low, found.high) for tp, found in self._target.items() if tp in bounds
+                }
             self._ends = latest(bounds)
             return advance(self._logs, start, most, bounds, self._query.on_gap)
 
@@ -189,7 +189,7 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._patience_s = PATIENCE_S
         return found
 
-    def _bounds(self) -> Mapping[TopicPartition, Bounds]:
+    def _bounds(self) -> Mapping[TopicPartition, LogExtent]:
         time.sleep(max(0.0, self._asked_at_s + ASK_EVERY_S - time.monotonic()))
         self._asked_at_s = time.monotonic()
         return self._logs.bounds()
@@ -205,10 +205,9 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._planned:
             begun = {span.tp: span.start for span in found}
             found = spans(start, end, behind(begun, self._patiently(self._bounds), self._query.on_gap))
-        log = self._query.settings.log
         for span in found:
             if span.expired:
-                tell_expired(span.tp, span.start - span.expired, span.start, (log.format, log.level))
+                report_expired(span.tp, span.start - span.expired, span.start, self._query.log)
         begin_ids(self._query, found)
         return [InputPartition(span) for span in found]
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import orjson
 
 from sidecar.core.books import Books
-from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.core.records import Message
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import PositionError, StateError
-from sidecar.runtime.lane import refusal_of_fields
 from sidecar.spark.query.offsets import ANEW, Span
 from sidecar.spark.query.options import Query
-from sidecar.spark.ranges.fetch import QUEUE_KBYTES
-from sidecar.spark.ranges.planning import ExpiredError, gap
-from sidecar.spark.ranges.sources import patiently
+from sidecar.spark.ranges.broker import ExpiredError, gap, patiently
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.rows.by_lane import LaneRows
 from sidecar.spark.rows.columns import Rows
@@ -27,36 +24,6 @@ from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from sidecar.sources.kafka.lane import FastLane
-
-
-CHUNK_MESSAGES = 1_000
-"""Messages that become rows at a time: each step has a cost of its own."""
-
-
-class Client(NamedTuple):
-    """Reads ranges of one broker's partitions."""
-
-    columns: Columns
-    read: Callable[[TopicPartition, int, int], Iterator[Sequence[Message]]]
-    """All messages of a range, some at a time."""
-
-
-def client_of(query: Query) -> Client:
-    """The client of these options."""
-    source = query.settings.source
-    if source.rocketmq is not None:
-        from sidecar.runtime.build import pushed_expression
-        from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
-        from sidecar.spark.ranges.rocketmq import messages_of
-
-        read = partial(messages_of, source.rocketmq, pushed_expression(query.settings))
-        return Client(RocketMqColumns(), read)
-    from sidecar.spark.query.kafka import QueryColumns
-    from sidecar.spark.ranges.fetch import chunks
-
-    return Client(QueryColumns(), partial(chunks, source.kafka, most=CHUNK_MESSAGES))
 
 
 def begin_ids(query: Query, found: Iterable[Span]) -> None:
@@ -67,7 +34,7 @@ def begin_ids(query: Query, found: Iterable[Span]) -> None:
     """
     for span in found:
         if query.keeps_ids and span.is_first:
-            _windows(query, span, span.query).save(RotatingSet(query.settings.dedup.capacity), span.start)
+            _windows(query, span, span.query).save(RotatingSet(query.dedup.capacity), span.start)
 
 
 def read_span(
@@ -87,18 +54,18 @@ def read_span(
         PositionError: The topic was created again, or messages expired whose ids are needed.
         UnavailableError: The broker does not return the messages.
     """
-    client = client_of(query)
-    sieve, windows = Sieve(query.settings, client.columns), None
+    broker, columns = query.broker, query.broker.columns()
+    sieve, windows = Sieve(query.tags, query.dedup, columns), None
     if query.keeps_ids and query_id is not None:
-        windows = _recall(query, client, sieve, _windows(query, span, query_id), span)
+        windows = _recall(query, sieve, _windows(query, span, query_id), span)
         sieve.books = Books()
-    lane = _lane(query)
-    if lane is not None:
-        rows = LaneRows(query.settings, sieve, query.columns)
+    lane = broker.lane()
+    if callable(lane):
+        rows = LaneRows(query.tags, query.dedup, sieve, query.columns)
         yield from rows.batches(lane, span.tp, span.start, span.end)
     else:
-        found = client.read(span.tp, span.start, span.end) if span.start < span.end else ()
-        yield from Rows(query.settings, client.columns, query.columns).batches(sieve, span.tp, found)
+        found = broker.messages(span.tp, span.start, span.end) if span.start < span.end else ()
+        yield from Rows(query.tags, columns, query.columns).batches(sieve, span.tp, found)
     _refuse_replaced(query, span)
     if windows is not None and sieve.window is not None:
         windows.save(sieve.window, span.end)
@@ -110,30 +77,11 @@ def read_span(
 
 def _refuse_replaced(query: Query, span: Span) -> None:
     """Raise an error if the topic was created again: Kafka's client reads on in the new one at the old offset."""
-    if query.broker != "kafka" or not span.topic_id:
-        return
-    from sidecar.spark.ranges.topic_ids import topic_id
-
-    ask = partial(topic_id, query.settings.source.kafka, "", span.tp.topic, anew=True)
-    if patiently(ask) != span.topic_id:
+    if span.topic_id and patiently(partial(query.broker.topic_id, span.tp.topic)) != span.topic_id:
         raise PositionError(f"{span.tp.topic} was deleted and created again: {ANEW}")
 
 
-def _lane(query: Query) -> FastLane | None:
-    """What reads Kafka in C; None if Python does.
-
-    Raises:
-        ConfigError: It must be used, and cannot.
-    """
-    if query.broker != "kafka":
-        return None
-    from sidecar.sources.kafka.lane import FastLane, lane_for
-
-    lane = lane_for(query.settings.source.kafka.lane, refusal_of_fields(query.settings), QUEUE_KBYTES << 10)
-    return lane if isinstance(lane, FastLane) else None
-
-
-def _recall(query: Query, client: Client, sieve: Sieve, windows: Windows, span: Span) -> Windows:
+def _recall(query: Query, sieve: Sieve, windows: Windows, span: Span) -> Windows:
     """Fill the window with the ids before the range; return its versions.
 
     What is read again is stored before any row leaves: a query that reads no range to its end reads each twice, not
@@ -148,25 +96,25 @@ def _recall(query: Query, client: Client, sieve: Sieve, windows: Windows, span: 
         raise _missing(windows, span)
     if reached >= span.start - span.expired:
         return windows
-    for messages in _again(query, client, span, reached):
+    for messages in _again(query, span, reached):
         sieve.take(span.tp, messages)
     windows.save(sieve.window, span.start)
-    sieve.window, windows = RotatingSet(query.settings.dedup.capacity), Windows(windows.folder)
+    sieve.window, windows = RotatingSet(query.dedup.capacity), Windows(windows.folder)
     windows.load(sieve.window, span.start)
     return windows
 
 
-def _again(query: Query, client: Client, span: Span, reached: int) -> Iterator[Sequence[Message]]:
+def _again(query: Query, span: Span, reached: int) -> Iterator[Sequence[Message]]:
     """The messages before a range that an earlier one did not read to its end, as far as they have not expired."""
     if span.expired:
         return
     try:
-        yield from client.read(span.tp, reached, span.start)
+        yield from query.broker.messages(span.tp, reached, span.start)
     except ExpiredError as error:
         if query.on_gap == "stop":
             raise PositionError(f"{gap(span.tp, reached, error.low, 'the option on_gap')}; or {ANEW}") from error
         if error.low < span.start:
-            yield from client.read(span.tp, error.low, span.start)
+            yield from query.broker.messages(span.tp, error.low, span.start)
 
 
 def _missing(windows: Windows, span: Span) -> StateError:
@@ -186,7 +134,6 @@ def _missing(windows: Windows, span: Span) -> StateError:
 def _windows(query: Query, span: Span, query_id: str) -> Windows:
     """A partition's ids, in a folder of its own for a topic created again, and for ids that are read elsewhere."""
     assert query.state is not None
-    dedup = query.settings.public()["dedup"]
-    identity = orjson.dumps([list(span.tp), span.topic_id, dedup["by"], dedup["as"]])
+    identity = orjson.dumps([list(span.tp), span.topic_id, query.ids])
     name = f"{span.tp.partition}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}"
     return Windows(query.state / (span.query or query_id) / name)

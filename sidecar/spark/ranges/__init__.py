@@ -1,1 +1,26 @@
-"""What all that reads ranges of offsets on Spark shares."""
+"""What all that reads ranges of offsets on Spark shares: brokers, the messages of a range, and what outlives a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sidecar.config.model import Settings
+    from sidecar.spark.ranges.broker import BrokerRanges
+
+
+def broker_of(settings: Settings, lane_refusal: str, *, retried: bool) -> BrokerRanges:
+    """The broker of these settings; its client is imported for it alone.
+
+    Args:
+        settings: The configuration.
+        lane_refusal: Why the lane cannot read its messages; empty if it can. Kafka only.
+        retried: Whether messages that the consumer group handed back are read too. RocketMQ only.
+    """
+    if settings.source.rocketmq is not None:
+        from sidecar.spark.ranges.rocketmq import RocketMqRanges
+
+        return RocketMqRanges.of(settings, retried=retried)
+    from sidecar.spark.ranges.kafka import KafkaRanges
+
+    return KafkaRanges.of(settings, lane_refusal)

@@ -1,157 +1,381 @@
-"""Requests to the broker by the daemon's own client: the cluster's id, bounds of logs, the group's offsets."""
+"""A broker by ranges of offsets: what jobs, queries and tasks ask of it, and where ranges begin and end. Has no client.
+
+A range is some offsets of one partition, without its end. It ends where the log ends, or earlier if a micro-batch would
+be too large. `KafkaRanges` and `RocketMqRanges` are values, so that a plan can have them: what they open is open in the
+process that asks.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
+from urllib.parse import unquote
 
-import confluent_kafka as ck
-import structlog
-from confluent_kafka.admin import AdminClient
-
-from sidecar.config.source.kafka import KafkaSource
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Columns, Message, Run, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.group import members_of
-from sidecar.sources.kafka.offsets import LogBounds, Offsets
-from sidecar.sources.kafka.reach import await_topics, is_credentials, is_forbidden, text_of
-from sidecar.spark.ranges.logs import Places, by_topic
+from sidecar.spark.workers import configure_log
 
 if TYPE_CHECKING:
-    from sidecar.sources.kafka.lane import FastLane
+    from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
 
+P = TypeVar("P")
 T = TypeVar("T")
 
-REQUEST_S = 10.0
-EARLIEST = -2
+Places: TypeAlias = dict[str, dict[str, int]]
+"""Offsets by topic and `TopicPartition.queue`; for Kafka, this is the JSON form of Spark's connector."""
+OnGap: TypeAlias = Literal["stop", "log_start"]
+"""What becomes of a partition whose log begins behind the offset up to which it was read."""
+ON_GAP: Final = get_args(OnGap)
+ANEW: Final = "begin anew with another spark.checkpoint"
+"""In texts: Spark passes on nothing else of an error."""
+RETRY_S = 0.5
+PATIENCE_S = 30.0
+"""How long planning waits for a cluster that does not answer."""
 
-log = structlog.get_logger()
+
+class LogExtent(NamedTuple):
+    """The first offset of a log, and the offset of its next message."""
+
+    low: int
+    high: int
 
 
-@contextlib.contextmanager
-def outsider(kafka: KafkaSource, lane: FastLane | None = None, **more: Any) -> Iterator[ck.Consumer]:
-    """A consumer that never joins its group, and ends with the block.
+class Logs(Protocol):
+    """Asks a cluster about the logs that are read. Nothing is open before the first request."""
+
+    def bounds(self) -> Mapping[TopicPartition, LogExtent]:
+        """The bounds of all logs.
+
+        Raises:
+            SidecarError: The cluster does not answer, refuses, or lacks a topic.
+        """
+        ...
+
+    def at_time(self, bounds: Mapping[TopicPartition, LogExtent], at_ms: int) -> Mapping[TopicPartition, int]:
+        """The first offset of each log that is not older; its end if there is none."""
+        ...
+
+    def topic_ids(self, topics: list[str]) -> Mapping[str, str]:
+        """The id of each topic; empty where the cluster has none."""
+        ...
+
+    def is_read(self, topic: str) -> bool:
+        """Whether the settings name this topic."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+class LaneRuns(Protocol):
+    """Reads a range in C."""
+
+    @property
+    def offset(self) -> int:
+        """The offset behind all that was read."""
+        ...
+
+    def read(self, most: int) -> Sequence[object]:
+        """At most so many messages from `offset` on, as runs, and errors; nothing if none came yet.
+
+        Raises:
+            UnavailableError: An error came, or nothing for too long.
+        """
+        ...
+
+    def heard(self) -> None:
+        """Forget the time that passed: the receiver may have kept this task waiting."""
+        ...
+
+
+OpenLane: TypeAlias = Callable[[TopicPartition, int], AbstractContextManager[LaneRuns]]
+"""Opens the reader of a range that begins at an offset; it ends with the block."""
+
+
+class RangeMessages(NamedTuple):
+    """The messages of a range.
 
     Args:
-        lane: Reads in its place, and ends with it; None if nothing does.
+        columns: Reads them.
+        runs: The messages; they are read as they are taken.
+        told: Why the lane does not read them, empty if it does; None if it is not wanted.
+        lane: Reads them in C instead of these runs; None if Python reads.
+    """
+
+    columns: Columns
+    runs: Iterator[Run]
+    told: str | None
+    lane: OpenLane | None = None
+
+
+class SingleMessages(NamedTuple):
+    """Single messages of a broker.
+
+    Args:
+        columns: Reads them.
+        message: The message at an offset, None if it is gone; raises `UnavailableError`.
+    """
+
+    columns: Columns
+    message: Callable[[TopicPartition, int], Message | None]
+
+
+class BrokerRanges(Protocol):
+    """A cluster, and the topics that are read there."""
+
+    @property
+    def start(self) -> str | int:
+        """Where a new query begins: ``earliest``, ``latest``, or milliseconds since the epoch."""
+        ...
+
+    @property
+    def topics_key(self) -> str:
+        """The key of the file that names the topics."""
+        ...
+
+    @property
+    def start_timeout_s(self) -> float:
+        """How long a start waits for the cluster."""
+        ...
+
+    def logs(self) -> Logs:
+        """Requests about the logs; the caller closes them."""
+        ...
+
+    def await_cluster(self) -> str:
+        """The cluster's id, once it answers and knows all topics.
+
+        Raises:
+            UnavailableError: It does not for the whole start-up time.
+            CredentialsError: It refuses.
+            ConfigError: The settings demand what cannot be used here.
+        """
+        ...
+
+    def refuse_members(self) -> None:
+        """Refuse to run beside members of the consumer group: both engines would each deliver everything.
+
+        Raises:
+            UnavailableError: The group has members, or the cluster does not report whether it has.
+        """
+        ...
+
+    def group_offsets(self) -> Places | None:
+        """The offsets of the daemon's consumer group; None if it never had any.
+
+        Raises:
+            UnavailableError: The cluster does not answer.
+        """
+        ...
+
+    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
+        """The identity under which a checkpoint reads the topic.
+
+        Args:
+            cluster_id: Id of the cluster.
+            folder: The run's folder.
+            topic: The topic.
+            anew: Whether to ask the cluster now; else what was found in the last 5 s is enough.
+
+        Raises:
+            PositionError: The topic was created again since.
+            UnavailableError: The cluster does not answer.
+        """
+        ...
+
+    def topic_id(self, topic: str) -> str:
+        """The topic's id at this moment; empty if the cluster has none.
+
+        Raises:
+            UnavailableError: The cluster does not answer.
+        """
+        ...
+
+    def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
+        """The messages of a range for a job, which is one for ever: they are of the topic that it has read before.
+
+        Taking them raises:
+            PositionError: The topic was created again since.
+            UnavailableError: The broker does not return them.
+        """
+        ...
+
+    def columns(self) -> Columns:
+        """A reader of `messages`, of a list more than once."""
+        ...
+
+    def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[Sequence[Message]]:
+        """The messages of a range, some at a time.
+
+        Taking them raises:
+            UnavailableError: The broker does not return them.
+        """
+        ...
+
+    def lane(self) -> OpenLane | str | None:
+        """The reader in C, or why there is none; None if it is not wanted.
+
+        Raises:
+            ConfigError: It is demanded, and cannot be used here.
+        """
+        ...
+
+    def single(self, stack: ExitStack) -> SingleMessages:
+        """Single messages; the stack closes their client."""
+        ...
+
+    def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
+        """The store of dead letters that the settings name.
+
+        Args:
+            keeper: Stores them if no topic is named.
+            stack: Closes the client that reads messages again.
+        """
+        ...
+
+
+def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:
+    """The result of a plan that asks a cluster, made again while the cluster does not answer.
+
+    Args:
+        plan: Asks all that it needs, so that one time limit holds for all of it.
+        patience_s: The limit; None for 30 s.
 
     Raises:
-        UnavailableError: The broker does not answer a request in the block.
+        UnavailableError: The cluster does not answer for so long, or lacks a topic.
+        SidecarError: It refuses.
     """
-    config = {**client_config(kafka), "group.id": kafka.group_id, "enable.auto.commit": False, **more}
-    consumer = ck.Consumer(config) if lane is None else lane.make(lambda plugin: ck.Consumer(config | plugin))
-    try:
-        yield consumer
-    except ck.KafkaException as error:
-        raise unreachable(kafka, error) from error
-    finally:
-        if lane is not None:
-            lane.close()
-        consumer.close()
+    deadline_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+    while True:
+        try:
+            return plan()
+        except UnavailableError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(RETRY_S)
 
 
-def unreachable(kafka: KafkaSource, error: ck.KafkaException) -> UnavailableError:
-    """The error of a request that failed."""
-    return UnavailableError(
-        f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
-        hint="check that the broker is running and reachable from here",
+# Offsets of several partitions
+
+
+def by_topic(offsets: Mapping[TopicPartition, int]) -> Places:
+    """These offsets as JSON."""
+    places: Places = {}
+    for tp, offset in sorted(offsets.items()):
+        places.setdefault(tp.topic, {})[tp.queue] = offset
+    return places
+
+
+def by_partition(places: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """The offsets in JSON that `by_topic` made."""
+    return dict(_each(places))
+
+
+def _each(places: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[TopicPartition, int]]:
+    for topic, by_queue in places.items():
+        for queue, offset in by_queue.items():
+            broker, _, number = queue.rpartition(":")
+            yield TopicPartition(topic, int(number), unquote(broker)), int(offset)
+
+
+def lows_of(bounds: Mapping[P, LogExtent]) -> dict[P, int]:
+    """The first offset of each log."""
+    return {place: found.low for place, found in bounds.items()}
+
+
+def highs_of(bounds: Mapping[P, LogExtent]) -> dict[P, int]:
+    """The end of each log."""
+    return {place: found.high for place, found in bounds.items()}
+
+
+def firsts_of(logs: Logs, bounds: Mapping[TopicPartition, LogExtent], start: str | int) -> dict[TopicPartition, int]:
+    """Where a new query begins in each log, by `BrokerRanges.start`."""
+    if isinstance(start, int):
+        return dict(logs.at_time(bounds, start))
+    return lows_of(bounds) if start == "earliest" else highs_of(bounds)
+
+
+def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> dict[P, int]:
+    """Where the ranges of a micro-batch end; partitions with more lag get more of it.
+
+    Args:
+        begun: Where each range begins.
+        ends: The end of each log.
+        most: Limit of offsets of all ranges together, exceeded by less than the number of partitions; None for none.
+    """
+    lag = {p: end - begun[p] for p, end in ends.items()}
+    total = sum(lag.values())
+    if most is None or total <= most:
+        return dict(ends)
+    return {p: begun[p] + min(behind, -(-most * behind // total)) for p, behind in lag.items()}
+
+
+# What may not have become of partitions that were read
+
+
+def expired(reached: Mapping[P, int], lows: Mapping[P, int]) -> dict[P, int]:
+    """The partitions whose log begins behind the offset up to which they were read, with that beginning."""
+    return {p: low for p, low in lows.items() if reached.get(p, low) < low}
+
+
+def gap(place: object, offset: int, low: int, key: str) -> str:
+    """The text about messages that expired before they were read.
+
+    Args:
+        place: The partition.
+        offset: The offset up to which it was read.
+        low: The first offset of its log.
+        key: The setting that decides.
+    """
+    return (
+        f"{place} was read to {offset}, and its log begins at {low}: {low - offset} offsets expired before they were "
+        f"read. With {key}: log_start it goes on at {low}, without them"
     )
 
 
-def await_cluster(kafka: KafkaSource) -> str:
-    """The cluster's id, once the broker answers and knows all named topics.
+class ExpiredError(UnavailableError):
+    """Messages of a range expired after it was planned; the next start decides as `gap` says."""
 
-    Raises:
-        UnavailableError: The broker does not answer, or a topic is unknown, for the whole start-up time.
-        CredentialsError: The broker refuses the credentials, or access to a topic.
-    """
-    refusals: list[str] = []
-
-    def failed(error: ck.KafkaError) -> None:
-        if is_credentials(error):
-            refusals.append(text_of(error))
-
-    with outsider(kafka, error_cb=failed) as client:
-        return await_topics(client, kafka, lambda: next(iter(refusals), ""), {}, lambda what: None)
-
-
-@contextlib.contextmanager
-def asking(kafka: KafkaSource) -> Iterator[Offsets]:
-    """Requests of log bounds and group offsets, for at most 10 s.
-
-    Raises:
-        UnavailableError: The broker does not answer.
-    """
-    with outsider(kafka) as consumer:
-        offsets = Offsets(consumer)
-        offsets.within(REQUEST_S)
-        yield offsets
-
-
-def known_bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, LogBounds]:
-    """The bounds of all partitions that are read.
-
-    Raises:
-        KafkaException: The broker does not answer, or does not report all of them.
-    """
-    return _known(offsets.bounds(offsets.partitions(kafka.topics)))
-
-
-def group_offsets(kafka: KafkaSource) -> Places | None:
-    """The offsets of the daemon's consumer group (`EARLIEST`: none yet); None if the group never existed.
-
-    Raises:
-        UnavailableError: The broker does not answer, or does not report all of them.
-    """
-    with asking(kafka) as offsets:
-        answers = offsets.committed(offsets.partitions(kafka.topics))
-        committed = _known({tp: answer.error or answer.offset for tp, answer in answers.items()})
-        there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
-    if not there:
-        return None
-    within = {tp: _within(tp, committed[tp], between) for tp, between in there.items()}
-    return by_topic(dict.fromkeys(committed, EARLIEST) | within)
-
-
-def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
-    """The offset within the log: messages that expired meanwhile are lost on either engine, with the same log event."""
-    low, high = bounds
-    fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
-    if offset < low:
-        log.error("offset.expired", **fields, expired=low - offset, action="going on at the log's start")
-    elif offset > high:
-        log.error("partition.truncated", **fields, action="going on at the log's end")
-    return min(max(offset, low), high)
-
-
-def _known(answers: Mapping[TopicPartition, T | ck.KafkaError]) -> dict[TopicPartition, T]:
-    known: dict[TopicPartition, T] = {}
-    for tp, answer in answers.items():
-        if isinstance(answer, ck.KafkaError):
-            raise ck.KafkaException(answer)
-        known[tp] = answer
-    return known
-
-
-def refuse_members(kafka: KafkaSource) -> None:
-    """Refuse to run beside members of the group: both engines would each deliver everything.
-
-    Raises:
-        UnavailableError: The consumer group has members, or the broker does not say within 10 s whether it has.
-    """
-    try:
-        members = members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S)
-    except TimeoutError as error:
-        raise unreachable(kafka, ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))) from error
-    except ck.KafkaException as error:
-        if not is_forbidden(error.args[0]):  # describing a group needs a separate permission
-            raise unreachable(kafka, error) from error
-        log.warning("members.not_checked", group_id=kafka.group_id, reason=text_of(error.args[0]))
-        return
-    if members:
-        raise UnavailableError(
-            f"the consumer group {kafka.group_id} has {len(members)} members: a daemon reads with it",
-            hint="stop the daemon first; the checkpoint starts at its committed offsets",
+    def __init__(self, place: object, offset: int, low: int) -> None:
+        super().__init__(
+            f"{place} was read to {offset}, and its log begins at {low} by now: {low - offset} offsets expired before "
+            "they were read. The next start goes on at the log's start if on_gap is log_start, and else says what to do"
         )
+        self.low = low
+
+
+def lost(place: object, offset: int, end: int | None) -> str:
+    """Why a partition cannot be read on, empty if it can.
+
+    Args:
+        place: The partition.
+        offset: The offset up to which it was read.
+        end: The end of its log; None if it is gone.
+    """
+    if end is None:
+        return f"{place} was read to {offset} and is not there any more: it was deleted, or may not be read"
+    if end < offset:
+        return f"{place} ends at {end} and was read to {offset}: it was created again, or lost messages"
+    return ""
+
+
+def report_expired(tp: TopicPartition, offset: int, low: int, form: tuple[str, str]) -> None:
+    """Log that a partition goes on at its log's start, as the daemon does.
+
+    Args:
+        tp: The partition.
+        offset: The offset up to which it was read.
+        low: The first offset of its log.
+        form: Format and level of the log: planning has a process of its own, and so its log.
+    """
+    import structlog
+
+    configure_log(form)
+    action = "going on at the log's start"
+    structlog.get_logger().error(
+        "offset.expired", **tp.fields(), committed=offset, log_start=low, expired=low - offset, action=action
+    )

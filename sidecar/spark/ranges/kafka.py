@@ -1,64 +1,250 @@
-"""Kafka for planning: bounds of its logs. Decides nothing."""
+"""Kafka by ranges of offsets: requests for the driver, the messages of a range for a task. Decides nothing.
+
+A task's client never joins a group. The fast lane reads where it can, and gives the same runs as Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from functools import cached_property
-from typing import TypeVar
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError
+import structlog
+from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient
+from typing_extensions import override
 
+from sidecar.config.failures import DeadLetters
+from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSource
-from sidecar.core.records import TopicPartition
-from sidecar.errors import UnavailableError
+from sidecar.core.records import Columns, Header, Run, TopicPartition
+from sidecar.errors import PositionError, UnavailableError
+from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, dead_letter_store
+from sidecar.sources.kafka.columns import Failed, KafkaColumns
 from sidecar.sources.kafka.config import client_config
-from sidecar.sources.kafka.offsets import Offsets, is_meant
+from sidecar.sources.kafka.fetch import KafkaFetcher
+from sidecar.sources.kafka.group import members_of
+from sidecar.sources.kafka.lane import FastLane, LaneColumns, lane_for
+from sidecar.sources.kafka.offsets import LogBounds, Offsets, is_meant
+from sidecar.sources.kafka.reach import await_topics, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
-from sidecar.spark.ranges.broker import REQUEST_S, await_cluster, known_bounds, outsider, unreachable
-from sidecar.spark.ranges.logs import Bounds
+from sidecar.spark.ranges.broker import (
+    BrokerRanges,
+    ExpiredError,
+    LogExtent,
+    Logs,
+    OpenLane,
+    Places,
+    RangeMessages,
+    SingleMessages,
+    by_topic,
+)
+from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS, Gathering, gather
+from sidecar.spark.ranges.shared import read_or_make
+
+if TYPE_CHECKING:
+    import sidecar_fastlane as fastlane
 
 T = TypeVar("T")
 
+REQUEST_S = 10.0
+EARLIEST = -2
+KNOWN_FOR_S = 5.0
+"""How long an answer about a topic's id is enough, unless it is to be a new one."""
+SILENCE_S = 60.0
+"""Time without messages after which the task of an unfinished range fails, and is retried."""
+WAIT_S = 0.05
+CHUNK_MESSAGES = 500
+CHUNK_MESSAGES_MAX = 1_000
+"""Messages that become rows of a query at a time: each step has a cost of its own."""
+QUEUE_KBYTES = 8 << 10
+CLIENT: dict[str, Any] = {
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,  # reports that only gaps are left of a range
+    "fetch.queue.backoff.ms": 10,
+    "queued.max.messages.kbytes": QUEUE_KBYTES,
+}
+_clients: dict[str, TopicIds] = {}
+_found: dict[tuple[str, str], tuple[float, str]] = {}
+"""Topic ids, shared by the tasks of this worker process."""
 
-class KafkaLogs:
-    """The logs of a source. Nothing is open before the first request."""
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRanges(BrokerRanges):
+    """The partitions of some topics.
+
+    Args:
+        kafka: The source.
+        lane_refusal: Why the lane cannot read its messages; empty if it can.
+        dead_letters: Where dead letters go.
+        row_format: The sink's format, which may have all of a message.
+    """
+
+    kafka: KafkaSource
+    lane_refusal: str
+    dead_letters: Literal["state"] | DeadLetters
+    row_format: str
+
+    @classmethod
+    def of(cls, settings: Settings, lane_refusal: str) -> KafkaRanges:
+        """The topics of these settings."""
+        return cls(settings.source.kafka, lane_refusal, settings.dead_letters, settings.sink.chosen.row_format)
+
+    @property
+    @override
+    def start(self) -> str | int:
+        return self.kafka.start
+
+    @property
+    @override
+    def topics_key(self) -> str:
+        return "source.kafka.topics"
+
+    @property
+    @override
+    def start_timeout_s(self) -> float:
+        return self.kafka.start_timeout_ms / 1000
+
+    # Requests
+
+    @override
+    def logs(self) -> KafkaLogs:
+        return KafkaLogs(self.kafka)
+
+    @override
+    def await_cluster(self) -> str:
+        if self.kafka.lane == "on":
+            lane_for("on", self.lane_refusal, 0)
+        return _await_cluster(self.kafka)
+
+    @override
+    def refuse_members(self) -> None:
+        """See `BrokerRanges`; the broker has 10 s to answer."""
+        kafka = self.kafka
+        try:
+            members = members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S)
+        except TimeoutError as error:
+            raise _unreachable(kafka, ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))) from error
+        except ck.KafkaException as error:
+            if not is_forbidden(error.args[0]):  # describing a group needs a separate permission
+                raise _unreachable(kafka, error) from error
+            log.warning("members.not_checked", group_id=kafka.group_id, reason=text_of(error.args[0]))
+            return
+        if members:
+            raise UnavailableError(
+                f"the consumer group {kafka.group_id} has {len(members)} members: a daemon reads with it",
+                hint="stop the daemon first; the checkpoint starts at its committed offsets",
+            )
+
+    @override
+    def group_offsets(self) -> Places | None:
+        """See `BrokerRanges`; `EARLIEST` stands for partitions without a committed offset."""
+        with outsider(self.kafka) as consumer:
+            offsets = Offsets(consumer)
+            offsets.within(REQUEST_S)
+            answers = offsets.committed(offsets.partitions(self.kafka.topics))
+            committed = _known({tp: answer.error or answer.offset for tp, answer in answers.items()})
+            there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
+        if not there:
+            return None
+        within = {tp: _within(tp, committed[tp], bounds) for tp, bounds in there.items()}
+        return by_topic(dict.fromkeys(committed, EARLIEST) | within)
+
+    # Topics that were created again
+
+    @override
+    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
+        now = _topic_id(self.kafka, cluster_id, topic, anew=anew)
+        known = read_or_make(folder / "topics" / topic, now.encode).decode()
+        if known != now:
+            raise PositionError(
+                f"the topic {topic} was deleted and created again: the checkpoint's offsets belong to the old one. "
+                "Begin anew with another spark.checkpoint; nothing was skipped silently"
+            )
+        return known
+
+    @override
+    def topic_id(self, topic: str) -> str:
+        return _topic_id(self.kafka, "", topic, anew=True)
+
+    # Messages
+
+    @override
+    def columns(self) -> Columns:
+        return ColumnsOnce()
+
+    @override
+    def lane(self) -> OpenLane | str | None:
+        lane = self._lane()
+        return partial(LaneReader.open, self.kafka, lane) if isinstance(lane, FastLane) else lane
+
+    def _lane(self) -> FastLane | str | None:
+        lane = lane_for(self.kafka.lane, self.lane_refusal, QUEUE_KBYTES << 10)
+        return lane if isinstance(lane, FastLane) or self.kafka.lane != "off" else None
+
+    @override
+    def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
+        lane = self._lane()
+        if isinstance(lane, FastLane):
+            runs = fetch_by_lane(self.kafka, lane, tp, start, end)
+            return RangeMessages(LaneColumns(), runs, "", partial(LaneReader.open, self.kafka, lane))
+        return RangeMessages(KafkaColumns(), fetch(self.kafka, tp, start, end), lane)
+
+    @override
+    def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[list[Message]]:
+        return chunks(self.kafka, tp, start, end, CHUNK_MESSAGES_MAX)
+
+    @override
+    def single(self, stack: ExitStack) -> SingleMessages:
+        return SingleMessages(KafkaColumns(), self._fetcher(stack).message)
+
+    @override
+    def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
+        return dead_letter_store(self.dead_letters, self.row_format, self.kafka, keeper, self._fetcher(stack).fetch)
+
+    def _fetcher(self, stack: ExitStack) -> KafkaFetcher:
+        return stack.enter_context(closing(KafkaFetcher(client_config(self.kafka))))
+
+
+class KafkaLogs(Logs):
+    """Requests about the logs."""
 
     def __init__(self, kafka: KafkaSource) -> None:
         self._kafka = kafka
         self._stack = ExitStack()
 
-    def bounds(self) -> Mapping[TopicPartition, Bounds]:
-        """See `Logs`."""
+    @override
+    def bounds(self) -> Mapping[TopicPartition, LogExtent]:
         return self._ask(lambda offsets: known_bounds(offsets, self._kafka))
 
-    def at_time(self, bounds: Mapping[TopicPartition, Bounds], at_ms: int) -> Mapping[TopicPartition, int]:
-        """See `Logs`."""
-
+    @override
+    def at_time(self, bounds: Mapping[TopicPartition, LogExtent], at_ms: int) -> Mapping[TopicPartition, int]:
         def times(offsets: Offsets) -> dict[TopicPartition, int]:
             found = {tp: offsets.at_time(tp, at_ms) for tp in bounds}
             return {tp: bounds[tp].high if offset is None else offset for tp, offset in found.items()}
 
         return self._ask(times)
 
+    @override
     def topic_ids(self, topics: list[str]) -> Mapping[str, str]:
-        """See `Logs`."""
-        ids: dict[str, str] = {}
-        for topic, answer in self._ids.find(topics, TIMEOUT_S).items():
-            if isinstance(answer, KafkaError):
-                raise UnavailableError(f"the broker does not report the id of {topic}: {answer.str()}")
-            ids[topic] = answer
-        return ids
+        return {topic: _id_in(topic, answer) for topic, answer in self._ids.find(topics, TIMEOUT_S).items()}
 
+    @override
     def is_read(self, topic: str) -> bool:
-        """See `Logs`."""
         return any(is_meant(pattern, topic) for pattern in self._kafka.topics)
 
     @cached_property
     def _cluster_id(self) -> str:
-        return await_cluster(self._kafka)
+        return _await_cluster(self._kafka)
 
     @cached_property
     def _ids(self) -> TopicIds:
@@ -75,8 +261,316 @@ class KafkaLogs:
         try:
             return question(offsets)
         except ck.KafkaException as error:
-            raise unreachable(self._kafka, error) from error
+            raise _unreachable(self._kafka, error) from error
 
+    @override
     def close(self) -> None:
-        """Disconnect."""
         self._stack.close()
+
+
+# Requests
+
+
+@contextlib.contextmanager
+def outsider(kafka: KafkaSource, lane: FastLane | None = None, **more: Any) -> Iterator[ck.Consumer]:
+    """A consumer that never joins its group, and ends with the block.
+
+    Args:
+        kafka: The source.
+        lane: Reads in its place, and ends with it; None if nothing does.
+        **more: Further properties.
+
+    Raises:
+        UnavailableError: The broker does not answer a request in the block.
+    """
+    config = {**client_config(kafka), "group.id": kafka.group_id, "enable.auto.commit": False, **more}
+    consumer = ck.Consumer(config) if lane is None else lane.make(lambda plugin: ck.Consumer(config | plugin))
+    try:
+        yield consumer
+    except ck.KafkaException as error:
+        raise _unreachable(kafka, error) from error
+    finally:
+        if lane is not None:
+            lane.close()
+        consumer.close()
+
+
+def _unreachable(kafka: KafkaSource, error: ck.KafkaException) -> UnavailableError:
+    return UnavailableError(
+        f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
+        hint="check that the broker is running and reachable from here",
+    )
+
+
+def _await_cluster(kafka: KafkaSource) -> str:
+    refusals: list[str] = []
+
+    def failed(error: ck.KafkaError) -> None:
+        if is_credentials(error):
+            refusals.append(text_of(error))
+
+    with outsider(kafka, error_cb=failed) as client:
+        return await_topics(client, kafka, lambda: next(iter(refusals), ""), {}, lambda what: None)
+
+
+def known_bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, LogExtent]:
+    """The bounds of all partitions that are read.
+
+    Raises:
+        KafkaException: The broker does not answer, or does not report all of them.
+    """
+    found = _known(offsets.bounds(offsets.partitions(kafka.topics)))
+    return {tp: LogExtent(*bounds) for tp, bounds in found.items()}
+
+
+def _known(answers: Mapping[TopicPartition, T | ck.KafkaError]) -> dict[TopicPartition, T]:
+    known: dict[TopicPartition, T] = {}
+    for tp, answer in answers.items():
+        if isinstance(answer, ck.KafkaError):
+            raise ck.KafkaException(answer)
+        known[tp] = answer
+    return known
+
+
+def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
+    """The offset within the log: messages that expired meanwhile are lost on either engine, with the same log event."""
+    low, high = bounds
+    fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
+    if offset < low:
+        log.error("offset.expired", **fields, expired=low - offset, action="going on at the log's start")
+    elif offset > high:
+        log.error("partition.truncated", **fields, action="going on at the log's end")
+    return min(max(offset, low), high)
+
+
+def _topic_id(kafka: KafkaSource, cluster_id: str, topic: str, *, anew: bool) -> str:
+    """The topic's id as a task asks for it; empty if the broker has none.
+
+    Args:
+        kafka: The source.
+        cluster_id: Id of the cluster; empty if it is known to have topic ids.
+        topic: The topic.
+        anew: Whether to request it now; else an answer may be 5 s old.
+    """
+    key = kafka.bootstrap_servers, topic
+    at_s, known = _found.get(key, (-KNOWN_FOR_S, ""))
+    if not anew and time.monotonic() - at_s < KNOWN_FOR_S:
+        return known
+    client = _clients.get(kafka.bootstrap_servers)
+    if client is None:
+        client = _clients[kafka.bootstrap_servers] = TopicIds(
+            AdminClient(client_config(kafka)), cluster_id, MadeAgain()
+        )
+    known = _id_in(topic, client.find([topic], TIMEOUT_S).get(topic, ""))
+    _found[key] = time.monotonic(), known
+    return known
+
+
+def _id_in(topic: str, answer: str | KafkaError) -> str:
+    if isinstance(answer, KafkaError):
+        raise UnavailableError(f"the broker does not report the id of {topic}: {answer.str()}")
+    return answer
+
+
+# The messages of a range, read by Python
+
+
+class ColumnsOnce(KafkaColumns):
+    """Reads the headers of a list once: tags, ids and rows of a query each ask for them."""
+
+    def __init__(self) -> None:
+        self._messages: Sequence[Message] = ()
+        self._headers: Sequence[Sequence[Header] | None] = ()
+
+    def headers(self, messages: Sequence[Message]) -> Sequence[Sequence[Header] | None]:
+        """See `KafkaColumns`."""
+        if messages is not self._messages:
+            self._messages, self._headers = messages, list(super().headers(messages))
+        return self._headers
+
+
+def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+    """All messages of a range, without `end`, as runs.
+
+    Raises:
+        UnavailableError: The broker does not return them.
+    """
+    yield from gather(tp, chunks(kafka, tp, start, end), lambda found: map(len, found), _offset)
+
+
+def chunks(
+    kafka: KafkaSource, tp: TopicPartition, start: int, end: int, most: int = CHUNK_MESSAGES
+) -> Iterator[list[Message]]:
+    """All messages of a range, without `end`, at most `most` at a time.
+
+    Raises:
+        UnavailableError: The broker does not return them.
+    """
+    with outsider(kafka, **CLIENT) as client:
+        client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
+        yield from _messages(client, tp, start, end, most)
+
+
+def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int, most: int) -> Iterator[list[Message]]:
+    chunk, heard_s = CHUNK_MESSAGES, time.monotonic()
+    while offset < end:
+        messages = client.consume(chunk, WAIT_S)
+        if not messages:
+            _refuse_silence(heard_s, tp, offset)
+            continue
+        good = _without_errors(client, messages, tp, offset) if any(map(Message.error, messages)) else messages
+        offset = _offset(messages[-1]) + (messages[-1].error() is None)  # otherwise it reports the partition's end
+        if offset > end:
+            good = [message for message in good if _offset(message) < end]
+        if good:
+            yield good
+            sample = max(len(good[i]) for i in (0, len(good) // 2, -1))  # many messages of 1 MB are too much at once
+            chunk = max(1, min(most, (QUEUE_KBYTES << 8) // max(1, sample)))
+        heard_s = time.monotonic()  # the receiver may have kept this task waiting
+
+
+def _refuse_silence(heard_s: float, tp: TopicPartition, offset: int) -> None:
+    if time.monotonic() - heard_s > SILENCE_S:
+        raise UnavailableError(f"the broker has returned nothing of {tp}@{offset} for {SILENCE_S:g} s")
+
+
+def _refuse_error(client: ck.Consumer, error: ck.KafkaError | None, tp: TopicPartition, offset: int) -> None:
+    """Raise an error in place of a message, unless it is the end of the partition.
+
+    Args:
+        client: Asks for the start of the log if that is behind what was to be read.
+        error: The error; None for a message.
+        tp: The partition.
+        offset: The offset up to which it was read.
+    """
+    if error is None or error.code() == ck.KafkaError._PARTITION_EOF:
+        return
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+        low, high = client.get_watermark_offsets(ck.TopicPartition(tp.topic, tp.partition), timeout=REQUEST_S)
+        if low > offset:
+            raise ExpiredError(tp, offset, low)
+        raise UnavailableError(f"{tp}@{offset} cannot be read: its log has the offsets from {low} to {high}")
+    raise UnavailableError(f"{tp} cannot be read: {error.str()}")
+
+
+def _without_errors(client: ck.Consumer, messages: list[Message], tp: TopicPartition, offset: int) -> list[Message]:
+    for message in messages:
+        _refuse_error(client, message.error(), tp, offset)
+    return [message for message in messages if message.error() is None]
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+# The messages of a range, read by the fast lane
+
+
+class LaneReader:
+    """Reads a range by the lane, between `open` and the end of its block.
+
+    Args:
+        client: Its messages go to the lane.
+        lane: The lane.
+        tp: The partition.
+        offset: Where the range begins.
+    """
+
+    def __init__(self, client: ck.Consumer, lane: FastLane, tp: TopicPartition, offset: int) -> None:
+        self.offset = offset
+        """The offset behind all that was read."""
+        self._client, self._lane, self._tp = client, lane, tp
+        self._heard_s = time.monotonic()
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, kafka: KafkaSource, lane: FastLane, tp: TopicPartition, start: int) -> Iterator[LaneReader]:
+        """A reader whose client and lane end with the block."""
+        with outsider(kafka, lane, **CLIENT) as client:
+            lane.forward([tp])
+            client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
+            lane.forward([tp])
+            yield cls(client, lane, tp, start)
+
+    def read(self, most: int, *, more: bool = False) -> list[Run | Failed]:
+        """At most so many messages from `offset` on, in C; nothing if none came yet.
+
+        Args:
+            most: The limit.
+            more: Whether they are joined to those that are there.
+
+        Raises:
+            UnavailableError: An error came, or nothing for too long.
+        """
+        self._refuse_strayed()
+        found, _ = self._lane.read(WAIT_S, most, more=more)
+        behind = self._behind(found) if found else self.offset
+        if behind == self.offset:
+            _refuse_silence(self._heard_s, self._tp, self.offset)
+            return []
+        self.offset = behind
+        self.heard()
+        return found
+
+    def heard(self) -> None:
+        """Forget the time that passed: the receiver may have kept this task waiting."""
+        self._heard_s = time.monotonic()
+
+    def _behind(self, found: list[Run | Failed]) -> int:
+        """The offset behind all of these; an end of the partition is at it."""
+        for each in found:
+            if isinstance(each, Failed):
+                _refuse_error(self._client, each.error, self._tp, self.offset)
+        last = found[-1]
+        return last.offset if isinstance(last, Failed) else last.last + 1
+
+    def _refuse_strayed(self) -> None:
+        """Serve the client; an error beside the messages ends the task, and so does a message that missed the lane."""
+        message = self._client.poll(0)
+        if message is None:
+            return
+        if message.error() is None:
+            raise UnavailableError(f"{self._tp}@{message.offset()} went past the fast lane")
+        _refuse_error(self._client, message.error(), self._tp, self.offset)
+
+
+def fetch_by_lane(kafka: KafkaSource, lane: FastLane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+    """All messages of a range, without `end`, as the runs of `fetch`; take the next run only when one is sorted.
+
+    Raises:
+        UnavailableError: The broker does not return them.
+    """
+    with LaneReader.open(kafka, lane, tp, start) as reader:
+        yield from _lane_runs(reader, lane, tp, end)
+
+
+def _lane_runs(reader: LaneReader, lane: FastLane, tp: TopicPartition, end: int) -> Iterator[Run]:
+    """Runs as they are in C where one poll, or several together, took exactly a run; the others from its messages."""
+    gathering = Gathering(tp, _sizes, attrgetter("offset"))
+    kept = 0
+    """Messages in C that are less than a run."""
+    while reader.offset < end:
+        found = reader.read(min(gathering.room - kept, end - reader.offset), more=bool(kept))
+        if not found:
+            continue
+        runs = [each for each in found if isinstance(each, Run)]
+        kept = 0
+        if len(runs) == 1 and gathering.room == RUN_ROWS and lane.read_bytes < RUN_BYTES and runs[0].last < end:
+            count = len(runs[0].messages)
+            if count == RUN_ROWS or reader.offset >= end:
+                yield runs[0]
+                reader.heard()
+                continue
+            if len(found) == 1:
+                kept = count
+                continue
+        for run in runs:
+            yield from gathering.add([message for message in run.messages if message.offset < end])
+        reader.heard()
+    yield from gathering.rest()
+
+
+def _sizes(messages: list[fastlane.Message]) -> Iterator[int]:
+    return (len(message.value or b"") for message in messages)

@@ -1,24 +1,53 @@
-"""RocketMQ by ranges: bounds of its queues for the driver, messages of a range for a task. Decides nothing."""
+"""RocketMQ by ranges of offsets: requests for the driver, the messages of a range for a task. Decides nothing.
+
+A topic has no id. So each task of a job keeps the last message of its range, beside the checkpoint, and the next task
+of the queue looks whether it is still at its offset: otherwise the topic was created again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Literal, TypeVar
 
+import orjson
 import structlog
+from typing_extensions import override
 
+from sidecar.config.failures import DeadLetters
+from sidecar.config.model import Settings
 from sidecar.config.source.rocketmq import RocketMqSource
-from sidecar.core.records import TopicPartition
-from sidecar.errors import SidecarError, UnavailableError, extra
+from sidecar.core.records import Columns, Original, TopicPartition
+from sidecar.errors import PositionError, SidecarError, UnavailableError, extra
+from sidecar.runtime.build import pushed_expression
+from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, dead_letter_store
+from sidecar.sources.rocketmq.progress import QueueMark
+from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
+from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
+from sidecar.sources.rocketmq.remoting.joining import check_filter
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
-from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode_some
+from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored, decode_some
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import MESSAGES_MAX, RETRY, Asks, Subscription, read_offset
-from sidecar.spark.ranges import logs
-from sidecar.spark.ranges.gathering import RUN_BYTES
-from sidecar.spark.ranges.planning import ExpiredError
+from sidecar.spark.ranges.broker import (
+    BrokerRanges,
+    ExpiredError,
+    LogExtent,
+    Logs,
+    Places,
+    RangeMessages,
+    SingleMessages,
+    by_topic,
+)
+from sidecar.spark.ranges.gathering import RUN_BYTES, gather
+from sidecar.spark.ranges.shared import read_if_there, write
+
+T = TypeVar("T")
 
 ROUTES_S = 5.0
 """How long routes are used: queues that were added are found after this time."""
@@ -26,44 +55,257 @@ SILENCE_S = 60.0
 """How long a task waits for a broker that does not answer; then it fails, and is retried."""
 RETRY_S = 0.5
 _NO_MESSAGES = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED)
+_PACKED = attrgetter("packed")
 
 log = structlog.get_logger()
 
 
-class RocketMqLogs:
-    """The queues of a source. Nothing is open before the first request.
+@dataclass(frozen=True, slots=True)
+class RocketMqRanges(BrokerRanges):
+    """The queues of some topics.
 
     Args:
-        retried: Whether the retry topic of the group is read too.
+        rocketmq: The source.
+        pushed: The brokers' filter by tags: ``a || b``, or ``*``.
+        retried: Whether messages that the consumer group handed back are read too.
+        dead_letters: Where dead letters go.
+        row_format: The sink's format, which may have all of a message.
     """
 
-    def __init__(self, settings: RocketMqSource, *, retried: bool = False) -> None:
+    rocketmq: RocketMqSource
+    pushed: str
+    retried: bool
+    dead_letters: Literal["state"] | DeadLetters
+    row_format: str
+
+    @classmethod
+    def of(cls, settings: Settings, *, retried: bool) -> RocketMqRanges:
+        """The queues that these settings name."""
+        assert settings.source.rocketmq is not None
+        sink = settings.sink.chosen
+        return cls(
+            settings.source.rocketmq, pushed_expression(settings), retried, settings.dead_letters, sink.row_format
+        )
+
+    @property
+    @override
+    def start(self) -> str | int:
+        return self.rocketmq.start
+
+    @property
+    @override
+    def topics_key(self) -> str:
+        return "source.rocketmq.topics"
+
+    @property
+    @override
+    def start_timeout_s(self) -> float:
+        return self.rocketmq.start_timeout_ms / 1000
+
+    # Requests
+
+    @override
+    def logs(self) -> RocketMqLogs:
+        return RocketMqLogs(self.rocketmq, retried=self.retried)
+
+    @override
+    def await_cluster(self) -> str:
+        """The cluster's name, in the namespace.
+
+        Raises:
+            ConfigError: A broker cannot filter by `source.rocketmq.sql`.
+        """
+        with Inquiry(self.rocketmq, start_ms=self.rocketmq.start_timeout_ms) as inquiry:
+            if self.rocketmq.sql is not None:
+                brokers = list(inquiry.routes.brokers().values())
+                check_filter(inquiry.network, inquiry.asks, brokers, self._subscription(self.rocketmq.topics[0]))
+            return inquiry.asks.wire(inquiry.routes.cluster)
+
+    @override
+    def refuse_members(self) -> None:
+        with Inquiry(self.rocketmq) as inquiry:
+            members = inquiry.members()
+        if members:
+            raise UnavailableError(
+                f"the consumer group {self.rocketmq.group} has {len(members)} members: a daemon reads with it",
+                hint="stop the daemon first; the checkpoint starts at its committed offsets",
+            )
+
+    @override
+    def group_offsets(self) -> Places | None:
+        """The committed offsets, those of the group's retry topic too; None if it has none of the topics."""
+        with Inquiry(self.rocketmq, beside=[RETRY + self.rocketmq.group]) as inquiry:
+            tps, asks = inquiry.queues(), inquiry.asks
+            wanted = [(tp.broker, ask) for tp in tps for ask in (asks.committed(tp), asks.low(tp), asks.high(tp))]
+            answers = inquiry.answers(wanted, also=[Code.QUERY_NOT_FOUND])
+        found: dict[TopicPartition, int] = {}
+        for i, tp in enumerate(tps):
+            committed, low, high = answers[3 * i : 3 * i + 3]
+            if committed.code == Code.SUCCESS:
+                found[tp] = _within(tp, read_offset(committed), max(0, read_offset(low)), max(0, read_offset(high)))
+        return by_topic(found) if any(tp.topic in self.rocketmq.topics for tp in found) else None
+
+    # Topics that were created again
+
+    @override
+    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
+        """The topic's name; `read` compares messages."""
+        return topic
+
+    @override
+    def topic_id(self, topic: str) -> str:
+        return ""
+
+    # Messages
+
+    @override
+    def columns(self) -> Columns:
+        return RocketMqColumns()
+
+    @override
+    def lane(self) -> None:
+        return None
+
+    @override
+    def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
+        chunks = self._reported(tp, self._proven(folder, tp, start, end))
+        runs = gather(tp, chunks, lambda found: (len(m.body) for m in found), itemgetter(0))
+        return RangeMessages(self.columns(), runs, None)
+
+    def _proven(self, folder: Path, tp: TopicPartition, start: int, end: int) -> Iterator[list[StoredMessage]]:
+        """The messages of a range, of one topic from the first to the last."""
+        path = folder / "marks" / f"{tp.topic}-{tp.queue}"
+        with closing(QueueReader(self.rocketmq, tp)) as queue:
+            stored = read_if_there(path)
+            before = _mark_at(queue, tp, start) if stored is None else QueueMark(*orjson.loads(stored))
+            _refuse_replaced(queue, tp, before)
+            yield from queue.messages(self._subscription(tp.topic), start, end)
+            last = _mark_at(queue, tp, end - 1)
+            _refuse_replaced(queue, tp, before)  # behind the look at the last message: that is of the same topic too
+        if last is not None:
+            write(path, orjson.dumps([*last]))
+
+    def _reported(self, tp: TopicPartition, chunks: Iterator[list[StoredMessage]]) -> Iterator[list[StoredMessage]]:
+        for messages in chunks:
+            if any(map(_PACKED, messages)):
+                for message in filter(_PACKED, messages):
+                    log.warning("body.not_unpacked", **tp.fields(), offset=message.offset)
+            yield messages
+
+    def _subscription(self, topic: str) -> Subscription:
+        """The brokers' filter; what was handed back was wanted then, and is filtered here."""
+        if topic.startswith(RETRY):
+            return Subscription(topic)
+        if self.rocketmq.sql is not None:
+            return Subscription(topic, self.rocketmq.sql, "SQL92")
+        return Subscription(topic, self.pushed)
+
+    @override
+    def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[list[StoredMessage]]:
+        with closing(QueueReader(self.rocketmq, tp)) as queue:
+            yield from queue.messages(self._subscription(tp.topic), start, end)
+
+    @override
+    def single(self, stack: ExitStack) -> SingleMessages:
+        return SingleMessages(self.columns(), stack.enter_context(closing(_Again(self.rocketmq))).message)
+
+    @override
+    def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
+        again = stack.enter_context(closing(_Again(self.rocketmq)))
+        return dead_letter_store(self.dead_letters, self.row_format, None, keeper, again.fetch, again.send_back)
+
+
+def _mark_at(queue: QueueReader, tp: TopicPartition, offset: int) -> QueueMark | None:
+    """The message at an offset, if it is there."""
+    answer = queue.pull(offset, Subscription(tp.topic), 1)
+    messages = as_stored(answer.body) if answer.code == Code.SUCCESS else []
+    return QueueMark(offset, messages[0].position, messages[0].stored_ms) if messages else None
+
+
+def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: QueueMark | None) -> None:
+    """Raise an error if this message, which was read, is not at its offset any more, and did not expire."""
+    if mark is None:
+        return
+    stands = mark.stands(queue.pull(mark.offset, Subscription(tp.topic), 1))
+    if stands is None:
+        raise UnavailableError(f"{tp}@{mark.offset} cannot be read again: so the queue may be another one by now")
+    if not stands:
+        raise PositionError(
+            f"the topic {tp.topic} was deleted and created again, or {tp} lost messages: the checkpoint's offsets "
+            "belong to what was there before. Begin anew with another spark.checkpoint; nothing was skipped silently"
+        )
+
+
+class _Again:
+    """Single messages, read again or handed back. Nothing is open before the first request.
+
+    Args:
+        settings: The source.
+    """
+
+    def __init__(self, settings: RocketMqSource) -> None:
+        self._settings = settings
+        self._stack = ExitStack()
+        self._fetcher: QueueFetcher | None = None
+
+    def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
+        """See `QueueFetcher.fetch`."""
+        return self._ask(lambda fetcher: fetcher.fetch(tp, offset))
+
+    def message(self, tp: TopicPartition, offset: int) -> StoredMessage | None:
+        """See `QueueFetcher.message`."""
+        return self._ask(lambda fetcher: fetcher.message(tp, offset))
+
+    def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
+        """See `QueueFetcher.send_back`."""
+        return self._ask(lambda fetcher: fetcher.send_back(tp, offset, level, known))
+
+    def _ask(self, question: Callable[[QueueFetcher], T]) -> T:
+        try:
+            if self._fetcher is None:
+                inquiry = self._stack.enter_context(Inquiry(self._settings, beside=[RETRY + self._settings.group]))
+                self._fetcher = self._stack.enter_context(closing(inquiry.fetcher()))
+            return question(self._fetcher)
+        except UnavailableError:
+            self.close()  # the broker may have another address when it is back
+            raise
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._stack.close()
+        self._fetcher = None
+
+
+class RocketMqLogs(Logs):
+    """Requests about the queues."""
+
+    def __init__(self, settings: RocketMqSource, *, retried: bool) -> None:
         self._settings = settings
         self._beside = [RETRY + settings.group] if retried else []
         self._open: Inquiry | None = None
         self._open_until_s = 0.0
 
-    def bounds(self) -> Mapping[TopicPartition, logs.Bounds]:
-        """See `Logs`."""
+    @override
+    def bounds(self) -> Mapping[TopicPartition, LogExtent]:
         inquiry = self._inquiry()
         queues = inquiry.queues()
         low, high = self._offsets(queues, Asks.low), self._offsets(queues, Asks.high)
-        return {tp: logs.Between(low[tp], high[tp]) for tp in queues}
+        return {tp: LogExtent(low[tp], high[tp]) for tp in queues}
 
-    def at_time(self, bounds: Mapping[TopicPartition, logs.Bounds], at_ms: int) -> Mapping[TopicPartition, int]:
-        """See `Logs`."""
+    @override
+    def at_time(self, bounds: Mapping[TopicPartition, LogExtent], at_ms: int) -> Mapping[TopicPartition, int]:
         return self._offsets(list(bounds), lambda asks, tp: asks.at_time(tp, at_ms))
 
+    @override
     def topic_ids(self, topics: list[str]) -> Mapping[str, str]:
-        """See `Logs`: RocketMQ has none."""
         return dict.fromkeys(topics, "")
 
+    @override
     def is_read(self, topic: str) -> bool:
-        """See `Logs`."""
         return topic in (*self._settings.topics, *self._beside)
 
+    @override
     def close(self) -> None:
-        """Disconnect."""
         inquiry, self._open = self._open, None
         if inquiry is not None:
             inquiry.__exit__()
@@ -89,24 +331,6 @@ class RocketMqLogs:
             raise
 
 
-def group_offsets(settings: RocketMqSource) -> logs.Places | None:
-    """The offsets that the daemon's group has committed to the brokers, of the retry topic too; None if it has none.
-
-    Raises:
-        UnavailableError: A broker does not answer.
-    """
-    with Inquiry(settings, beside=[RETRY + settings.group]) as inquiry:
-        tps, asks = inquiry.queues(), inquiry.asks
-        wanted = [(tp.broker, ask) for tp in tps for ask in (asks.committed(tp), asks.low(tp), asks.high(tp))]
-        answers = inquiry.answers(wanted, also=[Code.QUERY_NOT_FOUND])
-    found: dict[TopicPartition, int] = {}
-    for i, tp in enumerate(tps):
-        committed, low, high = answers[3 * i : 3 * i + 3]
-        if committed.code == Code.SUCCESS:
-            found[tp] = _within(tp, read_offset(committed), max(0, read_offset(low)), max(0, read_offset(high)))
-    return logs.by_topic(found) if any(tp.topic in settings.topics for tp in found) else None
-
-
 def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
     """The offset if it is in the log; else the log's start, with the daemon's log events.
 
@@ -124,7 +348,12 @@ def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
 
 
 class QueueReader:
-    """Reads one queue for a task. Nothing is open before the first request."""
+    """Reads one queue for a task. Nothing is open before the first request.
+
+    Args:
+        settings: The source.
+        tp: The queue.
+    """
 
     def __init__(self, settings: RocketMqSource, tp: TopicPartition) -> None:
         self._settings = settings
@@ -197,16 +426,3 @@ class QueueReader:
         inquiry, self._inquiry = self._inquiry, None
         if inquiry is not None:
             inquiry.__exit__()
-
-
-def messages_of(
-    settings: RocketMqSource, expression: str, tp: TopicPartition, start: int, end: int
-) -> Iterator[list[StoredMessage]]:
-    """See `QueueReader.messages`.
-
-    Args:
-        expression: The filter: ``a || b``, or ``*``.
-        end: The offset after the last.
-    """
-    with closing(QueueReader(settings, tp)) as queue:
-        yield from queue.messages(Subscription(tp.topic, expression), start, end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -16,9 +15,8 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.records import NO_ID, Run, TopicPartition
 from sidecar.core.windows.dedup import EVER
 from sidecar.runtime.lane import fields_of
-from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, FastLane, LaneMessages
-from sidecar.spark.ranges.by_lane import reached, reading, refuse_strayed
-from sidecar.spark.ranges.fetch import WAIT_S, refuse_silence
+from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, LaneMessages
+from sidecar.spark.ranges.broker import OpenLane
 from sidecar.spark.rows.sieve import Sieve
 from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from sidecar_fastlane import Rules
     from sidecar_fastlane.columns import Cells, Headers, Table
 
-    from sidecar.config.model import Settings
+    from sidecar.config.tags import Dedup, Tags
 
 _Make = Callable[[TopicPartition, "Table"], pa.Array]
 
@@ -35,15 +33,15 @@ class LaneRows:
     """Reads ranges.
 
     Args:
-        settings: The configuration; its tags and ids are where the lane finds them.
+        tags: Where the lane finds tags.
+        dedup: Where the lane finds ids.
         sieve: Has the window of ids, and the books, which take what became of messages. It does not take the messages.
     """
 
-    def __init__(self, settings: Settings, sieve: Sieve, names: Sequence[str]) -> None:
-        self._kafka = settings.source.kafka
+    def __init__(self, tags: Tags, dedup: Dedup, sieve: Sieve, names: Sequence[str]) -> None:
         self._sieve = sieve
         self._filter = sieve.filter
-        self._rules = self._rules_of(settings, names)
+        self._rules = self._rules_of(tags, dedup, names)
         self._texts = _Texts()
         makes: Mapping[str, _Make] = {
             "topic": lambda tp, table: pa.repeat(tp.topic, table.rows),
@@ -59,14 +57,14 @@ class LaneRows:
         self._makes = [makes[name] for name in names]
         self._schema = pa.schema([SCHEMA.field(name) for name in names])
 
-    def _rules_of(self, settings: Settings, names: Sequence[str]) -> Rules:
+    def _rules_of(self, tags: Tags, dedup: Dedup, names: Sequence[str]) -> Rules:
         from sidecar_fastlane import Rules
         from sidecar_fastlane.columns import WANTS
 
         return Rules(
             group_of=self._texts_of,
             row_head=lambda topic, partition: b"",
-            **fields_of(settings, self._filter),
+            **fields_of(tags, dedup, self._filter),
             whole=True,
             format="columns",
             wants=frozenset(want for want in WANTS if want in names),
@@ -80,29 +78,22 @@ class LaneRows:
         tags = self._filter.tags(raw)
         return orjson.dumps([text_of(tags[0]) if tags else None, text_of_name(group)]).decode()
 
-    def batches(self, lane: FastLane, tp: TopicPartition, offset: int, end: int) -> Iterator[pa.RecordBatch]:
-        """All rows of a range from `offset`, without `end`, a record batch for each run.
+    def batches(self, lane: OpenLane, tp: TopicPartition, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """All rows of a range from `start`, without `end`, a record batch for each run.
 
         Raises:
             UnavailableError: The broker does not return the messages.
         """
-        heard_s = time.monotonic()
-        if offset >= end:
+        if start >= end:
             return
-        with reading(self._kafka, lane, tp, offset) as client:
-            while offset < end:
-                refuse_strayed(client, tp, offset)
-                found, _ = lane.read(WAIT_S, min(CHUNK_OF_FEW_GROUPS, end - offset))
-                behind = reached(client, found, tp, offset) if found else offset
-                if behind == offset:
-                    refuse_silence(heard_s, tp, offset)
-                    continue
-                for run in found:
+        with lane(tp, start) as reader:
+            while reader.offset < end:
+                for run in reader.read(min(CHUNK_OF_FEW_GROUPS, end - reader.offset)):
                     if isinstance(run, Run) and run.first < end:
                         batch = self._batch(tp, run, end)
                         if batch.num_rows:
                             yield batch
-                offset, heard_s = behind, time.monotonic()  # the receiver may have kept this task waiting
+                            reader.heard()
 
     def _batch(self, tp: TopicPartition, run: Run, end: int) -> pa.RecordBatch:
         messages = cast(LaneMessages, run.messages)

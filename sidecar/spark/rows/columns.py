@@ -19,7 +19,7 @@ from sidecar.spark.rows.sieve import Kept, Sieve
 from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
 
 if TYPE_CHECKING:
-    from sidecar.config.model import Settings
+    from sidecar.config.tags import Tags
 
 ROWS_MAX = 10_000
 """Rows of a record batch, as in Spark."""
@@ -32,8 +32,8 @@ _Read = Callable[[TopicPartition, Kept], pa.Array]
 class Rows:
     """Makes columns of messages."""
 
-    def __init__(self, settings: Settings, columns: Columns, names: Sequence[str]) -> None:
-        self._filter: TagFilter = settings.tags.filter()
+    def __init__(self, tags: Tags, columns: Columns, names: Sequence[str]) -> None:
+        self._filter: TagFilter = tags.filter()
         self._columns = columns
         self._tags = Memo(self._tag_text)
         self._groups = Memo(self._group_text)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from sidecar.config.model import Settings
+from sidecar.config.tags import Dedup, Tags
 from sidecar.core.books import Books
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds, id_reader
@@ -26,8 +26,7 @@ class Kept:
 class Sieve:
     """Takes the messages of one partition, in order."""
 
-    def __init__(self, settings: Settings, columns: Columns) -> None:
-        tags, dedup = settings.tags, settings.dedup
+    def __init__(self, tags: Tags, dedup: Dedup, columns: Columns) -> None:
         self.filter = tags.filter()
         self.groups: Mapping[Raw, str | None] = self.filter.groups
         """The group of each message, by its raw tags."""

@@ -32,7 +32,7 @@ import orjson
 from sidecar.core.backoff import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.spark.ranges.shared import names, read, read_if_there, read_or_make, remove, write
+from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
@@ -155,10 +155,6 @@ class RunFolder:
         self.notes = Notes(path / "notes")
 
     # Topics
-
-    def claim_topic(self, topic: str, topic_id: str) -> str:
-        """The id under which this checkpoint knows the topic: `topic_id` if it knows none yet."""
-        return read_or_make(self.path / "topics" / topic, topic_id.encode).decode()
 
     def known_topics(self) -> dict[str, str]:
         """The topics read so far, with their ids."""

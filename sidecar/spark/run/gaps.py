@@ -12,13 +12,10 @@ from typing import NamedTuple
 import orjson
 import structlog
 
-from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.spark.ranges.logs import by_topic
-from sidecar.spark.ranges.planning import ANEW, OnGap, expired, gap
+from sidecar.spark.ranges.broker import ANEW, BrokerRanges, OnGap, by_topic, expired, gap, lows_of, patiently
 from sidecar.spark.ranges.shared import write
-from sidecar.spark.ranges.sources import logs_of, patiently
 from sidecar.spark.run.pinned import begun_at, pinned_reader
 
 log = structlog.get_logger()
@@ -40,10 +37,9 @@ class Gap(NamedTuple):
 class Gaps:
     """The gaps of one checkpoint."""
 
-    def __init__(self, settings: Settings, query: Path, folder: Path) -> None:
-        assert settings.spark is not None, "checked before"
-        self._source = settings.source
-        self._on_gap: OnGap = settings.spark.on_gap
+    def __init__(self, broker: BrokerRanges, on_gap: OnGap, query: Path, folder: Path) -> None:
+        self._broker = broker
+        self._on_gap = on_gap
         self._query = query
         self._folder = folder
 
@@ -57,9 +53,8 @@ class Gaps:
         begun = begun_at(self._query)
         if not begun:
             return None
-        with closing(logs_of(self._source)) as logs:
-            bounds = patiently(logs.bounds)
-        lows = {tp: bound.low for tp, bound in bounds.items()}
+        with closing(self._broker.logs()) as logs:
+            lows = lows_of(patiently(logs.bounds))
         found = next((Gap(tp, begun[tp], low) for tp, low in sorted(expired(begun, lows).items())), None)
         if found is not None and self._on_gap == "stop":
             raise PositionError(found.text, hint=f"set it, or {ANEW}")

@@ -17,18 +17,19 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_CONFIG, PositionError, SidecarError, UnknownTopicError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.metrics import Metrics
+from sidecar.runtime.lane import refusal_on_spark
 from sidecar.spark import driver
 from sidecar.spark.driver import QueryError
 from sidecar.spark.failures import AGAIN, failure_of
 from sidecar.spark.lasting import LastingQuery
 from sidecar.spark.micro_batches import MicroBatches
-from sidecar.spark.ranges.logs import Bounds, Places
-from sidecar.spark.ranges.planning import ANEW
+from sidecar.spark.ranges import broker_of
+from sidecar.spark.ranges.broker import ANEW, LogExtent, Places
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.gaps import Gaps
 from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
+from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, RunProgress
-from sidecar.spark.run.sources.build import run_source
 from sidecar.spark.run.supported import checkpoint_folder
 from sidecar.state.store import Store
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from sidecar.spark.run.range_source import Reading
+    from sidecar.spark.run.range_source import RangePlan
 
 TURN_S = 0.1
 TRIGGER_MS = 100
@@ -62,7 +63,7 @@ class SparkRun:
         self._once = once
         self._by_connector = True
         self._master = settings.spark.master
-        self._source = run_source(settings)
+        self._broker = broker_of(settings, refusal_on_spark(settings), retried=True)
         root = checkpoint_folder(settings.spark.checkpoint)
         assert root is not None, "checked before"
         self._root = root
@@ -79,7 +80,8 @@ class SparkRun:
         with ExitStack() as stack:
             state = stack.enter_context(closing(Store(settings.state.dir)))
             checkpoint = self._open_checkpoint()
-            progress = RunProgress(settings, self._books, self._query_path, state)
+            plan = RunPlan.of(settings, self._broker, self._folder.path, checkpoint)
+            progress = RunProgress(plan, self._books, self._query_path, state, settings.memory.budget_bytes)
             progress.open()
             stack.callback(progress.close)
             if settings.admin.listen:
@@ -90,7 +92,7 @@ class SparkRun:
                 stack.callback(admin.close)
             open_probes(stack, settings.admin.probes, progress.latest)
             session = self._session(stack)
-            await_end = self._start(stack, session, checkpoint)
+            await_end = self._start(stack, session, plan)
             log.info("query.started", group_id=settings.source.group_id, pending=checkpoint.pending)
             with driver.serving(progress, self._stop_asked):
                 await_end(progress)
@@ -111,10 +113,10 @@ class SparkRun:
 
     def _open_checkpoint(self) -> Checkpoint:
         cluster_id = self._await_cluster()
-        self._source.refuse_members()
+        self._broker.refuse_members()
         checkpoint = open_checkpoint(self._query_paths, self._folder.path, self._settings, cluster_id)
         for topic in self._folder.known_topics():
-            self._source.claim(cluster_id, self._folder, topic)
+            self._broker.claim(cluster_id, self._folder.path, topic)
         self._folder.hold_from(None)
         self._folder.notes.clear()
         return checkpoint
@@ -126,7 +128,7 @@ class SparkRun:
             PositionError: It does not know a topic that this checkpoint has read.
         """
         try:
-            return self._source.await_cluster()
+            return self._broker.await_cluster()
         except UnknownTopicError as error:
             if gone := [topic for topic in error.topics if topic in self._folder.known_topics()]:
                 raise PositionError(
@@ -143,16 +145,15 @@ class SparkRun:
         session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", f"{held_bytes}b")
         return session
 
-    def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
+    def _start(self, stack: ExitStack, session: SparkSession, plan: RunPlan) -> Callable[[RunProgress], None]:
         """Start all queries, which end with the stack; return a function that waits for their end."""
         from pyspark.errors import PySparkException
 
-        from sidecar.spark.run.executor.task import Job
         from sidecar.spark.run.writer import data_source
 
-        session.dataSource.register(data_source(Job(self._settings, self._folder.path, checkpoint)))
+        session.dataSource.register(data_source(plan))
         try:
-            query = LastingQuery(self._writer(self._frame(session, checkpoint.pending)).start)
+            query = LastingQuery(self._writer(self._frame(session, plan.checkpoint.pending)).start)
         except PySparkException as error:
             raise driver.not_started(error) from error
         stack.callback(driver.quietly, query.stop)
@@ -203,28 +204,29 @@ class SparkRun:
         """A source of ranges only, which tasks read by themselves."""
         from sidecar.spark.run.range_source import NAME, RangePlanner, range_source
 
-        reading = self._reading(self._folder.path, self._settings.batch.span_max, self._stood)
-        session.dataSource.register(range_source(RangePlanner(reading)))
+        plan = self._range_plan(self._folder.path, self._settings.batch.span_max, self._stood)
+        session.dataSource.register(range_source(RangePlanner(plan)))
         return session.readStream.format(NAME).load()
 
-    def _reading(
-        self, folder: Path, limit: int, stood: Places | None, until: Mapping[TopicPartition, Bounds] | None = None
-    ) -> Reading:
-        from sidecar.spark.run.range_source import Reading
+    def _range_plan(
+        self, folder: Path, limit: int, stood: Places | None, until: Mapping[TopicPartition, LogExtent] | None = None
+    ) -> RangePlan:
+        from sidecar.spark.run.range_source import RangePlan
 
         settings = self._settings
         assert settings.spark is not None
         told = settings.log.format, settings.log.level
-        return Reading(settings.source, folder, limit, stood, until, settings.spark.on_gap, told)
+        return RangePlan(self._broker, folder, limit, stood, until, settings.spark.on_gap, told)
 
     @property
     def _gaps(self) -> Gaps:
-        return Gaps(self._settings, self._query_path, self._folder.path)
+        assert self._settings.spark is not None
+        return Gaps(self._broker, self._settings.spark.on_gap, self._query_path, self._folder.path)
 
     @cached_property
     def _stood(self) -> Places | None:
         new = latest_batch(self._query_path, "offsets") < 0
-        return self._source.group_offsets() if new else None
+        return self._broker.group_offsets() if new else None
 
     def _writer(self, frame: DataFrame) -> DataStreamWriter:
         from sidecar.spark.run.writer import NAME

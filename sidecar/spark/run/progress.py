@@ -11,7 +11,6 @@ from typing import Any
 
 import structlog
 
-from sidecar.config.model import Settings
 from sidecar.core.books import BOOKS, Books
 from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Distribution, Histogram
@@ -26,6 +25,7 @@ from sidecar.spark.reports import observed_rows, places_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import letters_in
 from sidecar.spark.run.pinned import latest_batch
+from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.spark.run.twins.resolver import Resolved, Resolver
 from sidecar.spark.table.filling import WRITTEN
@@ -199,15 +199,15 @@ class RunProgress:
         folder: Has the books and notes of tasks.
     """
 
-    def __init__(self, settings: Settings, folder: RunFolder, query: Path, state: State) -> None:
-        self._settings = settings
+    def __init__(self, plan: RunPlan, folder: RunFolder, query: Path, state: State, budget_bytes: int) -> None:
+        self._group_id, self._budget_bytes = plan.reading.group_id, budget_bytes
         self._folder = folder
         self._query = query
         self._state = state
         self._begun_after = latest_batch(query, "commits")
         self._settled = -1
         self._twins = TwinFiles(folder.path)
-        self._resolver = Resolver(settings, folder, self._begun_after) if settings.dedup.ledger else None
+        self._resolver = Resolver(plan, self._begun_after) if plan.reading.dedup.ledger else None
         self._observed: dict[int, Mapping[str, Any]] = {}
         self._started = datetime.now(UTC)
         self._tally = Tally(query)
@@ -334,7 +334,7 @@ class RunProgress:
             )
         problems += [Problem("group", f"{name}: {text}") for name, text in self._folder.notes.all().items()]
         return StatusSnapshot(
-            group_id=self._settings.source.group_id,
+            group_id=self._group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=VERSION,
             live=self._live,
@@ -342,7 +342,7 @@ class RunProgress:
             lag=sum(lags) if lags else None,
             partitions=partitions,
             problems=tuple(problems),
-            budget_bytes=self._settings.memory.budget_bytes,
+            budget_bytes=self._budget_bytes,
             ids=IdsStatus(unusable=self._tally.odd_ids),
             dead_letters=self._state.letters.count(),
             activity=self._tally.activity(self._resolver.waiting if self._resolver else 0),

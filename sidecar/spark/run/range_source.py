@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -20,20 +20,34 @@ from pyspark.sql.types import StructType
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.spark.ranges.logs import Bounds, Logs, Places, by_partition, by_topic, firsts_of
-from sidecar.spark.ranges.planning import ANEW, OnGap, ends_of, expired, gap, lost
+from sidecar.spark.ranges.broker import (
+    ANEW,
+    BrokerRanges,
+    LogExtent,
+    Logs,
+    OnGap,
+    Places,
+    by_partition,
+    by_topic,
+    ends_of,
+    expired,
+    firsts_of,
+    gap,
+    highs_of,
+    lost,
+    lows_of,
+    patiently,
+    report_expired,
+)
 from sidecar.spark.ranges.shared import read_if_there, read_or_make, write
 from sidecar.spark.workers import freeze_modules
-
-if TYPE_CHECKING:
-    from sidecar.config.source.section import Source
 
 NAME = "sidecar_ranges"
 SCHEMA = "topic string, partition int, start bigint, end bigint, broker string, expired bigint"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RangePlan:
     """Parameters of the source.
 
     Args:
@@ -44,11 +58,11 @@ class Reading:
         on_gap: What to do where messages expired before they were read.
     """
 
-    source: Source
+    broker: BrokerRanges
     folder: Path
     offsets_max: int
     stood: Places | None
-    until: Mapping[TopicPartition, Bounds] | None = None
+    until: Mapping[TopicPartition, LogExtent] | None = None
     on_gap: OnGap = "stop"
     log: tuple[str, str] = ("json", "info")
     """Format and level of the log, which planning writes in a process of its own."""
@@ -69,58 +83,52 @@ class Range(InputPartition):
 class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans ranges."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._packed = pickle.dumps(reading)  # code that passes ranges on need not import settings and client
-        self._target: Mapping[TopicPartition, Bounds] | None = None
+    def __init__(self, plan: RangePlan) -> None:
+        self._packed = pickle.dumps(plan)  # code that passes ranges on need not import settings and client
+        self._target: Mapping[TopicPartition, LogExtent] | None = None
         self._planned: Places | None = None
         """The end that was planned last; a micro-batch with another one is a replay of an earlier life."""
 
     @cached_property
-    def _r(self) -> Reading:
+    def _plan(self) -> RangePlan:
         return pickle.loads(self._packed)  # type: ignore[no-any-return]
 
     @cached_property
     def _logs(self) -> Logs:
-        from sidecar.spark.ranges.sources import logs_of
-
-        return logs_of(self._r.source, retried=True)
+        return self._plan.broker.logs()
 
     # On the driver
 
     def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
         """The start offsets of the checkpoint, the same at every start once its first micro-batch is planned."""
-        from sidecar.spark.ranges.sources import patiently
-
-        first = read_or_make(self._r.folder / "first", lambda: orjson.dumps(by_topic(patiently(self._first))))
+        first = read_or_make(self._plan.folder / "first", lambda: orjson.dumps(by_topic(patiently(self._first))))
         return orjson.loads(first)  # type: ignore[no-any-return]
 
     def _first(self) -> dict[TopicPartition, int]:
         from sidecar.sources.rocketmq.wire.requests import RETRY
 
-        bounds, stood = self._logs.bounds(), self._r.stood
-        lows = {tp: found.low for tp, found in bounds.items()}
+        bounds, stood = self._logs.bounds(), self._plan.stood
+        lows = lows_of(bounds)
         if stood is not None:
             return lows | {tp: at for tp, at in by_partition(stood).items() if tp in lows and at >= 0}
         # As in the daemon, a late start is not about messages that were handed back.
         chosen = {tp: found for tp, found in bounds.items() if not tp.topic.startswith(RETRY)}
-        return lows | firsts_of(self._logs, chosen, self._r.source.start)
+        return lows | firsts_of(self._logs, chosen, self._plan.broker.start)
 
-    def _bounds(self) -> Mapping[TopicPartition, Bounds]:
-        from sidecar.spark.ranges.sources import patiently
-
+    def _bounds(self) -> Mapping[TopicPartition, LogExtent]:
         return patiently(self._logs.bounds)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of each micro-batch."""
-        return ReadMaxRows(self._r.offsets_max)
+        return ReadMaxRows(self._plan.offsets_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Leave messages that arrive from now on to the next run."""
-        self._target = self._r.until or self._bounds()
+        self._target = self._plan.until or self._bounds()
 
     def reportLatestOffset(self) -> Places:  # noqa: N802
         """The latest offsets, for the lag."""
-        return by_topic(_ends(self._bounds()))
+        return by_topic(highs_of(self._bounds()))
 
     def latestOffset(self, start: Places, limit: ReadLimit) -> Places:  # noqa: N802
         """The end of the next micro-batch; partitions with more lag get more of it.
@@ -131,12 +139,12 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         there = self._bounds()
         bounds = self._target or there
-        known, ends = by_partition(start), _ends(bounds)
+        known, ends = by_partition(start), highs_of(bounds)
         self._refuse_lost(known, ends)
         self._keep_added({tp: found.low for tp, found in bounds.items() if tp not in known})
         begun = self._begun(known)
         begun |= self._skipped(begun, there)
-        most = None if isinstance(limit, ReadAllAvailable) else self._r.offsets_max
+        most = None if isinstance(limit, ReadAllAvailable) else self._plan.offsets_max
         ends = {tp: max(end, begun[tp]) for tp, end in ends.items()}
         self._planned = by_topic(ends_of(begun, ends, most))
         return self._planned
@@ -144,37 +152,38 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _refuse_lost(self, known: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         for tp, offset in known.items():
             if not self._logs.is_read(tp.topic):
-                key = f"source.{self._r.source.name}.topics"
-                raise PositionError(f"{tp.topic} was removed from {key}: add it again, or {ANEW}")
+                raise PositionError(
+                    f"{tp.topic} was removed from {self._plan.broker.topics_key}: add it again, or {ANEW}"
+                )
             if why := lost(tp, offset, ends.get(tp)):
                 raise PositionError(f"{why}; restore it or access to it, or {ANEW}")
 
     def _skipped(
-        self, begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
+        self, begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, LogExtent]
     ) -> dict[TopicPartition, int]:
         """Where partitions go on whose messages expired before they were read: durable before anything is read there.
 
         Raises:
             PositionError: There are some, and the settings do not say to go on.
         """
-        behind = expired(begun, {tp: found.low for tp, found in bounds.items()})
+        behind = expired(begun, lows_of(bounds))
         for tp, low in behind.items():
-            if self._r.on_gap == "stop":
+            if self._plan.on_gap == "stop":
                 raise PositionError(f"{gap(tp, begun[tp], low, 'spark.on_gap')}; or {ANEW}")
         if behind:
-            write(self._r.folder / "skipped", orjson.dumps(by_topic(behind)))
+            write(self._plan.folder / "skipped", orjson.dumps(by_topic(behind)))
         return behind
 
     def _keep_added(self, lows: Mapping[TopicPartition, int]) -> None:
         """Store the start offsets of partitions new to the checkpoint: durable before Spark's log has their ends."""
         if lows:
-            write(self._r.folder / "added", orjson.dumps(by_topic(lows)))
+            write(self._plan.folder / "added", orjson.dumps(by_topic(lows)))
 
     def _begun(self, known: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         return {**self._stored("added"), **known}
 
     def _stored(self, name: str) -> dict[TopicPartition, int]:
-        stored = read_if_there(self._r.folder / name)
+        stored = read_if_there(self._plan.folder / name)
         return {} if stored is None else by_partition(orjson.loads(stored))
 
     def partitions(self, start: Places, end: Places) -> Sequence[Range]:
@@ -187,7 +196,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._planned:
             bounds = self._bounds()
             going = {tp: begun.get(tp, 0) for tp, last in ends.items() if last > begun.get(tp, 0)}
-            self._refuse_lost(going, _ends(bounds))
+            self._refuse_lost(going, highs_of(bounds))
             self._skipped(going, bounds)
         skipped = self._stored("skipped")
         ranges = []
@@ -196,13 +205,8 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start_at = max(first, min(skipped.get(tp, first), last))
             ranges.append(Range(tp.topic, tp.partition, start_at, last, tp.broker, start_at - first))
             if start_at > first:
-                self._tell(tp, first, start_at)
+                report_expired(tp, first, start_at, self._plan.log)
         return [span for span in ranges if span.end > span.start or span.expired]
-
-    def _tell(self, tp: TopicPartition, offset: int, low: int) -> None:
-        from sidecar.spark.ranges.reports import tell_expired  # a commit needs none of it
-
-        tell_expired(tp, offset, low, self._r.log)
 
     def stop(self) -> None:
         """Disconnect."""
@@ -216,10 +220,6 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         span = partition
         yield span.topic, span.partition, span.start, span.end, span.broker, span.expired
         freeze_modules()
-
-
-def _ends(bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, int]:
-    return {tp: found.high for tp, found in bounds.items()}
 
 
 def range_source(planner: RangePlanner, format_name: str = NAME, ddl: str = SCHEMA) -> type[DataSource]:

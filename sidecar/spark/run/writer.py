@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sidecar.spark.run.executor.task import Job
+    from sidecar.spark.run.plan import RunPlan
 
 NAME = "sidecar_run"
 
@@ -37,9 +37,9 @@ class Delivered(WriterCommitMessage):
 class RangeWriter(DataSourceStreamArrowWriter):
     """Delivers ranges."""
 
-    def __init__(self, job: Job) -> None:
-        self._path = job.folder
-        self._packed = pickle.dumps(job)
+    def __init__(self, plan: RunPlan) -> None:
+        self._path = plan.folder
+        self._packed = pickle.dumps(plan)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Delivered:
         """Deliver one offset range; return when all of it is settled."""
@@ -64,9 +64,9 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """Do nothing: parts that a failed micro-batch has sent are sent again under the same names."""
 
 
-def data_source(job: Job) -> type[DataSource]:
+def data_source(plan: RunPlan) -> type[DataSource]:
     """A class for `spark.dataSource.register`; Spark pickles it with the writer."""
-    writer = RangeWriter(job)
+    writer = RangeWriter(plan)
 
     class SidecarRun(DataSource):
         """The pipeline's sink."""

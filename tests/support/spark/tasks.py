@@ -10,10 +10,17 @@ import pyarrow as pa
 
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
+from sidecar.runtime.lane import refusal_on_spark
+from sidecar.spark.ranges import broker_of
+from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from sidecar.spark.run.executor.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.plan import RunPlan
+from sidecar.spark.run.progress import RunProgress
+from sidecar.state.interface import State
 
 TP = TopicPartition("orders", 3)
 SCHEMA = pa.schema(
@@ -73,6 +80,24 @@ def begin(query: Path, batch: int, *logs: str) -> None:
         (query / log / str(batch)).write_text("v1\n{}")
 
 
+def job_broker(settings: Settings) -> BrokerRanges:
+    """The broker of a job."""
+    return broker_of(settings, refusal_on_spark(settings), retried=True)
+
+
+def plan_of(
+    settings: Settings, folder: Path, checkpoint: Checkpoint | None = None, query: str = "", pending: int = -1
+) -> RunPlan:
+    """The plan of a job whose folder this is."""
+    made = checkpoint or Checkpoint(1, "c", "g", "r", "i", pending)
+    return RunPlan.of(settings, job_broker(settings), folder, made, query)
+
+
+def progress_of(settings: Settings, folder: RunFolder, query: Path, state: State) -> RunProgress:
+    """The progress of a job."""
+    return RunProgress(plan_of(settings, folder.path), folder, query, state, settings.memory.budget_bytes)
+
+
 def run_task(
     settings: Settings,
     folder: Path,
@@ -84,4 +109,4 @@ def run_task(
 ) -> Outcome:
     """Deliver a range as a task would."""
     task = Task(TP, "5c09e5c0", "1d5c09e0", batch, str(attempt), again=attempt > 0)
-    return deliver(settings, RunFolder(folder), task, ArrowColumns(), runs(batches(messages, rows), TP))
+    return deliver(plan_of(settings, folder), task, ArrowColumns(), runs(batches(messages, rows), TP))

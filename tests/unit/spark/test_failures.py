@@ -9,7 +9,7 @@ import pytest
 from sidecar import errors
 from sidecar.spark.driver import QueryError, fail, not_started
 from sidecar.spark.failures import AGAIN, UNKNOWN, cause_of, failure_of
-from sidecar.spark.ranges.planning import ExpiredError
+from sidecar.spark.ranges.broker import ExpiredError
 
 IN_TASK = """\
 [PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):

@@ -18,13 +18,13 @@ from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import read_span
 from sidecar.spark.run.executor import rows
-from sidecar.spark.run.executor.task import Job
-from sidecar.spark.run.pinned import Checkpoint
-from sidecar.spark.run.range_source import Range, RangePlanner, Reading
+from sidecar.spark.run.plan import RunPlan
+from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
 from sidecar.spark.run.tables.reader import RowReader
 from sidecar.spark.run.writer import RangeWriter
 from sidecar.spark.source.datasource import ZoneReader
 from sidecar.spark.source.options import parse
+from tests.support.spark.tasks import plan_of
 
 KAFKA = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["orders"]}
 
@@ -41,21 +41,21 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
 
 
-def job(folder: Path) -> Job:
+def job(folder: Path) -> RunPlan:
     """A job that reads a topic."""
     document = {"source": {"kafka": KAFKA}, "sink": {"parquet": {"path": "/t"}}, "state": {"dir": "state"}}
-    return Job(Settings.model_validate(document), folder, Checkpoint(1, "c", "g", "r", "i", -1), "table")
+    return plan_of(Settings.model_validate(document), folder, query="table")
 
 
 def plan_range(folder: Path) -> None:
     """A task that passes a range on."""
-    planner = RangePlanner(Reading(job(folder).settings.source, folder, 1, None))
+    planner = RangePlanner(RangePlan(job(folder).broker, folder, 1, None))
     assert len(list(planner.read(Range("orders", 0, 0, 1)))) == 1
 
 
 def fill_table(folder: Path) -> None:
     """A task of a table."""
-    reader = RowReader(Reading(job(folder).settings.source, folder, 1, None), job(folder))
+    reader = RowReader(RangePlan(job(folder).broker, folder, 1, None), job(folder))
     assert list(reader.read(Range("orders", 0, 0, 1))) == []
 
 

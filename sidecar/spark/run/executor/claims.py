@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.config.model import Settings
 from sidecar.core.claims import ClaimEnd, ClaimState
 from sidecar.core.effects import Claim
+from sidecar.runtime.build import ReadingPlan
 from sidecar.runtime.ledger_worker import ClaimAnswered, open_ledger_worker
 from sidecar.runtime.worker import Inbox
 
@@ -29,29 +28,28 @@ class Claims:
     a key only once no attempt can send the part again that the message was in. The driver tells it of `errors`.
 
     Args:
-        settings: The configuration; without a ledger there is nothing to do.
+        reading: Without a ledger there is nothing to do.
 
     Raises:
         ConfigError: The ledger's package is not installed.
     """
 
-    def __init__(self, settings: Settings, inbox: Inbox[ClaimAnswered | MarksAnswered], stack: ExitStack) -> None:
+    def __init__(self, reading: ReadingPlan, inbox: Inbox[ClaimAnswered | MarksAnswered], stack: ExitStack) -> None:
         self.errors: list[ClaimEnd] = []
         """The dead letters."""
         self._inbox = inbox
         self._due: list[ClaimEnd] = []
         self._asked: list[ClaimEnd] = []
         self._again_at_s = 0.0
-        dedup = settings.dedup
-        self._worker = open_ledger_worker(
-            dedup.ledger, settings.source.group_id, dedup.capacity, Path(settings.state.dir), inbox
-        )
-        stack.callback(self._worker.close)
+        dedup = reading.dedup
+        self._worker = open_ledger_worker(dedup.ledger, reading.group_id, dedup.capacity, reading.state_dir, inbox)
+        if self._worker is not None:
+            stack.callback(self._worker.close)
 
     @property
     def problem(self) -> str:
         """The reason for which the ledger cannot be used at present."""
-        return self._worker.problem
+        return "" if self._worker is None else self._worker.problem
 
     @property
     def at_rest(self) -> bool:
@@ -60,13 +58,14 @@ class Claims:
 
     def claim(self, effect: Claim) -> None:
         """Claim rows."""
+        assert self._worker is not None
         self._worker.claim(effect)
 
     def tend(self, marks: Sequence[ClaimEnd], now_s: float) -> None:
         """Take the ends of claims that have become due, and tell the ledger, one call after the other."""
         for mark in marks:
             (self.errors if mark.state is ClaimState.ERROR else self._due).append(mark)
-        if self._due and not self._asked and now_s >= self._again_at_s:
+        if self._worker is not None and self._due and not self._asked and now_s >= self._again_at_s:
             self._asked, self._due = self._due, []
             self._worker.settle(self._asked, lambda ok: self._inbox.put(MarksAnswered(ok)))
 

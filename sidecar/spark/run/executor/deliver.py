@@ -16,8 +16,6 @@ from typing import assert_never
 
 import structlog
 
-from sidecar.config.model import Settings
-from sidecar.core.batching import Limits
 from sidecar.core.effects import (
     CancelHeld,
     Claim,
@@ -38,16 +36,16 @@ from sidecar.core.ranges.pipeline import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import SidecarError
-from sidecar.runtime.build import build_reading, delivery_rules, plan_memory
 from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.senders import Answered, Senders
+from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.executor.claims import Claims, MarksAnswered
 from sidecar.spark.run.folder import Notes, RunFolder
 from sidecar.spark.run.letters import LetterFiles
 from sidecar.spark.run.outcome import Outcome
-from sidecar.spark.run.sources.build import run_source
+from sidecar.spark.run.plan import RunPlan
 
 WAIT_S = 0.05
 NOTE_EVERY_S = 5.0
@@ -87,7 +85,7 @@ class Task:
         return f"{self.tp.topic}-{self.tp.queue}" + ("" if self.letters is None else "-twins")
 
 
-def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
+def deliver(plan: RunPlan, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
     """Deliver all wanted messages of a range; return when each is settled.
 
     Raises:
@@ -96,7 +94,7 @@ def deliver(settings: Settings, folder: RunFolder, task: Task, columns: Columns,
         UnavailableError: The broker does not return the messages.
     """
     with ExitStack() as stack:
-        delivery = _Delivery(settings, folder, task, columns, stack)
+        delivery = _Delivery(plan, task, columns, stack)
         for run in runs:
             delivery.feed(run)
         return delivery.finish()
@@ -107,8 +105,7 @@ class StoppedError(Exception):
 
 
 def deliver_carried(
-    settings: Settings,
-    folder: RunFolder,
+    plan: RunPlan,
     task: Task,
     columns: Columns,
     parts: Callable[[ReadingRules], Iterable[tuple[str, int, int, Fragment]]],
@@ -117,7 +114,7 @@ def deliver_carried(
     """Deliver rows that were carried out of parts, as `RangePipeline.take_up` does.
 
     Args:
-        settings: The configuration, with a ledger.
+        plan: With a ledger.
         task: Their partition, with the scope that they have their names in.
         parts: Gives group, first and last offset of each part, and the rows, framed by these rules.
         stopped: Whether to end at once.
@@ -127,7 +124,7 @@ def deliver_carried(
         SidecarError: Like `deliver`.
     """
     with ExitStack() as stack:
-        delivery = _Delivery(settings, folder, task, columns, stack, stopped)
+        delivery = _Delivery(plan, task, columns, stack, stopped)
         for part in parts(delivery.reading):
             delivery.take_up(*part)
         return delivery.finish()
@@ -141,11 +138,11 @@ class _Letters:
         stack: Closes the store and its clients.
     """
 
-    def __init__(self, settings: Settings, files: LetterFiles, stack: ExitStack) -> None:
+    def __init__(self, broker: BrokerRanges, files: LetterFiles, stack: ExitStack) -> None:
         self.files = files
         self.refused = 0
         """Number of messages that the receiver refused."""
-        self._settings, self._stack = settings, stack
+        self._broker, self._stack = broker, stack
         self._store: DeadLetterStore | None = None
         self._unstored = False
 
@@ -171,7 +168,7 @@ class _Letters:
     def _opened_store(self) -> DeadLetterStore:
         """The store, opened at first use: most tasks have no dead letter, and a producer connects at once."""
         if self._store is None:
-            self._store = run_source(self._settings).open_letters(self.files, self._stack)
+            self._store = self._broker.open_letters(self.files, self._stack)
             self._stack.callback(self._store.close)
         return self._store
 
@@ -218,28 +215,27 @@ class _Note:
 class _Delivery:
     def __init__(
         self,
-        settings: Settings,
-        folder: RunFolder,
+        plan: RunPlan,
         task: Task,
         columns: Columns,
         stack: ExitStack,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._folder = folder
+        self._folder = folder = RunFolder(plan.folder / plan.query)
         self._task = task
         self._stopped = stopped
-        reading, sink = build_reading(settings, columns)
+        assert plan.rules is not None, "a table is not delivered to"
+        reading, sink = plan.reading.open(columns)
         self.reading = reading = replace(reading, bitmap_ids=False)  # only sorted runs can be kept as increments
         self._inbox: queue.SimpleQueue[Answered | ClaimAnswered | MarksAnswered] = queue.SimpleQueue()
-        self._claims = Claims(settings, self._inbox, stack)
-        self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
+        self._claims = Claims(plan.reading, self._inbox, stack)
+        self._senders = Senders(sink, plan.rules.concurrency, self._inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
-        batch = settings.batch
         self._pipeline = RangePipeline(
             reading,
-            Limits(batch.max_messages, batch.max_bytes),
-            plan_memory(settings.memory.budget_bytes).held_max_bytes,
-            delivery_rules(settings, sink, copied=True),
+            plan.limits,
+            plan.held_max_bytes,
+            plan.rules,
             random.random,
             task.tp,
             task.scope,
@@ -249,7 +245,7 @@ class _Delivery:
         for taken, refused in folder.answers():  # a receiver that refuses everything must be known to the next task too
             self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
         files = LetterFiles(task.letters or folder.path / "letters" / str(task.batch), task.stem)
-        self._letters = _Letters(settings, files, stack)
+        self._letters = _Letters(plan.broker, files, stack)
         self._note = _Note(folder.notes, task.note)
         stack.callback(self._note.tell, "")
         self._windows: Windows | None = None

@@ -7,48 +7,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from sidecar.config.model import Settings
 from sidecar.core.records import Run, TopicPartition
-from sidecar.ops.log import configure
-from sidecar.spark.ranges.sources import patiently
+from sidecar.spark.ranges.broker import RangeMessages, patiently
 from sidecar.spark.run.executor.columns import ArrowColumns, place_of, runs
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
-from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.range_source import Range
-from sidecar.spark.run.sources.build import run_source
-from sidecar.spark.run.sources.interface import Found
+from sidecar.spark.workers import configure_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 HELD_WAIT_S = 0.1
-_configured = False
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The parameters of all tasks; sent to the executors with the query.
-
-    Args:
-        folder: The run's folder, on shared storage.
-        checkpoint: The identity from which names are made.
-        query: Names the query's own folder in that of the run; empty if it is that of the run.
-    """
-
-    settings: Settings
-    folder: Path
-    checkpoint: Checkpoint
-    query: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
+class TaskRange:
     """The range of a task, and where its files lie.
 
     Args:
@@ -62,7 +41,7 @@ class Place:
     """
 
     tp: TopicPartition
-    found: Found
+    found: RangeMessages
     confirm: Callable[[], None]
     start: int
     end: int
@@ -78,24 +57,24 @@ class Place:
         self.confirm()
 
 
-def run(job: Job, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
+def run(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     """Deliver one offset range; None if none of its rows reached this task."""
-    place = opened(job, batches)
+    place = opened(plan, batches)
     if place is None:
         return None
     from sidecar.spark.run.executor.deliver import Task, deliver  # tasks of tables need none of it
 
     context = TaskContext.get()
     assert context is not None
-    again = place.batch == job.checkpoint.pending or context.attemptNumber() > 0
+    again = place.batch == plan.checkpoint.pending or context.attemptNumber() > 0
     attempt = str(context.taskAttemptId())
     task = Task(place.tp, place.scope, place.ids_scope, place.batch, attempt, again)
-    outcome = deliver(job.settings, place.folder, task, place.found.columns, place.runs())
+    outcome = deliver(plan, task, place.found.columns, place.runs())
     outcome.lane, outcome.expired = place.found.told, place.expired
     return outcome
 
 
-def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
+def opened(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> TaskRange | None:
     """The range of this task; None if none of its rows reached it.
 
     Raises:
@@ -103,59 +82,51 @@ def opened(job: Job, batches: Iterator[pa.RecordBatch]) -> Place | None:
         PositionError: The topic was created again.
         UnavailableError: The broker does not answer.
     """
-    batch, folder = _begin(job)
+    batch, folder = _begin(plan)
     first = next((rows for rows in batches if rows.num_rows), None)
     if first is None:
         return None
     tp = place_of(first)
     if "end" not in first.schema.names:  # rows of Spark's connector
-        found = Found(ArrowColumns(), runs(chain([first], batches), tp), None)
-        return _place(job, batch, folder, Range(tp.topic, tp.partition, 0, 0), found)
+        found = RangeMessages(ArrowColumns(), runs(chain([first], batches), tp), None)
+        return _place(plan, batch, folder, Range(tp.topic, tp.partition, 0, 0), found)
     (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
-    return _place(job, batch, folder, Range(**row))
+    return _place(plan, batch, folder, Range(**row))
 
 
-def opened_range(job: Job, span: Range) -> Place:
+def opened_range(plan: RunPlan, span: Range) -> TaskRange:
     """The range of this task, for a source that reads by itself.
 
     Raises:
         SidecarError: Like `opened`.
     """
-    return _place(job, *_begin(job), span)
+    return _place(plan, *_begin(plan), span)
 
 
-def _begin(job: Job) -> tuple[int, RunFolder]:
+def _begin(plan: RunPlan) -> tuple[int, RunFolder]:
     """The micro-batch, and the query's folder."""
     context = TaskContext.get()
     assert context is not None
-    _configure_log(job.settings)
+    configure_log(plan.log)
     number = context.getLocalProperty("streaming.sql.batchId")
     assert number is not None, "a task of a stream"
-    batch, folder = int(number), RunFolder(job.folder / job.query)
+    batch, folder = int(number), RunFolder(plan.folder / plan.query)
     while folder.held(batch):  # the query is being stopped: Spark ends this task before it sends anything
         time.sleep(HELD_WAIT_S)
     return batch, folder
 
 
-def _place(job: Job, batch: int, folder: RunFolder, span: Range, found: Found | None = None) -> Place:
-    """The range, read by the job's own source unless its messages were found."""
+def _place(plan: RunPlan, batch: int, folder: RunFolder, span: Range, found: RangeMessages | None = None) -> TaskRange:
+    """The range, read by the job's own client unless its messages were found."""
     tp = TopicPartition(span.topic, span.partition, span.broker)
-    source, checkpoint = run_source(job.settings), job.checkpoint
+    broker, checkpoint = plan.broker, plan.checkpoint
     if found is None:
-        found = source.read(RunFolder(job.folder), tp, span.start, span.end)
-    claim = partial(source.claim, checkpoint.cluster_id, RunFolder(job.folder), tp.topic)
+        found = broker.read(plan.folder, tp, span.start, span.end)
+    claim = partial(broker.claim, checkpoint.cluster_id, plan.folder, tp.topic)
     topic_id = claim()
 
     def confirm() -> None:
         patiently(partial(claim, anew=True))
 
     scope, ids_scope = checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id)
-    return Place(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder, span.expired)
-
-
-def _configure_log(settings: Settings) -> None:
-    """Configure the log, once per worker process."""
-    global _configured
-    if not _configured:
-        configure(settings.log.format, settings.log.level)
-        _configured = True
+    return TaskRange(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder, span.expired)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,14 +16,13 @@ from sidecar.config.spark import Table
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.ops.metrics import Metrics
-from sidecar.spark.ranges.logs import Bounds
-from sidecar.spark.ranges.logs import Places as Offsets
+from sidecar.spark.ranges.broker import LogExtent, patiently
+from sidecar.spark.ranges.broker import Places as Offsets
 from sidecar.spark.ranges.shared import remove
-from sidecar.spark.ranges.sources import logs_of, patiently
 from sidecar.spark.ranges.windows import restart_all
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.job import TRIGGER_MS, SparkRun
-from sidecar.spark.run.pinned import Checkpoint
+from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import OBSERVED_ROWS, RunProgress
 from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
@@ -77,12 +77,14 @@ class TableRun(SparkRun):
     def _session(self, stack: ExitStack) -> SparkSession:
         return own_session(stack, super()._session(stack), is_delta=self._is_delta)
 
-    def _start(self, stack: ExitStack, session: SparkSession, checkpoint: Checkpoint) -> Callable[[RunProgress], None]:
-        self._filling.check(session, Origin(checkpoint.cluster_id, self._first))
+    def _start(self, stack: ExitStack, session: SparkSession, plan: RunPlan) -> Callable[[RunProgress], None]:
+        self._filling.check(session, Origin(plan.checkpoint.cluster_id, self._first))
         shutil.rmtree(self._folder.path / REJECTS / "books", ignore_errors=True)  # earlier versions kept them there
         self._resume()
         first, until = self._first(), self._until() if self._once else None
-        self._filling.start(stack, lambda target: self._rows(session, target, checkpoint, first, until))
+        self._filling.start(
+            stack, lambda target: self._rows(session, target, replace(plan, query=target.name), first, until)
+        )
         return self._await_queries
 
     def _resume(self) -> None:
@@ -110,28 +112,27 @@ class TableRun(SparkRun):
         """The start offsets of a new checkpoint, the same for both queries."""
         from sidecar.spark.run.range_source import RangePlanner
 
-        planner = RangePlanner(self._reading(self._folder.path, self._settings.batch.span_max, self._stood))
+        planner = RangePlanner(self._range_plan(self._folder.path, self._settings.batch.span_max, self._stood))
         try:
             return planner.initialOffset()
         finally:
             planner.stop()
 
-    def _until(self) -> Mapping[TopicPartition, Bounds]:
+    def _until(self) -> Mapping[TopicPartition, LogExtent]:
         """The ends of both queries, so that they read equally far."""
-        with closing(logs_of(self._settings.source, retried=True)) as logs:
+        with closing(self._broker.logs()) as logs:
             return patiently(logs.bounds)
 
     def _rows(
         self,
         session: SparkSession,
         target: Target,
-        checkpoint: Checkpoint,
+        plan: RunPlan,
         first: Offsets,
-        until: Mapping[TopicPartition, Bounds] | None,
+        until: Mapping[TopicPartition, LogExtent] | None,
     ) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
-        from sidecar.spark.run.executor.task import Job
         from sidecar.spark.run.range_source import NAME, range_source
         from sidecar.spark.run.tables.reader import RowReader
 
@@ -140,10 +141,9 @@ class TableRun(SparkRun):
             limit = min(limit, DRIVER_OFFSETS_MAX)
         begin = self._filling.beginnings.get(target.name)
         stood = first if begin is None else begin.offsets
-        reading = self._reading(self._folder.path / target.name, limit, stood, until)
+        ranges = self._range_plan(self._folder.path / target.name, limit, stood, until)
         name = f"{NAME}_{target.name}"
-        job = Job(self._settings, self._folder.path, checkpoint, target.name)
-        session.dataSource.register(range_source(RowReader(reading, job), name, TABLE_DDL))
+        session.dataSource.register(range_source(RowReader(ranges, replace(plan, query=target.name)), name, TABLE_DDL))
         return session.readStream.format(name).load().observe(OBSERVED_ROWS, F.count(F.lit(1)).alias("rows"))
 
     def _await_queries(self, progress: RunProgress) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from sidecar.spark.run.range_source import Range, RangePlanner, Reading
+from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
 from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sidecar.spark.run.executor.task import Job
+    from sidecar.spark.run.plan import RunPlan
 
 
 class RowReader(RangePlanner):
@@ -22,17 +22,17 @@ class RowReader(RangePlanner):
 
     Args:
         reading: The parameters of the source.
-        job: The parameters of tasks, with a query.
+        plan: With a query.
     """
 
-    def __init__(self, reading: Reading, job: Job) -> None:
-        super().__init__(reading)
-        self._job = pickle.dumps(job)
+    def __init__(self, ranges: RangePlan, plan: RunPlan) -> None:
+        super().__init__(ranges)
+        self._packed_plan = pickle.dumps(plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a range, see `rows_of_range`."""
         from sidecar.spark.run.executor.rows import rows_of_range
 
         assert isinstance(partition, Range)
-        yield from rows_of_range(pickle.loads(self._job), partition)
+        yield from rows_of_range(pickle.loads(self._packed_plan), partition)
         freeze_modules()

@@ -15,13 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
 
 from sidecar import threads
-from sidecar.config.model import Settings
 from sidecar.core.batching import pick_keys
 from sidecar.core.books import Books
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
@@ -33,11 +31,10 @@ from sidecar.errors import SidecarError
 from sidecar.ledger.interface import Ledger, LedgerError
 from sidecar.ops.health import Problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
+from sidecar.spark.ranges.broker import SingleMessages
 from sidecar.spark.run.executor.deliver import StoppedError, Task, deliver_carried
-from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
-from sidecar.spark.run.sources.build import run_source
-from sidecar.spark.run.sources.interface import Single
+from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.twins.files import Kept, TwinFiles
 
 ROUND_S = 0.5
@@ -81,23 +78,24 @@ class Resolver:
     """Works through the files of committed micro-batches, and forgets old keys.
 
     Args:
-        settings: The configuration, with a ledger.
+        plan: With a ledger.
         begun_after: The last micro-batch that an earlier process committed: its rows are in no books here.
 
     Raises:
         ConfigError: The ledger's package is not installed.
     """
 
-    def __init__(self, settings: Settings, folder: RunFolder, begun_after: int) -> None:
-        assert settings.dedup.ledger is not None
+    def __init__(self, plan: RunPlan, begun_after: int) -> None:
+        dedup = plan.reading.dedup
+        assert dedup.ledger is not None
         self.waiting = 0
         """Number of messages whose twins are claimed, at the last look."""
         self.problem: Problem | None = None
         """Why nothing is settled at present."""
-        self._settings, self._folder = settings, folder
-        self._files = TwinFiles(folder.path)
-        self._ledger: Ledger = open_ledger(settings.dedup.ledger, settings.source.group_id, Path(settings.state.dir))
-        self._limits = settings.dedup.ledger.remembering
+        self._plan = plan
+        self._files = TwinFiles(plan.folder)
+        self._ledger: Ledger = open_ledger(dedup.ledger, plan.reading.group_id, plan.reading.state_dir)
+        self._limits = dedup.ledger.remembering
         self._committed = self._restored_to = begun_after
         self._restored = -1
         self._results: queue.SimpleQueue[Resolved] = queue.SimpleQueue()
@@ -135,11 +133,11 @@ class Resolver:
     def _work(self) -> None:
         with ExitStack() as stack:
             stack.callback(self._ledger.close)
-            single: Single | None = None
+            single: SingleMessages | None = None
             while not self._stop.wait(ROUND_S):
                 self._working = True
                 try:
-                    single = single or run_source(self._settings).single(stack)
+                    single = single or self._plan.broker.single(stack)
                     self._round(single)
                 except StoppedError:
                     return
@@ -158,7 +156,7 @@ class Resolver:
         else:
             self.problem = Problem("group", f"messages wait for their twins: {reason}")
 
-    def _round(self, single: Single) -> None:
+    def _round(self, single: SingleMessages) -> None:
         waiting = 0
         for batch in self._files.batches():
             if batch > self._committed:  # its tasks may run again
@@ -167,11 +165,11 @@ class Resolver:
         self.waiting = waiting
         if time.monotonic() >= self._prune_at_s:
             self._prune_at_s = time.monotonic() + PRUNE_EVERY_S
-            limits, keys_max = self._limits, self._settings.dedup.capacity
+            limits, keys_max = self._limits, self._plan.reading.dedup.capacity
             while self._ledger.prune(limits.keep_ms, keys_max, PRUNE_STEP) == PRUNE_STEP and not self._stop.is_set():
                 pass
 
-    def _settle(self, batch: int, single: Single) -> int:
+    def _settle(self, batch: int, single: SingleMessages) -> int:
         """Settle what can be settled of a micro-batch; return the number of rows that wait."""
         kept = self._files.of(batch)
         if self._restored < batch <= self._restored_to:
@@ -204,7 +202,7 @@ class Resolver:
             dead_lettered=books.dead_lettered,
         )  # fmt: skip
 
-    def _settle_some(self, batch: int, one: Kept, portion: Sequence[Carried], single: Single) -> _Rest:
+    def _settle_some(self, batch: int, one: Kept, portion: Sequence[Carried], single: SingleMessages) -> _Rest:
         place = place_of(one.tp)
         wants = [Want(place, rows.offsets, rows.keys, 1 + secrets.randbits(53)) for rows in portion]
         ours, rest = list[Carried](), _Rest([], [], 0)
@@ -223,7 +221,7 @@ class Resolver:
         return rest
 
     def _deliver(
-        self, batch: int, one: Kept, ours: Sequence[Carried], single: Single
+        self, batch: int, one: Kept, ours: Sequence[Carried], single: SingleMessages
     ) -> tuple[Outcome, list[ClaimEnd]]:
         gone: list[ClaimEnd] = []
 
@@ -241,7 +239,7 @@ class Resolver:
 
         attempt = f"{batch}-{secrets.token_hex(4)}"
         task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self._files.letters)
-        outcome = deliver_carried(self._settings, self._folder, task, single.columns, parts, self._stop.is_set)
+        outcome = deliver_carried(self._plan, task, single.columns, parts, self._stop.is_set)
         return outcome, gone
 
 

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.spark.query import source
 from sidecar.spark.query.options import Query, parse_options
 from sidecar.spark.query.source import QueryReader, QueryStreamReader
-from sidecar.spark.ranges import reports, sources
+from sidecar.spark.ranges import broker, kafka
+from sidecar.spark.ranges.broker import LogExtent
 
 TP: Final = TopicPartition("orders", 0)
 START: Final = {"next": {}, "from": {"orders": {"0": 4}}, "ids": {}}
@@ -45,10 +45,10 @@ class RestartingLogs:
             self.left -= 1
             raise UnavailableError("it restarts")
 
-    def bounds(self) -> dict[TopicPartition, LogBounds]:
+    def bounds(self) -> dict[TopicPartition, LogExtent]:
         """Those of one log."""
         self._ask("bounds")
-        return {TP: LogBounds(0, 10)}
+        return {TP: LogExtent(0, 10)}
 
     def at_time(self, bounds: object, at_ms: int) -> dict[TopicPartition, int]:
         """The same for any time."""
@@ -78,7 +78,7 @@ PLANS: Final[dict[str, Plan]] = {
 
 def planned(monkeypatch: pytest.MonkeyPatch, plan: str, question: str, times: int) -> object:
     """What is planned while this question is not answered so many times."""
-    monkeypatch.setattr(source, "logs_of", lambda _: RestartingLogs(question, times))
+    monkeypatch.setattr(kafka.KafkaRanges, "logs", lambda _: RestartingLogs(question, times))
     return PLANS[plan](parse_options("kafka", OPTIONS, stream=None))
 
 
@@ -86,19 +86,19 @@ def planned(monkeypatch: pytest.MonkeyPatch, plan: str, question: str, times: in
 @pytest.mark.parametrize("plan", PLANS)
 def test_planning_waits_for_a_broker_that_restarts(monkeypatch: pytest.MonkeyPatch, plan: str, question: str) -> None:
     """Whatever the broker does not answer is asked again, and the plan is that of a broker that answers."""
-    monkeypatch.setattr(sources, "RETRY_S", 0.0)
+    monkeypatch.setattr(broker, "RETRY_S", 0.0)
     assert planned(monkeypatch, plan, question, times=3) == planned(monkeypatch, plan, question, times=0)
 
 
 def test_planning_ends_with_an_error_if_the_broker_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One time limit holds for all questions: `start_timeout` until the first plan, and then another one."""
-    monkeypatch.setattr(sources, "RETRY_S", 0.0)
+    monkeypatch.setattr(broker, "RETRY_S", 0.0)
     monkeypatch.setattr(source, "PATIENCE_S", 0.0)
     times = 3
     for plan in PLANS:
         assert planned(monkeypatch, plan, "bounds", times)
     logs = RestartingLogs("bounds", 0)
-    monkeypatch.setattr(source, "logs_of", lambda _: logs)
+    monkeypatch.setattr(kafka.KafkaRanges, "logs", lambda _: logs)
     reader = QueryStreamReader(parse_options("kafka", OPTIONS, stream=True))
     start = reader.initialOffset()
     logs.left = times
@@ -113,7 +113,7 @@ def test_a_query_waits_for_its_start_timeout(monkeypatch: pytest.MonkeyPatch, pl
     began_s = time.monotonic()
     with pytest.raises(UnavailableError, match="it restarts"):
         planned(monkeypatch, plan, "bounds", times=1_000_000)
-    assert time.monotonic() - began_s < sources.PATIENCE_S / 2
+    assert time.monotonic() - began_s < broker.PATIENCE_S / 2
 
 
 def test_a_source_makes_the_reader_that_is_asked_for() -> None:
@@ -129,7 +129,7 @@ def test_a_source_makes_the_reader_that_is_asked_for() -> None:
 
 def test_sources_keep_ids_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A query may read a topic twice: each source has a name of its own, which its later offsets have too."""
-    monkeypatch.setattr(source, "logs_of", lambda _: RestartingLogs("", 0))
+    monkeypatch.setattr(kafka.KafkaRanges, "logs", lambda _: RestartingLogs("", 0))
     query = parse_options("kafka", {**OPTIONS, "dedup.by": "key", "state": str(tmp_path)}, stream=True)
     readers = [QueryStreamReader(query) for _ in range(2)]
     firsts = [reader.initialOffset() for reader in readers]
@@ -146,13 +146,13 @@ def test_sources_keep_ids_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.mark.parametrize("is_replay", [False, True])
 def test_what_expired_is_told_when_its_micro_batch_is_read(monkeypatch: pytest.MonkeyPatch, is_replay: bool) -> None:
     """Also if it expired after an earlier life had planned it."""
-    monkeypatch.setattr(reports, "configure", lambda *_: None)
+    monkeypatch.setattr(broker, "configure_log", lambda *_: None)
     logs = RestartingLogs("", 0)
-    monkeypatch.setattr(source, "logs_of", lambda _: logs)
+    monkeypatch.setattr(kafka.KafkaRanges, "logs", lambda _: logs)
     reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
     start = {"next": {"orders": {"0": 4}}, "from": {"orders": {"0": 4}}, "ids": {"orders": "id"}}
     end = reader.latestOffset(start, ReadAllAvailable()) if is_replay else {}
-    monkeypatch.setattr(logs, "bounds", lambda: {TP: LogBounds(7, 10)})
+    monkeypatch.setattr(logs, "bounds", lambda: {TP: LogExtent(7, 10)})
     if is_replay:
         reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
     else:

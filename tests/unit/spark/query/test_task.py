@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pyarrow as pa
 import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.spark.query import task
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
-from sidecar.spark.query.task import Client, _again, read_span
-from sidecar.spark.ranges import topic_ids
-from sidecar.spark.ranges.planning import ExpiredError, OnGap
+from sidecar.spark.query.task import _again, read_span
+from sidecar.spark.ranges.broker import ExpiredError, OnGap
 from sidecar.spark.run.executor.columns import ArrowColumns
 
 QUERY: Final = parse_options(
@@ -24,23 +23,26 @@ QUERY: Final = parse_options(
 )
 
 
-def read(monkeypatch: pytest.MonkeyPatch, planned: str, found: str) -> list[pa.RecordBatch]:
+def read(planned: str, found: str) -> list[pa.RecordBatch]:
     """Read a range without messages that was planned with a topic id while the broker has another one."""
-    monkeypatch.setattr(task, "client_of", lambda _: Client(ArrowColumns(), lambda *_: iter(())))
-    monkeypatch.setattr(topic_ids, "topic_id", lambda *_, **__: found)
-    return list(read_span(QUERY, Span(TopicPartition("orders", 0), planned, 0, 10, is_first=True), None))
+    broker: Any = SimpleNamespace(
+        columns=ArrowColumns, messages=lambda *_: iter(()), lane=lambda: None, topic_id=lambda _: found
+    )
+    return list(
+        read_span(replace(QUERY, broker=broker), Span(TopicPartition("orders", 0), planned, 0, 10, is_first=True), None)
+    )
 
 
-def test_a_range_of_a_topic_that_was_created_again_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_a_topic_that_was_created_again_is_an_error() -> None:
     """Kafka's client reads on in the new topic at the old offset."""
     with pytest.raises(PositionError, match="orders was deleted and created again: begin anew"):
-        read(monkeypatch, planned="first", found="second")
+        read(planned="first", found="second")
 
 
 @pytest.mark.parametrize("planned", ["first", ""])
-def test_a_range_of_the_planned_topic_is_read(monkeypatch: pytest.MonkeyPatch, planned: str) -> None:
+def test_a_range_of_the_planned_topic_is_read(planned: str) -> None:
     """So is one that was planned while the broker had no topic ids."""
-    assert read(monkeypatch, planned, found="first") == []
+    assert read(planned, found="first") == []
 
 
 @pytest.mark.parametrize(
@@ -59,14 +61,15 @@ def test_ids_of_a_range_that_was_not_read_to_its_end_may_have_expired(
             raise ExpiredError(tp, start, low)
         yield [b"m"]
 
-    client, span = Client(ArrowColumns(), messages), Span(TopicPartition("orders", 0), "", 9, 12, is_first=False)
-    query = replace(QUERY, on_gap=on_gap)
+    broker: Any = SimpleNamespace(messages=messages)
+    span = Span(TopicPartition("orders", 0), "", 9, 12, is_first=False)
+    query = replace(QUERY, on_gap=on_gap, broker=broker)
     if read is None:
         with pytest.raises(PositionError, match=r"orders\[0\] was read to 2, and its log begins at 6"):
-            list(_again(query, client, span, 2))
+            list(_again(query, span, 2))
     else:
-        list(_again(query, client, span, 2))
+        list(_again(query, span, 2))
         assert asked == read
     asked.clear()
-    assert list(_again(query, client, replace(span, expired=3), 2)) == []
+    assert list(_again(query, replace(span, expired=3), 2)) == []
     assert asked == []

@@ -15,10 +15,11 @@ from sidecar.config.source.kafka import KafkaSource
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.offsets import LogBounds
-from sidecar.spark.ranges import broker
+from sidecar.spark.ranges import kafka
 from tests.support.futures import ended
 
 KAFKA = KafkaSource.model_validate({"bootstrap_servers": "localhost:1", "topics": ["orders"], "group_id": "g"})
+RANGES = kafka.KafkaRanges(KAFKA, "", "state", "envelope")
 
 
 def test_the_bounds_of_all_partitions_are_known_or_none() -> None:
@@ -28,10 +29,10 @@ def test_the_bounds_of_all_partitions_are_known_or_none() -> None:
     offsets: Any = SimpleNamespace(
         partitions=lambda topics: tps if topics == ["orders"] else [], bounds=lambda _: bounds
     )
-    assert broker.known_bounds(offsets, KAFKA) == bounds
+    assert kafka.known_bounds(offsets, KAFKA) == bounds
     bounds[tps[1]] = error
     with pytest.raises(KafkaException):
-        broker.known_bounds(offsets, KAFKA)
+        kafka.known_bounds(offsets, KAFKA)
 
 
 def answer_about_members(monkeypatch: pytest.MonkeyPatch, *answers: KafkaError | Exception | Sequence[str]) -> None:
@@ -45,7 +46,7 @@ def answer_about_members(monkeypatch: pytest.MonkeyPatch, *answers: KafkaError |
         future = ended(answer if isinstance(answer, Exception) else SimpleNamespace(members=answer))
         return dict.fromkeys(groups, future)
 
-    monkeypatch.setattr(broker, "AdminClient", lambda _: SimpleNamespace(describe_consumer_groups=describe))
+    monkeypatch.setattr(kafka, "AdminClient", lambda _: SimpleNamespace(describe_consumer_groups=describe))
 
 
 def test_members_are_found_once_the_coordinator_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +54,7 @@ def test_members_are_found_once_the_coordinator_has_loaded(monkeypatch: pytest.M
     loading = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
     answer_about_members(monkeypatch, loading, KafkaError(KafkaError.NOT_COORDINATOR), ["daemon"])
     with pytest.raises(UnavailableError, match="the consumer group g has 1 members"):
-        broker.refuse_members(KAFKA)
+        RANGES.refuse_members()
 
 
 @pytest.mark.parametrize("answer", [KafkaError(KafkaError._TIMED_OUT), TimeoutError()])
@@ -63,14 +64,14 @@ def test_a_job_does_not_start_if_members_are_unknown(
     """A broker that does not answer cannot say that no daemon runs."""
     answer_about_members(monkeypatch, answer)
     with pytest.raises(UnavailableError, match="does not answer"):
-        broker.refuse_members(KAFKA)
+        RANGES.refuse_members()
 
 
 def test_a_job_starts_if_it_may_not_ask_for_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Describing a group needs a permission that reading does not; the log says that nothing was checked."""
     answer_about_members(monkeypatch, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
     with capture_logs() as events:
-        broker.refuse_members(KAFKA)
+        RANGES.refuse_members()
     assert [event["event"] for event in events] == ["members.not_checked"]
 
 
@@ -83,4 +84,4 @@ def test_an_offset_that_the_coordinator_does_not_report_is_no_missing_one(monkey
     )
     monkeypatch.setattr("confluent_kafka.Consumer", lambda _: consumer)
     with pytest.raises(UnavailableError, match="unstable offsets"):
-        broker.group_offsets(KAFKA)
+        RANGES.group_offsets()

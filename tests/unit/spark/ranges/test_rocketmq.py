@@ -13,9 +13,10 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import Subscription
 from sidecar.spark.ranges import rocketmq
-from sidecar.spark.ranges.planning import ExpiredError
+from sidecar.spark.ranges.broker import ExpiredError
 
 SETTINGS = RocketMqSource.model_validate({"name_servers": "localhost:1", "topics": ["orders"], "group": "g"})
+RANGES = rocketmq.RocketMqRanges(SETTINGS, "*", retried=True, dead_letters="state", row_format="envelope")
 TP = TopicPartition("orders", 0, "broker-a")
 
 
@@ -58,7 +59,7 @@ def test_a_job_begins_at_the_start_of_a_log_without_the_groups_offset(
     """What expired is counted; beyond the end, as after a topic was created again, no message is known to be read."""
     monkeypatch.setattr(rocketmq, "Inquiry", lambda *_, **__: FakeInquiry(committed, 5, 10))
     with capture_logs() as events:
-        assert rocketmq.group_offsets(SETTINGS) == {"orders": {"broker-a:0": 5}}
+        assert RANGES.group_offsets() == {"orders": {"broker-a:0": 5}}
     fields = {"topic": "orders", "partition": 0, "broker": "broker-a", "committed": committed, "log_start": 5}
     told = {"log_end": 10, "log_level": "error", "action": "going on at the log's start"}
     assert events == [fields | told | event]

@@ -25,5 +25,5 @@ def test_each_run_of_a_range_is_delivered_before_the_task_ends(monkeypatch: pyte
 
     monkeypatch.setattr(module, "_Delivery", Delivery)
     unused: Any = None
-    outcome: Any = module.deliver(unused, unused, unused, unused, ["first", "second"])  # type: ignore[list-item]
+    outcome: Any = module.deliver(unused, unused, unused, ["first", "second"])  # type: ignore[list-item]
     assert (outcome, calls) == ("outcome", ["first", "second", "end"])

@@ -12,11 +12,12 @@ from structlog.testing import capture_logs
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_CONFIG, PositionError, UnknownTopicError
 from sidecar.spark.driver import QueryError
-from sidecar.spark.ranges.logs import Between
-from sidecar.spark.run import gaps
+from sidecar.spark.ranges import kafka
+from sidecar.spark.ranges.broker import LogExtent
+from sidecar.spark.ranges.shared import write as write_file
 from sidecar.spark.run.gaps import Gaps
 from sidecar.spark.run.job import SparkRun
-from tests.support.spark.tasks import make_settings
+from tests.support.spark.tasks import job_broker, make_settings
 
 LOW = 16
 DATA_LOSS = "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost"
@@ -26,9 +27,9 @@ TOLD = r"orders\[0\] was read to 10, and its log begins at 16: 6 offsets expired
 @pytest.fixture(autouse=True)
 def logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs that begin at `LOW`."""
-    bounds = {TopicPartition("orders", 0): Between(LOW, 30), TopicPartition("orders", 1): Between(0, 30)}
+    bounds = {TopicPartition("orders", 0): LogExtent(LOW, 30), TopicPartition("orders", 1): LogExtent(0, 30)}
     found = SimpleNamespace(bounds=lambda: bounds, close=lambda: None)
-    monkeypatch.setattr(gaps, "logs_of", lambda *_: found)
+    monkeypatch.setattr(kafka.KafkaRanges, "logs", lambda _: found)
 
 
 def write(folder: Path, *, offsets: dict[int, int], committed: int, first: int | None = None) -> Path:
@@ -48,7 +49,8 @@ def write(folder: Path, *, offsets: dict[int, int], committed: int, first: int |
 def made(folder: Path, on_gap: str = "stop", **checkpoint: Any) -> Gaps:
     """The gaps of this checkpoint."""
     settings = make_settings("http://localhost:1/", spark={"checkpoint": str(folder), "on_gap": on_gap})
-    return Gaps(settings, write(folder / "query", **checkpoint), folder / "sidecar")
+    assert settings.spark is not None
+    return Gaps(job_broker(settings), settings.spark.on_gap, write(folder / "query", **checkpoint), folder / "sidecar")
 
 
 @pytest.mark.parametrize(
@@ -123,9 +125,9 @@ def test_a_topic_that_was_read_and_is_gone_is_for_a_person(
     def missing() -> str:
         raise UnknownTopicError("Kafka does not know the topic orders", ["orders"])
 
-    monkeypatch.setattr(job, "_source", SimpleNamespace(await_cluster=missing))
+    monkeypatch.setattr(job, "_broker", SimpleNamespace(await_cluster=missing))
     for topic in known:
-        job._folder.claim_topic(topic, "id")
+        write_file(job._folder.path / "topics" / topic, b"id")
     with pytest.raises(kind, match="does not know the topic orders") as caught:
         job._open_checkpoint()
     assert caught.value.exit_code == (78 if known else 69)  # type: ignore[attr-defined]

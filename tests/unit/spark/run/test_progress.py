@@ -13,12 +13,11 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.letters import LetterFiles
-from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
 from tests.support.letters import letter
-from tests.support.spark.tasks import TP, begin, make_settings
+from tests.support.spark.tasks import TP, begin, make_settings, progress_of
 
 BOOKS = {
     "partitions": [[*TP, {"consumed": 3, "delivered": 2, "dead_lettered": 1}]], "cuts": {}, "sends": [], "batches": [],
@@ -30,7 +29,7 @@ class Run:
 
     def __init__(self, root: Path, **change: Any) -> None:
         self.state, self.folder, self.query = MemoryState(), RunFolder(root / "sidecar"), root / "query"
-        self.progress = RunProgress(make_settings("http://localhost:1/", **change), self.folder, self.query, self.state)
+        self.progress = progress_of(make_settings("http://localhost:1/", **change), self.folder, self.query, self.state)
         files = LetterFiles(root / "sidecar" / "letters" / "0", "a")
         files.put([letter(7)])
         self.folder.books.put(0, {**BOOKS, "letters": files.names})
@@ -97,7 +96,7 @@ def test_dead_letters_that_find_no_room_wait(run: Run, monkeypatch: pytest.Monke
 def test_a_micro_batch_of_an_earlier_process_is_in_no_books(tmp_path: Path) -> None:
     """Its dead letters are stored, if that process did not come to it."""
     run = Run(tmp_path)
-    after = RunProgress(make_settings("http://localhost:1/"), run.folder, run.query, run.state)
+    after = progress_of(make_settings("http://localhost:1/"), run.folder, run.query, run.state)
     after.settle()
     assert (run.letters, after.latest().totals) == ([7], Books())
 

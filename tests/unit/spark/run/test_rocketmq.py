@@ -17,11 +17,9 @@ from sidecar.errors import PositionError, UnavailableError
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.messages import StoredMessage
 from sidecar.sources.rocketmq.wire.requests import Subscription
-from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.sources import rocketmq as module
-from sidecar.spark.run.sources.rocketmq import RocketMqRun
+from sidecar.spark.ranges import rocketmq as module
 from tests.support.rocketmq_bytes import Stored, stored
-from tests.support.spark.tasks import make_settings
+from tests.support.spark.tasks import job_broker, make_settings
 
 TP = TopicPartition("orders", 0, "a")
 
@@ -84,7 +82,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(Queue, "made", [])
 
     def read(start: int, end: int, tp: TopicPartition = TP, **source: Any) -> list[int]:
-        found = RocketMqRun(settings(**source)).read(RunFolder(tmp_path), tp, start, end)
+        found = job_broker(settings(**source)).read(tmp_path, tp, start, end)
         assert found.told is None and found.lane is None
         return [each.offset for run in found.runs for each in run.messages]
 
@@ -101,7 +99,7 @@ def test_a_range_is_read_and_its_last_message_noted(read: Any, tmp_path: Path) -
 
 
 def test_a_topic_that_was_created_again_is_refused(read: Any) -> None:
-    """Between two ranges, and while one is being read: nothing of it counts then."""
+    """LogExtent two ranges, and while one is being read: nothing of it counts then."""
     read(2, 6)
     Queue.moved = 500
     with pytest.raises(PositionError, match="the topic orders was deleted and created again"):
@@ -197,29 +195,29 @@ def inquiry(monkeypatch: pytest.MonkeyPatch) -> type[Inquiry]:
     return Inquiry
 
 
-def test_a_group_with_members_is_refused(inquiry: type[Inquiry]) -> None:
+def test_a_group_with_members_is_refused(inquiry: type[Inquiry], tmp_path: Path) -> None:
     """A daemon would deliver everything too."""
-    source = RocketMqRun(settings())
+    source = job_broker(settings())
     source.refuse_members()
     inquiry.joined = ["c1", "c2"]
     with pytest.raises(UnavailableError, match="the consumer group g has 2 members"):
         source.refuse_members()
-    assert (source.await_cluster(), source.claim("c", None, "orders")) == ("ns%c", "orders")  # type: ignore[arg-type]
+    assert (source.await_cluster(), source.claim("c", tmp_path, "orders")) == ("ns%c", "orders")
 
 
 def test_a_filter_in_sql_is_checked_at_the_start(inquiry: type[Inquiry], monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers may not be able to, which no wait mends."""
     checked: list[Subscription] = []
     monkeypatch.setattr(module, "check_filter", lambda network, asks, brokers, filter_: checked.append(filter_))
-    RocketMqRun(settings()).await_cluster()
-    RocketMqRun(settings(sql="a > 1")).await_cluster()
+    job_broker(settings()).await_cluster()
+    job_broker(settings(sql="a > 1")).await_cluster()
     assert checked == [Subscription("orders", "a > 1", "SQL92")]
 
 
 def test_single_messages_are_read_by_one_client_until_it_fails(inquiry: type[Inquiry]) -> None:
     """A broker that is back may have another address, so it is asked for anew."""
     with ExitStack() as stack:
-        single = RocketMqRun(settings()).single(stack)
+        single = job_broker(settings()).single(stack)
         assert inquiry.opened == 0
         for _ in range(2):
             assert single.message(TP, 7) == Original(b"k", b"v", [], 7)

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from sidecar.config.model import Settings
+from sidecar.spark.ranges.broker import RangeMessages
 from sidecar.spark.run.executor.columns import ArrowColumns, runs
 from sidecar.spark.run.executor.rows import rows_of_place
-from sidecar.spark.run.executor.task import Job, Place
+from sidecar.spark.run.executor.task import TaskRange
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.pinned import Checkpoint
-from sidecar.spark.run.sources.interface import Found
-from tests.support.spark.tasks import TP, batches
+from tests.support.spark.tasks import TP, batches, plan_of
 
 
 @pytest.mark.parametrize(("query", "kept"), [("table", [0]), ("rejects", [])])
@@ -23,7 +22,7 @@ def test_books_are_kept_by_the_query_of_the_table_alone(tmp_path: Path, query: s
     sink = {"parquet": {"path": str(tmp_path / "rows")}}
     settings = Settings.model_validate({"source": {"kafka": kafka}, "sink": sink, "state": {"dir": "state"}})
     folder, read = RunFolder(tmp_path / query), runs(batches([(i, "t", b"x") for i in range(10)]), TP)
-    place = Place(TP, Found(ArrowColumns(), read, None), lambda: None, 0, 10, "scope", "ids", 0, folder)
-    job = Job(settings, tmp_path, Checkpoint(1, "c", "g", "r", "i", -1), query)
-    assert sum(batch.num_rows for batch in rows_of_place(job, place)) == 10
+    place = TaskRange(TP, RangeMessages(ArrowColumns(), read, None), lambda: None, 0, 10, "scope", "ids", 0, folder)
+    plan = plan_of(settings, tmp_path, query=query)
+    assert sum(batch.num_rows for batch in rows_of_place(plan, place)) == 10
     assert folder.books.batches() == kept

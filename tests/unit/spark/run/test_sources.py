@@ -10,11 +10,9 @@ import pytest
 
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import LaneColumns
-from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.sources import kafka as module
-from sidecar.spark.run.sources.build import run_source
-from sidecar.spark.run.sources.interface import Found
-from tests.support.spark.tasks import TP, make_settings
+from sidecar.spark.ranges import kafka as module
+from sidecar.spark.ranges.broker import RangeMessages
+from tests.support.spark.tasks import TP, job_broker, make_settings
 
 
 class FakeLane(SimpleNamespace):
@@ -25,15 +23,13 @@ class FakeLane(SimpleNamespace):
 def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Reads with a setting of the lane, where it is usable or not, for this reason."""
 
-    def read(setting: str, found: Any) -> Found:
-        monkeypatch.setattr(module, "Lane", FakeLane)
+    def read(setting: str, found: Any) -> RangeMessages:
+        monkeypatch.setattr(module, "FastLane", FakeLane)
         monkeypatch.setattr(module, "lane_for", lambda *_: found)
         monkeypatch.setattr(module, "fetch_by_lane", lambda *_: iter(["by lane"]))
         monkeypatch.setattr(module, "fetch", lambda *_: iter(["by Python"]))
         kafka = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": setting}
-        return run_source(make_settings("http://localhost:1/", source={"kafka": kafka})).read(
-            RunFolder(tmp_path), TP, 0, 9
-        )
+        return job_broker(make_settings("http://localhost:1/", source={"kafka": kafka})).read(tmp_path, TP, 0, 9)
 
     return read
 
@@ -42,7 +38,8 @@ def test_the_lane_reads_where_it_can(read: Any) -> None:
     """An empty reason is told: it is used."""
     lane = FakeLane()
     found = read("auto", lane)
-    assert (list(found.runs), found.told, found.lane) == (["by lane"], "", lane)
+    assert (list(found.runs), found.told, found.lane) == (["by lane"], "", found.lane)
+    assert found.lane is not None
     assert isinstance(found.columns, LaneColumns)
 
 

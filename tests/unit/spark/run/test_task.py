@@ -14,12 +14,11 @@ from pyspark import TaskContext
 
 from sidecar.core.records import Run
 from sidecar.errors import PositionError
-from sidecar.spark.ranges import sources, topic_ids
+from sidecar.spark.ranges import broker as ranges
+from sidecar.spark.ranges import kafka
 from sidecar.spark.run.executor.columns import runs
-from sidecar.spark.run.executor.task import Job, Place, opened, run
-from sidecar.spark.run.pinned import Checkpoint
-from sidecar.spark.run.sources import kafka
-from tests.support.spark.tasks import TP, batches, make_settings
+from sidecar.spark.run.executor.task import TaskRange, opened, run
+from tests.support.spark.tasks import TP, batches, make_settings, plan_of
 
 
 class Broker:
@@ -42,9 +41,9 @@ class Broker:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     """The broker that tasks ask."""
     broker = Broker()
-    monkeypatch.setattr(topic_ids, "_found", {})
-    monkeypatch.setattr(topic_ids, "_clients", {"localhost:1": broker})
-    monkeypatch.setattr(sources, "RETRY_S", 0.0)
+    monkeypatch.setattr(kafka, "_found", {})
+    monkeypatch.setattr(kafka, "_clients", {"localhost:1": broker})
+    monkeypatch.setattr(ranges, "RETRY_S", 0.0)
     context = SimpleNamespace(getLocalProperty=lambda _: "0")
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     return broker
@@ -56,7 +55,7 @@ def fetched(*_: object) -> Iterator[Run]:
 
 
 @pytest.fixture(params=["client", "connector"])
-def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskRange:
     """What a task has opened, for both readers."""
     monkeypatch.setattr(kafka, "fetch", fetched)
     source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
@@ -65,19 +64,19 @@ def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkey
     if request.param == "client":
         fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": ""}
         rows = [pa.RecordBatch.from_pylist([fields])]
-    place = opened(Job(settings, tmp_path, Checkpoint(1, "c", "g", "r", "i", -1)), iter(rows))
+    place = opened(plan_of(settings, tmp_path), iter(rows))
     assert place is not None
     return place
 
 
-def test_a_task_refuses_messages_of_a_topic_that_was_created_again(broker: Broker, place: Place) -> None:
+def test_a_task_refuses_messages_of_a_topic_that_was_created_again(broker: Broker, place: TaskRange) -> None:
     """Kafka's client continues in the new topic at the old offset, and an answer of before the range is too old."""
     broker.topic_id = "second"
     with pytest.raises(PositionError, match="orders was deleted and created again"):
         list(place.runs())
 
 
-def test_a_task_waits_for_a_broker_that_restarts_behind_its_range(broker: Broker, place: Place) -> None:
+def test_a_task_waits_for_a_broker_that_restarts_behind_its_range(broker: Broker, place: TaskRange) -> None:
     """What it has read is delivered once the broker tells the topic's id."""
     broker.silent = 3
     assert [run.last for run in place.runs()] == [9]
@@ -96,17 +95,17 @@ def test_a_task_delivers_its_range(
     told: list[object] = []
     outcome: Any = SimpleNamespace(lane="")
 
-    def deliver(settings: object, folder: object, task: object, columns: object, runs: Iterator[Run]) -> object:
+    def deliver(plan: object, task: object, columns: object, runs: Iterator[Run]) -> object:
         told.extend([task, *(run.last for run in runs)])
         return outcome
 
     monkeypatch.setattr("sidecar.spark.run.executor.deliver.deliver", deliver)
     source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
     settings = make_settings("http://localhost:1/", source={"kafka": source})
-    job = Job(settings, tmp_path, Checkpoint(1, "c", "g", "r", "i", pending))
+    plan = plan_of(settings, tmp_path, pending=pending)
     fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": ""}
-    delivered: Any = run(job, iter([pa.RecordBatch.from_pylist([fields])]))
+    delivered: Any = run(plan, iter([pa.RecordBatch.from_pylist([fields])]))
     task, last = told
     assert (task.tp, task.batch, task.attempt, task.again, last) == (TP, 0, "17", again, 9)  # type: ignore[attr-defined]
     assert delivered is outcome and delivered.lane is None
-    assert run(job, iter([])) is None
+    assert run(plan, iter([])) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,17 +16,15 @@ from sidecar.core.claims import ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
 from sidecar.core.records import KEY_BYTES, TopicPartition
 from sidecar.ledger.memory import MemoryLedger
-from sidecar.runtime.dead_letters import open_dead_letters
+from sidecar.runtime.dead_letters import dead_letter_store
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.spark.run.executor import deliver as delivering
-from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.ranges.broker import SingleMessages
 from sidecar.spark.run.letters import letters_in
-from sidecar.spark.run.sources.interface import Single
 from sidecar.spark.run.twins import resolver as resolving
 from sidecar.spark.run.twins.files import Kept, TwinFiles
 from sidecar.spark.run.twins.resolver import GONE, Resolver
 from tests.support.process import wait_until
-from tests.support.spark.tasks import TP, make_settings
+from tests.support.spark.tasks import TP, make_settings, plan_of
 
 KEYS = bytes(range(2 * KEY_BYTES))
 OTHER = TopicPartition("orders", 9)
@@ -43,7 +42,7 @@ class Scene:
         carried = Carried(TP, "paid", 4, 9, array("q", [4, 9]), KEYS)
         self.files.put(3, [Kept(TP, "5c0pe000", [carried], [])])
         settings = make_settings("http://localhost:1/", state={"dir": str(root)}, dedup=DEDUP)
-        self.resolver = Resolver(settings, RunFolder(root), begun_after)
+        self.resolver = Resolver(replace(plan_of(settings, root), broker=BROKER), begun_after)
         self.books = Books()
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
@@ -64,6 +63,10 @@ class Scene:
         return self.books
 
 
+BROKER: Any = SimpleNamespace(
+    single=lambda _: SingleMessages(KafkaColumns(), lambda *_: None),
+    open_letters=lambda keeper, _: dead_letter_store("state", "envelope", None, keeper, lambda *_: None),
+)
 DEDUP = {"by": {"json": "$.order"}, "ledger": {"sqlite": {}}}
 
 
@@ -71,13 +74,6 @@ DEDUP = {"by": {"json": "$.order"}, "ledger": {"sqlite": {}}}
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A ledger in memory, rounds without a pause, and a broker that has no message any more."""
     monkeypatch.setattr(resolving, "ROUND_S", 0.002)
-    settings = make_settings("http://localhost:1/")
-    source = SimpleNamespace(
-        single=lambda _: Single(KafkaColumns(), lambda *_: None),
-        open_letters=lambda keeper, _: open_dead_letters(settings, keeper, lambda *_: None),
-    )
-    for module in (resolving, delivering):
-        monkeypatch.setattr(module, "run_source", lambda _: source)
 
 
 @pytest.fixture
