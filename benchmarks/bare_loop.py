@@ -9,7 +9,7 @@ import uuid
 
 from confluent_kafka import Consumer, KafkaError
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.sources.kafka.config import consumer_config
 
 
@@ -20,7 +20,7 @@ def main(kafka: str, messages: int) -> None:
         kafka: `source.kafka` as JSON, without the group.
         messages: How many are counted.
     """
-    settings = KafkaSource.model_validate({"group_id": f"bare-{uuid.uuid4().hex}", **json.loads(kafka)})
+    settings = KafkaSettings.model_validate({"group_id": f"bare-{uuid.uuid4().hex}", **json.loads(kafka)})
     config = consumer_config(settings, 4 << 20) | {"auto.offset.reset": "earliest"}
     consumer = Consumer(config)
     consumer.subscribe(settings.topics)

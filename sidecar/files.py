@@ -176,7 +176,7 @@ def unlock(fd: int) -> None:
     os.close(fd)
 
 
-class Lines:
+class LineFile:
     """An append-only file of lines. A line counts once its line feed is there, which is written last.
 
     The line itself is synced before its line feed is written. So a visible line survives a power loss; a line that lost

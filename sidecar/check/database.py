@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from sidecar.check.findings import Finding, failed
-from sidecar.config.postgresql import Database
+from sidecar.config.postgresql import DatabaseSettings
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, ConfigError
 from sidecar.owner import Owner
 from sidecar.postgresql import OWNER, refuse_foreign, text_of, timeout_s
@@ -42,7 +42,7 @@ _CURES = {
 
 
 def check_database(
-    subject: str, database: Database, key: str, tables: Sequence[str], owner: Callable[[], Owner]
+    subject: str, database: DatabaseSettings, key: str, tables: Sequence[str], owner: Callable[[], Owner]
 ) -> Iterator[Finding]:
     """Look at a database.
 

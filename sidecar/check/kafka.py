@@ -14,10 +14,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from sidecar.check.findings import Finding, failed
-from sidecar.config.delay import Changelog
-from sidecar.config.failures import DeadLetters
+from sidecar.config.delay import ChangelogSettings
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, SidecarError, UnavailableError
@@ -56,13 +56,13 @@ def check_kafka(settings: Settings) -> Iterator[Finding]:
     yield cluster.group()
     if settings.delay and settings.delay.changelog:
         yield from cluster.changelogs(settings.delay.changelog)
-    if isinstance(settings.dead_letters, DeadLetters) and settings.dead_letters.kafka_:
+    if isinstance(settings.dead_letters, DeadLetterSettings) and settings.dead_letters.kafka_:
         cure = "create the topic: most brokers do not do so themselves"
         yield cluster.topic(settings.dead_letters.kafka.topic, "topic of dead letters", _WRITE, cure)
     yield from cluster.limits()
 
 
-def cluster_id(kafka: KafkaSource) -> str:
+def cluster_id(kafka: KafkaSettings) -> str:
     """The id of the cluster; empty if no broker answers, or if it has none."""
     try:
         found: str = AdminClient(client_config(kafka)).list_topics(timeout=ASK_S).cluster_id or ""
@@ -72,7 +72,7 @@ def cluster_id(kafka: KafkaSource) -> str:
 
 
 class _KafkaChecker:
-    def __init__(self, settings: KafkaSource) -> None:
+    def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._refusals: list[str] = []
         self._problems: list[str] = []
@@ -175,7 +175,7 @@ class _KafkaChecker:
         members = f"{_count(len(found.members), 'member')} on {', '.join(hosts)}" if hosts else "no members now"
         return Finding(subject, f"{members}; Read allowed" if found.authorized_operations else members)
 
-    def changelogs(self, changelog: Changelog) -> Iterator[Finding]:
+    def changelogs(self, changelog: ChangelogSettings) -> Iterator[Finding]:
         """The compacted topics of delayed messages."""
         kafka, needed = self._settings, (AclOperation.READ, AclOperation.WRITE)
         sources = [topic for topic in kafka.topics if not topic.startswith("^")]
@@ -187,7 +187,7 @@ class _KafkaChecker:
                 judged = self._judged(f"topic of delayed messages {name}", f"the topic {name}", found, needed)
             yield self._ours(judged, source, name, changelog) if judged.ok else judged
 
-    def _ours(self, judged: Finding, source: str, name: str, changelog: Changelog) -> Finding:
+    def _ours(self, judged: Finding, source: str, name: str, changelog: ChangelogSettings) -> Finding:
         """The finding on a topic, or that it is another group's."""
         topics = Topics(self._settings, changelog, lambda *_: None)
         with closing(KafkaRestorer(topics, ASK_S)) as restorer:
@@ -199,7 +199,7 @@ class _KafkaChecker:
                 return failed(judged.subject, error)
         return judged
 
-    def _creatable(self, name: str, partitions: int, changelog: Changelog) -> Finding:
+    def _creatable(self, name: str, partitions: int, changelog: ChangelogSettings) -> Finding:
         """Whether the topic may be created: the broker judges a request that creates nothing."""
         subject, replicas = f"topic of delayed messages {name}", changelog.replicas(len(self._metadata.brokers))
         cure = f"allow this user the operation Create on it, or create it: compacted, with {partitions} partitions"

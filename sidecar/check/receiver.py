@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from sidecar.check.findings import Finding
-from sidecar.config.sinks import HttpSink, hide_query
+from sidecar.config.sinks import HttpSinkSettings, hide_query
 from sidecar.dialer import Dialer, secure
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
 from sidecar.sinks.answers import excerpt
@@ -24,7 +24,7 @@ _REFUSED = {401, 403, 407}
 _AWAY = {502, 503, 504}
 
 
-def check_receiver(settings: HttpSink) -> Iterator[Finding]:
+def check_receiver(settings: HttpSinkSettings) -> Iterator[Finding]:
     """Look at the receiver."""
     subject, endpoint = f"receiver {hide_query(settings.url)}", endpoint_of(settings)
     yield _judged(subject, endpoint)

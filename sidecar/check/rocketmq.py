@@ -8,7 +8,7 @@ from contextlib import closing
 
 from sidecar.check.findings import Finding
 from sidecar.config.address import address
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.dialer import Dialer
 from sidecar.errors import EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
@@ -20,7 +20,7 @@ from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, Route, read
 ASK_S = 4.0
 
 
-def check_rocketmq(settings: RocketMqSource) -> Iterator[Finding]:
+def check_rocketmq(settings: RocketMqSettings) -> Iterator[Finding]:
     """Look at the servers that the file names, the topics, and the brokers that have them."""
     if settings.endpoints:
         for endpoint in settings.endpoints.split(","):
@@ -44,7 +44,7 @@ def _endpoint(endpoint: str) -> Finding:
 
 
 class _RocketMqChecker:
-    def __init__(self, network: Network, settings: RocketMqSource) -> None:
+    def __init__(self, network: Network, settings: RocketMqSettings) -> None:
         self._network = network
         self._settings = settings
         self._asks = Asks("check", settings.group, settings.namespace or "")

@@ -15,7 +15,7 @@ from sidecar.errors import StateError, UnavailableError
 
 if TYPE_CHECKING:
     from sidecar.demo.show import Show
-    from sidecar.demo.stage import Stage
+    from sidecar.demo.stage import DemoStage
 
 EXIT_UNBALANCED = 1
 PIPE_COLUMNS = 100
@@ -43,7 +43,7 @@ def demo(messages: int, sink: Sink | None, source: Source, delay: bool, keep: bo
 
     from sidecar.demo.needs import lacking
     from sidecar.demo.show import Show
-    from sidecar.demo.stage import Stage
+    from sidecar.demo.stage import DemoStage
 
     if delay and (sink == "spark" or source == "rocketmq"):
         raise click.UsageError("--delay goes with --sink http and --source kafka only")
@@ -61,7 +61,7 @@ def demo(messages: int, sink: Sink | None, source: Source, delay: bool, keep: bo
     try:
         with (
             Show(console) as show,
-            Stage(messages, folder, show, keep=keep, rocketmq=source == "rocketmq", delays=delay) as stage,
+            DemoStage(messages, folder, show, keep=keep, rocketmq=source == "rocketmq", delays=delay) as stage,
         ):
             balanced = sink == "spark" or _http(stage, show)
             if lacks:
@@ -77,7 +77,7 @@ def demo(messages: int, sink: Sink | None, source: Source, delay: bool, keep: bo
     return None if balanced else EXIT_UNBALANCED
 
 
-def _http(stage: Stage, show: Show) -> bool:
+def _http(stage: DemoStage, show: Show) -> bool:
     from sidecar.demo.http_act import HttpAct
 
     show.head("Over HTTP to a receiver that stores the rows")
@@ -86,7 +86,7 @@ def _http(stage: Stage, show: Show) -> bool:
     return outcome.books.balanced
 
 
-def _spark(stage: Stage, show: Show) -> bool:
+def _spark(stage: DemoStage, show: Show) -> bool:
     from sidecar.demo.spark_act import SparkAct  # needs pyarrow
 
     show.head("The same stream for Spark: into a landing zone, and from there into a table")

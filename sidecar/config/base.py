@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from sidecar.config.marks import Kind
+from sidecar.config.marks import KeyKind
 
 HIDDEN = "***"
 _SECRET_NAME = re.compile(r"passw|passphrase|secret|token|credential|api[-_.]?key|key\.pem|oauthbearer\.config", re.I)
@@ -179,7 +179,7 @@ FilePath: TypeAlias = Annotated[
 ]
 Secret: TypeAlias = Annotated[SecretStr, Field(min_length=1), PlainSerializer(lambda _: HIDDEN, return_type=str)]
 Location: TypeAlias = Annotated[
-    Text, Kind("path or URL"), AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))
+    Text, KeyKind("path or URL"), AfterValidator(matching(r"[^~\s\0][^\0]*", "needs a path, or an address"))
 ]
 """A path or a URL of a remote file system: not a `Path`, which would remove a slash from ``s3a://``."""
 

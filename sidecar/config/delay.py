@@ -17,11 +17,11 @@ from pydantic import (
 )
 
 from sidecar.config.base import Int, Model, Text, matching, problem, words
-from sidecar.config.marks import Kind
-from sidecar.config.postgresql import Database
-from sidecar.config.source.kafka import TOPIC, KafkaSource
+from sidecar.config.marks import KeyKind
+from sidecar.config.postgresql import DatabaseSettings
+from sidecar.config.source.kafka import TOPIC, KafkaSettings
 from sidecar.config.source.rocketmq import TOPIC as ROCKETMQ_TOPIC
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.config.tags import MessageField
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages.due import DueRules
@@ -62,7 +62,7 @@ def _template(text: str) -> str:
     return text
 
 
-class Changelog(Model):
+class ChangelogSettings(Model):
     """The compacted topics from which any owner restores delayed messages, one for each topic of the source."""
 
     topic: Annotated[Text, AfterValidator(_template)] = Field(
@@ -101,11 +101,11 @@ class Changelog(Model):
         match = re.fullmatch(f"{before}(.+)" + r"\1".join(behind), name) if behind else None
         return match[1] if match else ""
 
-    def names(self, source: KafkaSource) -> list[str]:
+    def names(self, source: KafkaSettings) -> list[str]:
         """The names for the topics that the source names; patterns are left out."""
         return [self.name(source.group_id, topic) for topic in source.topics if not topic.startswith("^")]
 
-    def complaint(self, source: KafkaSource) -> str:
+    def complaint(self, source: KafkaSettings) -> str:
         """Why the template cannot be used with this source; empty if it can."""
         single = len(source.topics) == 1 and not source.topics[0].startswith("^")
         if "{topic}" not in self.topic and not single:
@@ -128,7 +128,7 @@ class Delay(Model):
         description="Where to read the [due time](#due-times): `{header: NAME}` or `{json: $.a.b}`. Defaults to the "
         "header `sidecar-deliver-at`; for RocketMQ, the property of this name.",
     )
-    topics_ms: Annotated[dict[Topic, Annotated[int, _DELAY]], Kind("section of durations")] = Field(
+    topics_ms: Annotated[dict[Topic, Annotated[int, _DELAY]], KeyKind("section of durations")] = Field(
         default={},
         alias="topics",
         description="A fixed delay for topics, from the message's timestamp. A due time in the message wins over it.",
@@ -154,12 +154,12 @@ class Delay(Model):
         "restores them; `postgresql`, in a database, from which it does the same; or `local`, in `state.dir`, for this "
         "process only. For RocketMQ, `local` is the default, and there is no `changelog`.",
     )
-    changelog: Changelog | None = Field(
+    changelog: ChangelogSettings | None = Field(
         default=None,
         validate_default=True,
         description="The compacted topics of `delay.store: changelog`.",
     )
-    postgresql: Database | None = Field(
+    postgresql: DatabaseSettings | None = Field(
         default=None,
         validate_default=True,
         description="The database of `delay.store: postgresql`, which needs the extra `postgresql`. Defaults to that "
@@ -182,7 +182,7 @@ class Delay(Model):
         """The longest time to a due time, in the form of the file."""
         return _DELAY.text(self.max_ms)
 
-    def for_rocketmq(self, source: RocketMqSource) -> Self:
+    def for_rocketmq(self, source: RocketMqSettings) -> Self:
         """These settings with the default store for RocketMQ.
 
         Raises:
@@ -206,7 +206,7 @@ class Delay(Model):
             raise ValidationError.from_exception_data("delay", errors)
         return self if self.store == "postgresql" else self.model_copy(update={"store": "local", "changelog": None})
 
-    def in_database(self, default: Database | None) -> Self:
+    def in_database(self, default: DatabaseSettings | None) -> Self:
         """These settings with a database, if the store needs one.
 
         Args:
@@ -220,19 +220,19 @@ class Delay(Model):
         if default is None:
             text = "is required with store: postgresql, unless dedup.ledger.postgresql names a database"
             raise ValidationError.from_exception_data("delay", [problem(text, None, "postgresql")])
-        return self.model_copy(update={"postgresql": Database(url=default.url, password=default.password)})
+        return self.model_copy(update={"postgresql": DatabaseSettings(url=default.url, password=default.password)})
 
     @field_validator("changelog")
     @classmethod
-    def _of_this_store(cls, changelog: Changelog | None, info: ValidationInfo) -> Changelog | None:
+    def _of_this_store(cls, changelog: ChangelogSettings | None, info: ValidationInfo) -> ChangelogSettings | None:
         store = info.data.get("store")
         if store in ("local", "postgresql") and changelog is not None:
             raise ValueError("needs delay.store: changelog")
-        return Changelog() if store == "changelog" and changelog is None else changelog
+        return ChangelogSettings() if store == "changelog" and changelog is None else changelog
 
     @field_validator("postgresql")
     @classmethod
-    def _of_that_store(cls, database: Database | None, info: ValidationInfo) -> Database | None:
+    def _of_that_store(cls, database: DatabaseSettings | None, info: ValidationInfo) -> DatabaseSettings | None:
         if info.data.get("store") in ("local", "changelog") and database is not None:
             raise ValueError("needs delay.store: postgresql")
         return database

@@ -102,7 +102,7 @@ class FilePosition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """One problem of the file."""
 
     place: FilePosition
@@ -140,7 +140,7 @@ class Document:
     keys: dict[KeyPath, FilePosition] = field(default_factory=dict)
     """Position of each key; an entry of a list has the position of its value."""
     values: dict[KeyPath, FilePosition] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
 
 
 Resolve: TypeAlias = Callable[[str, KeyPath], str]
@@ -156,23 +156,23 @@ def parse(text: str, resolve: Resolve) -> Document:
         _fill(document, yaml.compose(io.StringIO(text)), resolve)
     except _TooMuch as error:
         document.data = None
-        document.problems[:] = [Problem(error.place, error.path, str(error))]
+        document.problems[:] = [FileProblem(error.place, error.path, str(error))]
     except ReaderError as error:
         document.problems.append(_unreadable(text, error))
     except MarkedYAMLError as error:
         document.problems.append(_syntax(text, error))
     except (YAMLError, ValueError) as error:
-        document.problems.append(Problem(FilePosition(1, 1), (), f"is not YAML: {error}"))
+        document.problems.append(FileProblem(FilePosition(1, 1), (), f"is not YAML: {error}"))
     return document
 
 
 def _fill(document: Document, root: Node | None, resolve: Resolve) -> None:
     if root is None:
-        document.problems.append(Problem(FilePosition(1, 1), (), "is empty", cure="start from config/minimal.yaml"))
+        document.problems.append(FileProblem(FilePosition(1, 1), (), "is empty", cure="start from config/minimal.yaml"))
     elif not isinstance(root, MappingNode):
-        document.problems.append(Problem(_place(root), (), "needs keys and values, such as source: and sink:"))
+        document.problems.append(FileProblem(_place(root), (), "needs keys and values, such as source: and sink:"))
     else:
-        document.data = _Reader(document, resolve).read(root, ())
+        document.data = _NodeReader(document, resolve).read(root, ())
 
 
 class _TooMuch(Exception):  # noqa: N818
@@ -200,7 +200,7 @@ class _BoundedComposer(Composer):
 _UNREADABLE: Any = object()
 
 
-class _Reader:
+class _NodeReader:
     def __init__(self, document: Document, resolve: Resolve) -> None:
         self._document = document
         self._resolve = resolve
@@ -240,7 +240,7 @@ class _Reader:
         if kind == "null":
             place = self._document.keys[path]
             text = "has no value: add one, or remove the key; {} is a section with all defaults"
-            self._document.problems.append(Problem(place, path, text))
+            self._document.problems.append(FileProblem(place, path, text))
             return _UNREADABLE
         if kind.startswith("!"):
             self._report(node, path, f"has the YAML tag {kind}, which is not supported")
@@ -258,7 +258,7 @@ class _Reader:
         return _UNREADABLE
 
     def _report(self, node: Node, path: KeyPath, text: str) -> None:
-        self._document.problems.append(Problem(_place(node), path, text))
+        self._document.problems.append(FileProblem(_place(node), path, text))
 
 
 def _is_text(value: object) -> bool:
@@ -284,19 +284,19 @@ def _place(node: Any) -> FilePosition:
     return FilePosition(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _unreadable(text: str, error: ReaderError) -> Problem:
+def _unreadable(text: str, error: ReaderError) -> FileProblem:
     before = text[: error.position]
     place = FilePosition(before.count("\n") + 1, len(before) - before.rfind("\n"))
-    return Problem(place, (), f"has the control character U+{ord(text[error.position]):04X}")
+    return FileProblem(place, (), f"has the control character U+{ord(text[error.position]):04X}")
 
 
-def _syntax(text: str, error: MarkedYAMLError) -> Problem:
+def _syntax(text: str, error: MarkedYAMLError) -> FileProblem:
     mark = error.problem_mark or error.context_mark
     place = FilePosition(mark.line + 1, mark.column + 1) if mark else FilePosition(1, 1)
     lines = text.splitlines()
     line = lines[place.line - 1] if place.line <= len(lines) else ""
     said = ", ".join(part for part in (error.context, error.problem) if part)
-    return Problem(place, (), f"is not YAML: {' '.join(said.split())}", cure=_syntax_cure(line, place.column))
+    return FileProblem(place, (), f"is not YAML: {' '.join(said.split())}", cure=_syntax_cure(line, place.column))
 
 
 def _syntax_cure(line: str, column: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from sidecar.config.base import HIDDEN, Expanded, secret_name
-from sidecar.config.document import Document, FilePosition, KeyPath, Problem, printable
+from sidecar.config.document import Document, FilePosition, FileProblem, KeyPath, printable
 from sidecar.config.schema import options
 from sidecar.config.sinks import hide_query
 
@@ -44,23 +44,23 @@ def is_secret(path: KeyPath) -> bool:
     return any(option.secret and list(option.path) == names for option in options())
 
 
-def explain(error: ErrorDetails, document: Document) -> Problem:
+def explain(error: ErrorDetails, document: Document) -> FileProblem:
     """The problem behind one of pydantic's errors, with its place in the document."""
     path, on_key = _path(error, document)
     context = error.get("ctx", {})
     text = str(context["error"]) if "error" in context else _TEXTS.get(error["type"], error["msg"]).format(**context)
     value = error["input"]
     if error["type"] == "missing":
-        return Problem(_at(document, path[:-1], key=True), path, text)
+        return FileProblem(_at(document, path[:-1], key=True), path, text)
     if error["type"] == "extra_forbidden":
-        return Problem(_at(document, path, key=True), path, text, cure=_meant(path))
+        return FileProblem(_at(document, path, key=True), path, text, cure=_meant(path))
     if isinstance(value, Expanded) and str(value):
         text = text.replace(str(value), value.written)
     cure = _near(context.get("expected"), value)
     if error["type"] == "string_type" and isinstance(value, int | float):
         cure = "put it in quotes"
     place = _at(document, path, key=on_key or isinstance(value, dict | list))
-    return Problem(place, path, text, "" if on_key else _shown(value, path), cure)
+    return FileProblem(place, path, text, "" if on_key else _shown(value, path), cure)
 
 
 def _path(error: ErrorDetails, document: Document) -> tuple[KeyPath, bool]:

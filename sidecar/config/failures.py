@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from sidecar.config.base import Expanded, Int, Model, OneOf, Text, kind, matching, problem, words
-from sidecar.config.marks import Kind, NotOnSpark, OnSpark
+from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
 from sidecar.config.source.kafka import TOPIC
 from sidecar.config.units import Duration
 
@@ -48,7 +48,7 @@ def _give_up_text(limit: GiveUp) -> str | int:
     return limit.attempts or (_AGE.text(limit.after_ms) if limit.after_ms else "never")
 
 
-class Retry(Model):
+class RetrySettings(Model):
     """How a batch is retried after a failure that its messages did not cause."""
 
     backoff_ms: Annotated[int, _WAIT] = Field(
@@ -63,7 +63,7 @@ class Retry(Model):
     )
     give_up_after: Annotated[
         GiveUp,
-        Kind("word, number or duration"),
+        KeyKind("word, number or duration"),
         BeforeValidator(_give_up),
         PlainSerializer(_give_up_text),
         WithJsonSchema(
@@ -128,7 +128,7 @@ RocketMqPlace: TypeAlias = Annotated[
 ]
 
 
-class DeadLetters(OneOf):
+class DeadLetterSettings(OneOf):
     """Where the broker stores dead letters, instead of the state folder."""
 
     kafka_: DeadLetterTopic | None = Field(default=None, alias="kafka", description="Produces dead letters to a topic.")
@@ -153,7 +153,7 @@ class DeadLetters(OneOf):
 
 
 DeadLetterPlace: TypeAlias = Annotated[
-    Annotated[Literal["state"], Tag("word")] | Annotated[DeadLetters, Tag("section")],
+    Annotated[Literal["state"], Tag("word")] | Annotated[DeadLetterSettings, Tag("section")],
     Discriminator(kind),
     words("state", "{kafka: {topic: NAME}}", "{rocketmq: dlq}"),
 ]

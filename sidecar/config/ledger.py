@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sidecar.config.base import Model, OneOf
 from sidecar.config.marks import NotOnSpark
-from sidecar.config.postgresql import Database
+from sidecar.config.postgresql import DatabaseSettings
 from sidecar.config.units import Duration
 
 CLAIM_TIMEOUT = Duration("1s", "1d")
@@ -29,21 +29,21 @@ class Remembering(Model):
     )
 
 
-class SqliteLedger(Remembering):
+class SqliteLedgerSettings(Remembering):
     """A file in the state folder: for one process, or where all copies of a message go to the same one."""
 
 
-class PostgresqlLedger(Database, Remembering):
+class PostgresqlLedgerSettings(DatabaseSettings, Remembering):
     """A table that all sidecars of a group share, on whatever host; other groups have tables of their own."""
 
 
-class Ledger(OneOf):
+class LedgerSettings(OneOf):
     """Where business keys are remembered."""
 
     sqlite: Annotated[
-        SqliteLedger | None, NotOnSpark("its file is on one host, and tasks run on several; use postgresql")
+        SqliteLedgerSettings | None, NotOnSpark("its file is on one host, and tasks run on several; use postgresql")
     ] = Field(default=None, description="A file in `state.dir`, for this process only; `{}` is enough.")
-    postgresql: PostgresqlLedger | None = Field(
+    postgresql: PostgresqlLedgerSettings | None = Field(
         default=None,
         description="A table per consumer group, shared by its sidecars on several hosts; needs the extra "
         "`postgresql`.",

@@ -14,8 +14,8 @@ from sidecar.config.document import (
     FILE_PREFIX,
     Document,
     FilePosition,
+    FileProblem,
     KeyPath,
-    Problem,
     expand,
     parse,
     read_secret,
@@ -38,7 +38,7 @@ class InvalidConfigError(ConfigError):
         problems: All problems, in the order of the file.
     """
 
-    def __init__(self, file: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, file: str, problems: Sequence[FileProblem]) -> None:
         self.file = file
         self.problems = tuple(problems)
         lines = [problem.line(file) for problem in self.problems[:PROBLEMS_SHOWN_MAX]]
@@ -71,13 +71,13 @@ def load(
         if not isinstance(outcome, Settings):
             problems += [problem for problem in outcome if not _follows(problem, document.problems)]
         elif not problems:
-            problems = [Problem(_nearest(document, key), key, text) for key, text in refusals(outcome)]
+            problems = [FileProblem(_nearest(document, key), key, text) for key, text in refusals(outcome)]
             if not problems:
                 return outcome
     raise InvalidConfigError(str(path), sorted(problems, key=lambda problem: problem.place))
 
 
-def _validate(document: Document, environ: Mapping[str, str]) -> Settings | list[Problem]:
+def _validate(document: Document, environ: Mapping[str, str]) -> Settings | list[FileProblem]:
     try:
         return Settings.model_validate(document.data, context=environ)
     except ValidationError as error:
@@ -86,7 +86,7 @@ def _validate(document: Document, environ: Mapping[str, str]) -> Settings | list
         return [explain(details, document) for details in error.errors(include_url=False)]
 
 
-def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
+def _follows(problem: FileProblem, known: Sequence[FileProblem]) -> bool:
     """Whether the problem only follows from a value, or a part of one, that could not be read."""
     return any(problem.path == earlier.path[: len(problem.path)] for earlier in known)
 
@@ -131,4 +131,4 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         before = raw[: error.start]
         place = FilePosition(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
-        raise InvalidConfigError(str(file), [Problem(place, (), "is not UTF-8")]) from None
+        raise InvalidConfigError(str(file), [FileProblem(place, (), "is not UTF-8")]) from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KeyKind:
     """Metadata of a key: its type in the reference, if that does not follow from the Python type."""
 
     text: str

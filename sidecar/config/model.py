@@ -23,18 +23,18 @@ from pydantic import (
 from sidecar.config.address import Address, address
 from sidecar.config.base import FilePath, Int, Model, Secret, Text, problem
 from sidecar.config.delay import Delay
-from sidecar.config.failures import DeadLetterPlace, DeadLetters, HandBack, Retry
+from sidecar.config.failures import DeadLetterPlace, DeadLetterSettings, HandBack, RetrySettings
 from sidecar.config.ledger import CLAIM_TIMEOUT
-from sidecar.config.marks import Kind, NotOnSpark, OnSpark
-from sidecar.config.sinks import Sink
-from sidecar.config.source.section import Source
+from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
+from sidecar.config.sinks import SinkSection
+from sidecar.config.source.section import SourceSection
 from sidecar.config.spark import Spark
 from sidecar.config.state_dir import default_dir
 from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size
 
 
-class State(Model):
+class StateSettings(Model):
     """Data that outlives the process."""
 
     dir_: Annotated[FilePath | None, OnSpark("applies, on the driver, for dead letters only")] = Field(
@@ -54,7 +54,7 @@ class State(Model):
 _BUDGET = Size("8MiB", "1024GiB")
 
 
-class Memory(Model):
+class MemorySettings(Model):
     """Memory limits."""
 
     budget_bytes: Annotated[int, _BUDGET, OnSpark("applies for each task; pinned")] = Field(
@@ -118,7 +118,7 @@ def _listen_text(listen: Address | None) -> str:
 
 _Listen: TypeAlias = Annotated[
     Address | None,
-    Kind("address"),
+    KeyKind("address"),
     BeforeValidator(_listen),
     PlainSerializer(_listen_text),
     WithJsonSchema({"type": "string", "pattern": r"^(off|.+:\d{1,5})$"}),
@@ -159,7 +159,7 @@ class Admin(Model):
         return token
 
 
-class Log(Model):
+class LogSettings(Model):
     """Log output."""
 
     format: Literal["auto", "console", "json"] = Field(
@@ -173,7 +173,7 @@ class Log(Model):
 class Settings(Model):
     """A whole configuration."""
 
-    source: Source = Field(description=f"The message source: exactly one of {Source.listed()}.")
+    source: SourceSection = Field(description=f"The message source: exactly one of {SourceSection.listed()}.")
     tags: Annotated[
         Tags,
         OnSpark(
@@ -192,11 +192,11 @@ class Settings(Model):
         default=None,
         description="Holds messages with a due time until then. Without it, all messages are delivered without delay.",
     )
-    memory: Memory = Field(default=Memory(), description="Memory limits.")
+    memory: MemorySettings = Field(default=MemorySettings(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
-    sink: Sink = Field(description=f"Where batches go: exactly one of {Sink.listed(', ')}.")
+    sink: SinkSection = Field(description=f"Where batches go: exactly one of {SinkSection.listed(', ')}.")
     spark: Spark | None = Field(default=None, description="Settings of the Spark jobs; the daemon ignores them.")
-    retry: Retry = Field(default=Retry(), description="How a batch is retried.")
+    retry: RetrySettings = Field(default=RetrySettings(), description="How a batch is retried.")
     dead_letters: Annotated[
         DeadLetterPlace,
         OnSpark("applies; with `state`, the driver puts dead letters into `state.dir` when their micro-batch is done"),
@@ -205,9 +205,13 @@ class Settings(Model):
         description="Where rejected messages go: `state`, `{kafka: {topic: NAME}}`, `{rocketmq: dlq}` or "
         "`{rocketmq: {delay_level: N}}`.",
     )
-    state: State = Field(default=State(), validate_default=True, description="Data that outlives the process.")
+    state: StateSettings = Field(
+        default=StateSettings(), validate_default=True, description="Data that outlives the process."
+    )
     admin: Admin = Field(default=Admin(), description="Health, status and metrics.")
-    log: Annotated[Log, OnSpark("applies, on driver and executors")] = Field(default=Log(), description="Log output.")
+    log: Annotated[LogSettings, OnSpark("applies, on driver and executors")] = Field(
+        default=LogSettings(), description="Log output."
+    )
     drain_timeout_ms: Annotated[
         int, Duration("0ms", "1h"), OnSpark("applies: how long a stop waits for the micro-batch")
     ] = Field(default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight.")
@@ -276,14 +280,14 @@ class Settings(Model):
 
     @field_validator("sink")
     @classmethod
-    def _has_offsets(cls, sink: Sink, info: ValidationInfo) -> Sink:
+    def _has_offsets(cls, sink: SinkSection, info: ValidationInfo) -> SinkSection:
         if info.data.get("delay") is not None and sink.chosen.row_format == "row":
             raise ValueError("cannot be used with delay so far: rows of tables would have positions instead of offsets")
         return sink
 
     @field_validator("retry")
     @classmethod
-    def _parks_in_store(cls, retry: Retry, info: ValidationInfo) -> Retry:
+    def _parks_in_store(cls, retry: RetrySettings, info: ValidationInfo) -> RetrySettings:
         if retry.park_after_ms is None or "delay" not in info.data or "dedup" not in info.data:
             return retry
         text = ""
@@ -302,8 +306,8 @@ class Settings(Model):
 
     @field_validator("dead_letters")
     @classmethod
-    def _not_read_again(cls, place: Literal["state"] | DeadLetters, info: ValidationInfo) -> Any:
-        if not isinstance(place, DeadLetters) or "source" not in info.data:
+    def _not_read_again(cls, place: Literal["state"] | DeadLetterSettings, info: ValidationInfo) -> Any:
+        if not isinstance(place, DeadLetterSettings) or "source" not in info.data:
             return place
         source = info.data["source"]
         if place.rocketmq:
@@ -333,7 +337,7 @@ class Settings(Model):
 
     @field_validator("state")
     @classmethod
-    def _has_folder(cls, state: State, info: ValidationInfo) -> State:
+    def _has_folder(cls, state: StateSettings, info: ValidationInfo) -> StateSettings:
         if state.dir_ is not None or "source" not in info.data:
             return state
         try:

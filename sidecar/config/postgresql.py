@@ -40,7 +40,7 @@ def shown_url(url: str) -> str:
     return re.sub(r"(//[^/@:]*):[^/]*@", rf"\1:{HIDDEN}@", place) + (f"?{'&'.join(shown)}" if mark else "")
 
 
-class Database(Model):
+class DatabaseSettings(Model):
     """A database, and its user."""
 
     url: Annotated[Text, AfterValidator(_url), PlainSerializer(shown_url, return_type=str)] = Field(

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from sidecar.config.base import Model
-from sidecar.config.marks import Kind, NotOnSpark, OnSpark
+from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
 from sidecar.config.model import Settings
 from sidecar.config.tags import MessageField
 from sidecar.config.units import Quantity
@@ -90,7 +90,7 @@ def _is_secret(info: FieldInfo) -> bool:
 def _kind(annotation: Any, metadata: Sequence[Any]) -> str:
     """The type in the reference: that of the metadata, otherwise that of the Python type."""
     for mark in metadata:
-        if isinstance(mark, Kind):
+        if isinstance(mark, KeyKind):
             return mark.text
         if isinstance(mark, Quantity):
             return f"{mark.noun}, {mark.minimum} to {mark.maximum}"

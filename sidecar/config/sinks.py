@@ -31,7 +31,7 @@ from sidecar.config.base import (
     matching,
     problem,
 )
-from sidecar.config.marks import Kind, NotOnSpark, OnSpark
+from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
 from sidecar.config.table.layout import (
     COLUMNS_KEPT,
     MAINTENANCE,
@@ -157,7 +157,7 @@ class Auth(OneOf):
         return token
 
 
-class Tls(TlsFiles):
+class TlsSettings(TlsFiles):
     """TLS settings; only with https."""
 
     section = "sink.http.tls"
@@ -222,10 +222,10 @@ class SinkSettings(Model):
         raise NotImplementedError
 
 
-class HttpSink(SinkSettings):
+class HttpSinkSettings(SinkSettings):
     """Posts batches to a URL."""
 
-    url: Annotated[Text, Kind("URL"), AfterValidator(_url), PlainSerializer(hide_query)] = Field(
+    url: Annotated[Text, KeyKind("URL"), AfterValidator(_url), PlainSerializer(hide_query)] = Field(
         description="URL of the receiver; `http` or `https`, without credentials."
     )
     format: Annotated[Format, OnSpark("applies; pinned")] = Field(default="envelope", description=FORMAT)
@@ -254,8 +254,8 @@ class HttpSink(SinkSettings):
     auth: Annotated[Auth | None, OnSpark("applies; the driver reads the secrets, and they travel with the query")] = (
         Field(default=None, description="Authentication to the receiver.")
     )
-    tls: Annotated[Tls, OnSpark("applies; the files must be on every executor")] = Field(
-        default=Tls(), description="TLS settings; only with `https`."
+    tls: Annotated[TlsSettings, OnSpark("applies; the files must be on every executor")] = Field(
+        default=TlsSettings(), description="TLS settings; only with `https`."
     )
 
     @property
@@ -297,13 +297,13 @@ class HttpSink(SinkSettings):
 
     @field_validator("tls")
     @classmethod
-    def _needs_https(cls, tls: Tls, info: ValidationInfo) -> Tls:
-        if tls != Tls() and info.data.get("url", "https").startswith("http:"):
+    def _needs_https(cls, tls: TlsSettings, info: ValidationInfo) -> TlsSettings:
+        if tls != TlsSettings() and info.data.get("url", "https").startswith("http:"):
             raise ValueError("cannot be used with a url that starts with http:")
         return tls
 
 
-class ConsoleSink(SinkSettings):
+class ConsoleSinkSettings(SinkSettings):
     """Prints rows; for trying things out."""
 
     format: Format = Field(default="envelope", description=FORMAT)
@@ -318,7 +318,7 @@ class ConsoleSink(SinkSettings):
         return f"{self.format} to the console"
 
 
-class FileSink(SinkSettings):
+class FileSinkSettings(SinkSettings):
     """Appends rows to a file; for trying things out."""
 
     path: FilePath = Field(description="Path of the file; created if missing.")
@@ -334,7 +334,7 @@ class FileSink(SinkSettings):
         return f"{self.format} to {self.path}"
 
 
-class Retention(Model):
+class RetentionSettings(Model):
     """What a landing zone keeps after all consumers have read it; unread data is always kept."""
 
     age_ms: Annotated[int, Duration("1m", "365d")] = Field(
@@ -350,7 +350,7 @@ class Retention(Model):
     )
 
 
-class SparkSink(SinkSettings):
+class SparkSinkSettings(SinkSettings):
     """Writes batches as files for Spark."""
 
     extra = "spark"
@@ -362,7 +362,9 @@ class SparkSink(SinkSettings):
     format: Literal["arrow", "parquet"] = Field(
         default="arrow", description="Format of the data files; `parquet` is smaller, and other tools can read it."
     )
-    retention: Retention = Field(default=Retention(), description="What is kept after all consumers have read it.")
+    retention: RetentionSettings = Field(
+        default=RetentionSettings(), description="What is kept after all consumers have read it."
+    )
 
     @property
     def joins_groups(self) -> bool:
@@ -374,7 +376,7 @@ class SparkSink(SinkSettings):
         return f"{self.format} files to {self.landing}"
 
 
-class DeltaSink(SinkSettings):
+class DeltaSinkSettings(SinkSettings):
     """Appends batches to a Delta table, in the daemon without Spark."""
 
     extra = "delta"
@@ -450,25 +452,25 @@ class ParquetSink(SinkSettings):
         return f"rows to the Parquet table {self.path}"
 
 
-class Sink(OneOf):
+class SinkSection(OneOf):
     """Where batches go."""
 
-    http: HttpSink | None = Field(default=None, description="Posts batches to a URL.")
+    http: HttpSinkSettings | None = Field(default=None, description="Posts batches to a URL.")
     spark: Annotated[
-        SparkSink | None,
+        SparkSinkSettings | None,
         NotOnSpark("the daemon fills a landing zone, and `sidecar spark ingest` reads it; use sink.http"),
     ] = Field(default=None, description="Writes batches as files for Spark.")
-    delta: Annotated[DeltaSink | None, OnSpark("applies: Spark's Delta fills the table, or else `deltalake`")] = Field(
-        default=None, description="Appends batches to a Delta table, in the daemon without Spark."
-    )
+    delta: Annotated[
+        DeltaSinkSettings | None, OnSpark("applies: Spark's Delta fills the table, or else `deltalake`")
+    ] = Field(default=None, description="Appends batches to a Delta table, in the daemon without Spark.")
     parquet: Annotated[ParquetSink | None, OnSpark("applies; the daemon refuses it")] = Field(
         default=None, description="Appends rows to a Parquet table; only for `sidecar spark run`."
     )
-    console: Annotated[ConsoleSink | None, NotOnSpark("it would print on the executors; use sink.http")] = Field(
-        default=None, description="Prints rows; for trying things out."
+    console: Annotated[ConsoleSinkSettings | None, NotOnSpark("it would print on the executors; use sink.http")] = (
+        Field(default=None, description="Prints rows; for trying things out.")
     )
-    file: Annotated[FileSink | None, NotOnSpark("every executor would write its own file; use sink.http")] = Field(
-        default=None, description="Appends rows to a file; for trying things out."
+    file: Annotated[FileSinkSettings | None, NotOnSpark("every executor would write its own file; use sink.http")] = (
+        Field(default=None, description="Appends rows to a file; for trying things out.")
     )
 
     @property

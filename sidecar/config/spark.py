@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from sidecar.config.base import Location, Model, Text, problem
-from sidecar.config.marks import Kind, OnSpark
+from sidecar.config.marks import KeyKind, OnSpark
 from sidecar.config.sinks import NO_ICEBERG
 from sidecar.config.table.layout import (
     ALL_DATA,
@@ -45,16 +45,16 @@ def _word_or_path(word: str) -> AfterValidator:
 class Merge(Model):
     """One row for each key: its last change."""
 
-    key: Annotated[Text, Kind("word or JSON path"), _word_or_path(MESSAGE_KEY)] = Field(
+    key: Annotated[Text, KeyKind("word or JSON path"), _word_or_path(MESSAGE_KEY)] = Field(
         description="What identifies a row: `key`, the message's key, or a path into the JSON value, such as `$.id`, "
         "to a field of `schema`."
     )
-    order_by: Annotated[Text, Kind("word or JSON path"), _word_or_path(MESSAGE_TIME)] = Field(
+    order_by: Annotated[Text, KeyKind("word or JSON path"), _word_or_path(MESSAGE_TIME)] = Field(
         default=MESSAGE_TIME,
         description="Which change of a key is the last one: the highest `timestamp` of the message, or the highest "
         "value at a path into the JSON value; of equal ones, the highest topic, partition and offset.",
     )
-    delete_when: Annotated[Text | None, Kind("SQL expression")] = Field(
+    delete_when: Annotated[Text | None, KeyKind("SQL expression")] = Field(
         default=None,
         description="Condition in Spark's SQL on the columns of the table, such as `value IS NULL` or "
         "`data.op = 'd'`. A change for which it is true sets the column `deleted` of the row.",

@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from sidecar.config.base import Int, Model, OneOf, Text, kind, plain, problem, words
-from sidecar.config.ledger import Ledger
-from sidecar.config.marks import Kind, NotOnSpark, OnSpark
+from sidecar.config.ledger import LedgerSettings
+from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages import fields
 from sidecar.core.messages.tags import TagError, TagFilter, parse_expression
@@ -29,7 +29,7 @@ class MessageField(OneOf):
 
     header: Text | None = Field(default=None, description="Name of a header; for RocketMQ, of a property.")
     json_: (
-        Annotated[Text, Kind("JSON path"), AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None
+        Annotated[Text, KeyKind("JSON path"), AfterValidator(lambda text: fields.parse_json_path(text) and text)] | None
     ) = Field(default=None, alias="json", description="Path into a JSON value, such as $.order.id.")
 
     def field(self) -> fields.Field:
@@ -65,7 +65,7 @@ Expression: TypeAlias = Annotated[
     str,
     Field(min_length=1, max_length=1 << 18),
     BeforeValidator(plain),
-    Kind("expression"),
+    KeyKind("expression"),
     AfterValidator(_expression),
 ]
 
@@ -85,7 +85,7 @@ class Tags(Model):
         description="Where to read the tag: `{header: NAME}`, `key`, `topic` or `{json: $.a.b}`. Defaults to "
         "`TAGS` for RocketMQ.",
     )
-    split: Annotated[Annotated[Text, Field(max_length=16)] | None, Kind("text, at most 16 characters")] = Field(
+    split: Annotated[Annotated[Text, Field(max_length=16)] | None, KeyKind("text, at most 16 characters")] = Field(
         default=None, description="Separator of several tags in one value. Without it, the whole value is one tag."
     )
     subscribe: Expression = Field(
@@ -94,7 +94,7 @@ class Tags(Model):
         "characters of another syntax stands in quotes of its own.",
     )
     exclude: Expression | None = Field(default=None, description="Tags that are never wanted, `a || b`.")
-    groups: Annotated[dict[Text, Expression], Kind("section of expressions")] = Field(
+    groups: Annotated[dict[Text, Expression], KeyKind("section of expressions")] = Field(
         default={},
         description="Group names and their expressions; `*` matches tags that no other group names. A tag in no "
         "group forms its own.",
@@ -181,7 +181,8 @@ class Dedup(Model):
         description="Memory for the ids of all partitions. Ids that do not fit are in files in `state.dir`.",
     )
     ledger: Annotated[
-        Ledger | None, OnSpark("`postgresql` applies with `sink.http`, but not with its `ordering: partition`; pinned")
+        LedgerSettings | None,
+        OnSpark("`postgresql` applies with `sink.http`, but not with its `ordering: partition`; pinned"),
     ] = Field(
         default=None,
         description="Compares ids across all partitions, in a database: `sqlite` or `postgresql`. Without it, ids "
@@ -202,7 +203,7 @@ class Dedup(Model):
 
     @field_validator("ledger")
     @classmethod
-    def _needs_key(cls, value: Ledger | None, info: ValidationInfo) -> Ledger | None:
+    def _needs_key(cls, value: LedgerSettings | None, info: ValidationInfo) -> LedgerSettings | None:
         if value is not None and info.data.get("by") == "position":
             raise ValueError("cannot be used with dedup.by: position: set dedup.by to an id")
         if value is not None and info.data.get("keep_ms") is not None:

@@ -21,7 +21,7 @@ class DeliveredRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class DemoBooks:
     """The outcomes of all messages."""
 
     produced: int
@@ -42,7 +42,7 @@ class Books:
         return self.produced == self.consumed == ends and not (self.lost or self.twice or self.wrong)
 
 
-def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], letters: Iterable[Position]) -> Books:
+def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], letters: Iterable[Position]) -> DemoBooks:
     """The books of a run.
 
     Args:
@@ -62,7 +62,7 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], let
         dead.discard(position)
     ends["wrong"] += sum(map(len, arrived.values())) + len(dead)
     names = ("produced", "delivered", "duplicate", "filtered", "dead_lettered", "lost", "twice", "wrong")
-    return Books(consumed=consumed, **{name: ends[name] for name in names})
+    return DemoBooks(consumed=consumed, **{name: ends[name] for name in names})
 
 
 def _placed(made: Iterable[Made]) -> Iterator[tuple[Position, Made]]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.demo.books import Books, count
+from sidecar.demo.books import DemoBooks, count
 from sidecar.demo.children import Child, free_port, listens
 from sidecar.demo.evidence import ReceiverDatabase, dead_letters
 from sidecar.demo.lateness import Arrival, Lateness, lateness
-from sidecar.demo.stage import KILL_AT, READY_S, Daemon, Stage
+from sidecar.demo.stage import KILL_AT, READY_S, DemoDaemon, DemoStage
 from sidecar.demo.stream import POISON, delay_ms, number_of, stream, wanted
 
 GROUP = "demo"
@@ -35,7 +35,7 @@ SINK = """sink:
 class HttpOutcome:
     """The end of the act."""
 
-    books: Books
+    books: DemoBooks
     batches: int
     """Number of batches at the receiver."""
     seconds: float
@@ -53,7 +53,7 @@ class HttpOutcome:
 class HttpAct:
     """The daemon between broker and reference receiver."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
         self._wanted = wanted(stage.total)
         self._killed_at = self._resumed_at = 0.0
@@ -70,7 +70,7 @@ class HttpAct:
             port = self._start_receiver(stack)
             self._database = stack.enter_context(closing(ReceiverDatabase(self._stage.folder / "receiver.db")))
             sections = SINK.format(port=port) + (DELAY if self._stage.delays else "")
-            self._daemon = Daemon(self._stage, GROUP, sections)
+            self._daemon = DemoDaemon(self._stage, GROUP, sections)
             self._daemon.start()
             stack.callback(self._daemon.kill)
             self._daemon.wait_ready()
@@ -142,7 +142,7 @@ class HttpAct:
             waited = self._resumed_at - self._killed_at
             self._stage.audience.say("daemon", f"delivers again, {waited:.1f} s after the kill")
 
-    def _count(self) -> Books:
+    def _count(self) -> DemoBooks:
         letters = dead_letters(self._daemon.state_dir)
         return count(stream(self._stage.total), self._stage.consumed(GROUP), self._database.rows(), letters)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from sidecar.demo.books import Books
+from sidecar.demo.books import DemoBooks
 
 if TYPE_CHECKING:
     from sidecar.demo.http_act import HttpOutcome
@@ -110,7 +110,7 @@ class Show:
             self._bars.remove_task(task)
         self._tasks.clear()
 
-    def _books(self, where: str, books: Books, arrived: Sequence[_Arrived], more: Sequence[_Arrived]) -> None:
+    def _books(self, where: str, books: DemoBooks, arrived: Sequence[_Arrived], more: Sequence[_Arrived]) -> None:
         rows = [
             ("produced", books.produced, ""),
             ("consumed", books.consumed, "below the offsets that were committed"),
@@ -123,7 +123,7 @@ class Show:
         for name, number, remark in rows:
             self._row(name, number, remark)
 
-    def _verdict(self, books: Books, twice: str, log_tail: str) -> None:
+    def _verdict(self, books: DemoBooks, twice: str, log_tail: str) -> None:
         verdict = f"lost {books.lost}, {twice} {books.twice}"
         if books.wrong:
             verdict += f", wrong {books.wrong}"

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.demo.books import Books, DeliveredRow, count
+from sidecar.demo.books import DeliveredRow, DemoBooks, count
 from sidecar.demo.children import Child
-from sidecar.demo.stage import KILL_AT, Daemon, Stage
+from sidecar.demo.stage import KILL_AT, DemoDaemon, DemoStage
 from sidecar.demo.stream import Made, poisonous, stream, wanted
 from sidecar.demo.zone_progress import ZoneProgress
 
@@ -50,7 +50,7 @@ spark.sql.warehouse.dir {folder}/warehouse
 class SparkOutcome:
     """The end of the act."""
 
-    books: Books
+    books: DemoBooks
     wanted: int
     """Number of messages that should be rows of the table."""
     rows: int
@@ -67,7 +67,7 @@ class SparkAct:
         stage: The stage; messages of the stream that are not produced yet are produced at once.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: DemoStage) -> None:
         self._stage = stage
         self._wanted = wanted(stage.total) + poisonous(stage.total)
         self._spark = stage.folder / "spark"
@@ -76,7 +76,7 @@ class SparkAct:
         self._zone, self._table = self._spark / "zone", self._spark / "table"
         paths = {"zone": self._zone, "table": self._table, "checkpoint": self._spark / "checkpoint"}
         quoted = {name: json.dumps(str(path)) for name, path in paths.items()}
-        self._daemon = Daemon(stage, GROUP, SECTIONS.format(**quoted))
+        self._daemon = DemoDaemon(stage, GROUP, SECTIONS.format(**quoted))
         self._daemon_killed = self._query_killed = False
 
     def run(self) -> SparkOutcome:

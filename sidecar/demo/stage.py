@@ -70,7 +70,7 @@ class Audience(Protocol):
         ...
 
 
-class Stage:
+class DemoStage:
     """The broker, which runs as long as the block, and the shared parts of the demo.
 
     Args:
@@ -107,7 +107,7 @@ class Stage:
         self.delays = delays
         self._janitor = "" if keep else str(folder)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DemoStage:
         poison = poisonous(self.total)
         text = f"{self.total:,} messages: 5 % sent twice, some with unwanted tags, {poison} poison"
         self.audience.say("stream", text)
@@ -163,7 +163,7 @@ class Stage:
         return int(offsets["committed"])
 
 
-class Daemon:
+class DemoDaemon:
     """`sidecar run` with one configuration: a process, and after its kill another.
 
     Args:
@@ -171,7 +171,7 @@ class Daemon:
         sections: Sections of its configuration that other daemons of the demo have in another form.
     """
 
-    def __init__(self, stage: Stage, group: str, sections: str) -> None:
+    def __init__(self, stage: DemoStage, group: str, sections: str) -> None:
         self._stage = stage
         self.group = group
         self.state_dir = stage.folder / f"{group}-state"

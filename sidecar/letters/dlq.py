@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import xxhash
 
 from sidecar.config.model import Settings
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.letters.topic import ID_BASE, LetterTopic, TopicLetter
@@ -37,7 +37,7 @@ class DeadLetterQueues(LetterTopic):
         CredentialsError: They refuse.
     """
 
-    def __init__(self, settings: Settings, source: RocketMqSource, stack: ExitStack) -> None:
+    def __init__(self, settings: Settings, source: RocketMqSettings, stack: ExitStack) -> None:
         super().__init__(DLQ + source.group)
         self._inquiry = stack.enter_context(Inquiry(source, beside=[self.topic]))
         self._columns = RocketMqColumns()

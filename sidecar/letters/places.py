@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Literal, TypeAlias
 
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.errors import ConfigError
@@ -22,7 +22,7 @@ PlaceName: TypeAlias = Literal["state", "topic"]
 
 def _topic_of(settings: Settings, name: PlaceName | None, stack: ExitStack) -> LetterTopic | None:
     """The topic with the dead letters, None for the state folder: by its name, or where the daemon stores them."""
-    chosen = settings.dead_letters if isinstance(settings.dead_letters, DeadLetters) else None
+    chosen = settings.dead_letters if isinstance(settings.dead_letters, DeadLetterSettings) else None
     if name == "state" or (name is None and chosen is None):
         return None
     if settings.source.rocketmq is not None:
@@ -55,7 +55,7 @@ class LetterPlace:
         stack.callback(self.file.close)
         self._topic = _topic_of(settings, name, stack)
         self._listing = None if self._topic is None else TopicPlan(self._topic, self.file, "receiver", Limits(1, 1))
-        if self._topic is None and isinstance(settings.dead_letters, DeadLetters):
+        if self._topic is None and isinstance(settings.dead_letters, DeadLetterSettings):
             tell("this command sees the dead letters in the state folder only")
         elif self._topic is not None and (others := self.file.totals(Chosen()).letters):
             tell(f"{others:,} more are in the state folder: --in state")

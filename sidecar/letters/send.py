@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import cycle
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.letters.columns import LetterMessage, message_of
 from sidecar.letters.ids import LetterIds
@@ -51,7 +51,7 @@ class LetterSender:
 
     def __init__(
         self,
-        source: RocketMqSource,
+        source: RocketMqSettings,
         plan: ReplayPlan,
         rate: int,
         ids: LetterIds,

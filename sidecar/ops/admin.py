@@ -23,7 +23,7 @@ from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.client import reachable_url, remove_address, write_address
 from sidecar.ops.history import History
-from sidecar.ops.hosts import Names
+from sidecar.ops.hosts import HostNames
 from sidecar.ops.page import POLICY, LetterKind, page
 from sidecar.ops.snapshot import StatusSnapshot
 
@@ -64,7 +64,7 @@ class _Answers:
         snapshot: Callable[[], StatusSnapshot],
         metrics: Callable[[], bytes],
         history: History,
-        names: Names | None,
+        names: HostNames | None,
         asks: Mapping[str, Ask],
         token: str,
         tokens: Mapping[str, str],
@@ -175,7 +175,7 @@ class AdminServer:
             "letters", the page has buttons for them.
         kinds: Returns the dead letters, for the page.
         key: The key of the address in the configuration, for messages.
-        names: Names of this server beside those that `Names` always takes.
+        names: Names of this server beside those that `HostNames` always takes.
         is_probe: Only `/livez` and `/readyz` are answered, with a word.
     """
 
@@ -200,7 +200,7 @@ class AdminServer:
             snapshot,
             metrics or _metrics_of(snapshot),
             self._history,
-            None if is_probe else Names((listen[0], *names)),
+            None if is_probe else HostNames((listen[0], *names)),
             asks or {},
             self._token,
             tokens or {},

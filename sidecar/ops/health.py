@@ -11,7 +11,7 @@ READY_STATES = (HEALTHY, DEGRADED)
 """States in which `/readyz` answers 200: an outage of the receiver must not take a pod out of service."""
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     """A kind of problem: its state, and the next step for a person."""
 
     state: str
@@ -24,56 +24,60 @@ _DELAY = f"check what the reason names: the disk or the folder of state.dir, Kaf
 _BROKER = f"check the broker and the network{_HEALS}"
 
 KINDS = {
-    "loop": Kind(STOPPED, "restart the daemon, and report this with its log"),
-    "ended": Kind(STOPPED, "check the log, and start the query again"),
-    "draining": Kind(STOPPED, "wait: drain_timeout limits it"),
-    "starting": Kind(STARTING, "wait; if the reason names something that is missing, provide it"),
-    "state_lost": Kind(
+    "loop": ProblemKind(STOPPED, "restart the daemon, and report this with its log"),
+    "ended": ProblemKind(STOPPED, "check the log, and start the query again"),
+    "draining": ProblemKind(STOPPED, "wait: drain_timeout limits it"),
+    "starting": ProblemKind(STARTING, "wait; if the reason names something that is missing, provide it"),
+    "state_lost": ProblemKind(
         STOPPED, "put the folder back, and the daemon resumes by itself; if it is lost for good, restart the daemon"
     ),
-    "membership": Kind(STOPPED, _BROKER),
-    "ledger": Kind(STOPPED, f"check the ledger's database, or the disk of state.dir if it is SQLite's{_HEALS}"),
-    "halted": Kind(STOPPED, f"correct the receiver, its address or its credentials{_HEALS}"),
-    "refused": Kind(STOPPED, f"correct the receiver{_HEALS}"),
-    "ids": Kind(STOPPED, _STATE_DISK),
-    "store": Kind(
+    "membership": ProblemKind(STOPPED, _BROKER),
+    "ledger": ProblemKind(STOPPED, f"check the ledger's database, or the disk of state.dir if it is SQLite's{_HEALS}"),
+    "halted": ProblemKind(STOPPED, f"correct the receiver, its address or its credentials{_HEALS}"),
+    "refused": ProblemKind(STOPPED, f"correct the receiver{_HEALS}"),
+    "ids": ProblemKind(STOPPED, _STATE_DISK),
+    "store": ProblemKind(
         STOPPED,
         f"free space on the disk of state.dir, repair it, or put back what was moved there{_HEALS}",
     ),
-    "changelog": Kind(STOPPED, _DELAY),
-    "commit": Kind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
-    "dead_letters_store": Kind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
-    "state": Kind(DEGRADED, _STATE_DISK),
-    "delay": Kind(DEGRADED, _DELAY),
-    "delay_full": Kind(DEGRADED, f"free space, raise delay.disk_max, or wait until messages are due{_HEALS}"),
-    "delay_left": Kind(
+    "changelog": ProblemKind(STOPPED, _DELAY),
+    "commit": ProblemKind(STOPPED, f"{_BROKER}; until then nothing new is sent"),
+    "dead_letters_store": ProblemKind(DEGRADED, "make space for dead letters, in state.dir or in their topic"),
+    "state": ProblemKind(DEGRADED, _STATE_DISK),
+    "delay": ProblemKind(DEGRADED, _DELAY),
+    "delay_full": ProblemKind(DEGRADED, f"free space, raise delay.disk_max, or wait until messages are due{_HEALS}"),
+    "delay_left": ProblemKind(
         DEGRADED,
         "name the topic in the configuration, and create it again if it is missing: then they are delivered; or drop "
         "them, as docs/troubleshooting.md says",
     ),
-    "state_damaged": Kind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
-    "broker": Kind(DEGRADED, _BROKER),
-    "popped": Kind(
+    "state_damaged": ProblemKind(DEGRADED, "check the disk of state.dir, and state.damaged in the log"),
+    "broker": ProblemKind(DEGRADED, _BROKER),
+    "popped": ProblemKind(
         DEGRADED, "run a member of the group with client: grpc for as long as this lasts: it delivers these messages"
     ),
-    "group": Kind(DEGRADED, f"check the receiver for that reason{_HEALS}"),
-    "commit_slow": Kind(DEGRADED, f"check the broker: its commits take long{_HEALS}"),
-    "waiting": Kind(DEGRADED, "check the receiver's speed, raise sink.http.concurrency, or add processes"),
-    "memory": Kind(DEGRADED, f"check the receiver: it accepts less than the source delivers{_HEALS}"),
-    "span": Kind(
+    "group": ProblemKind(DEGRADED, f"check the receiver for that reason{_HEALS}"),
+    "commit_slow": ProblemKind(DEGRADED, f"check the broker: its commits take long{_HEALS}"),
+    "waiting": ProblemKind(DEGRADED, "check the receiver's speed, raise sink.http.concurrency, or add processes"),
+    "memory": ProblemKind(DEGRADED, f"check the receiver: it accepts less than the source delivers{_HEALS}"),
+    "span": ProblemKind(
         DEGRADED,
         "correct what the group waits for; with Kafka, retry.park_after lets the batches of a failing group wait in a "
         "store, where they hold back no others",
     ),
-    "ids_loading": Kind(DEGRADED, "wait; if the reason names a failure, mend the disk or the rights of state.dir"),
-    "unread": Kind(DEGRADED, _BROKER),
-    "all_filtered": Kind(
+    "ids_loading": ProblemKind(
+        DEGRADED, "wait; if the reason names a failure, mend the disk or the rights of state.dir"
+    ),
+    "unread": ProblemKind(DEGRADED, _BROKER),
+    "all_filtered": ProblemKind(
         DEGRADED, "compare tags.subscribe and exclude with the tags in the reason; if none is to come, ignore this"
     ),
-    "ids_unusable": Kind(
+    "ids_unusable": ProblemKind(
         DEGRADED, "give each message one id, or correct dedup.by; meanwhile such messages are delivered, not compared"
     ),
-    "dead_letters": Kind(DEGRADED, "check the dead letters and their reasons; correct the producer or the receiver"),
+    "dead_letters": ProblemKind(
+        DEGRADED, "check the dead letters and their reasons; correct the producer or the receiver"
+    ),
 }
 """All kinds, the worst first. The words are the label `reason` of the metric `sidecar_problem`."""
 _RANK = {kind: rank for rank, kind in enumerate(KINDS)}

@@ -15,7 +15,7 @@ EVERY_S = 10.0
 KEPT_S = 1_800.0
 
 
-class Point(NamedTuple):
+class HistoryPoint(NamedTuple):
     """One instant."""
 
     consumed: float
@@ -36,7 +36,7 @@ class History:
     def __init__(self, snapshot: Callable[[], StatusSnapshot], every_s: float = EVERY_S) -> None:
         self._snapshot = snapshot
         self._every_s = every_s
-        self._points: deque[Point] = deque(maxlen=int(KEPT_S / EVERY_S))
+        self._points: deque[HistoryPoint] = deque(maxlen=int(KEPT_S / EVERY_S))
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -50,7 +50,7 @@ class History:
         if self._thread is not None:
             self._thread.join()
 
-    def points(self) -> Sequence[Point]:
+    def points(self) -> Sequence[HistoryPoint]:
         """The last half hour, oldest first; from any thread."""
         return tuple(self._points)
 
@@ -62,9 +62,9 @@ class History:
             before, before_s = now, now_s
 
 
-def _point(before: StatusSnapshot, now: StatusSnapshot, seconds: float) -> Point:
+def _point(before: StatusSnapshot, now: StatusSnapshot, seconds: float) -> HistoryPoint:
     # A partition that leaves takes its counts along in the status of Spark: less than before is no rate.
     consumed, delivered = (
         max(0, getattr(now.totals, name) - getattr(before.totals, name)) / seconds for name in ("consumed", "delivered")
     )
-    return Point(consumed, delivered, now.lag, now.held_bytes)
+    return HistoryPoint(consumed, delivered, now.lag, now.held_bytes)

@@ -17,7 +17,7 @@ PRIVATE = ("localhost", "svc", "cluster.local", "internal")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?")
 
 
-class Names:
+class HostNames:
     """What `Host` may be: an IP address, a name without a dot or in a private domain, this host's name, and others."""
 
     def __init__(self, others: Iterable[str]) -> None:

@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import confluent_kafka as ck
 import orjson
 
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import DeadLetter, Details, Original, Place, TopicPartition, group_label
 from sidecar.errors import StateError, UnavailableError
 from sidecar.sinks.formats import envelope_row
@@ -137,9 +137,9 @@ def open_dead_letters(
 
 
 def dead_letter_store(
-    place: Literal["state"] | DeadLetters,
+    place: Literal["state"] | DeadLetterSettings,
     row_format: str,
-    kafka: KafkaSource | None,
+    kafka: KafkaSettings | None,
     keeper: Keeper,
     fetch: Fetch,
     send_back: SendBack | None = None,
@@ -155,10 +155,10 @@ def dead_letter_store(
         send_back: Hands a message back; RocketMQ only.
     """
     originals = Originals(row_format, fetch)
-    if isinstance(place, DeadLetters) and place.rocketmq:
+    if isinstance(place, DeadLetterSettings) and place.rocketmq:
         assert send_back is not None
         return DeadLettersAtBroker(send_back, place.delay_level, DeadLettersInState(keeper, originals))
-    if isinstance(place, DeadLetters):
+    if isinstance(place, DeadLetterSettings):
         assert kafka is not None
         return DeadLettersInTopic(client_config(kafka), place.kafka.topic, originals)
     return DeadLettersInState(keeper, originals)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
 from sidecar.core.messages.tags import UNTAGGED
 from sidecar.core.partition.standing import Phase, Standing, standing
@@ -94,7 +94,7 @@ def _was_parked(row: PartitionOffsets) -> bool:
 def _not_recorded(settings: Settings) -> str:
     """What may have become of a settled message, of which nothing is kept here."""
     text = "its outcome is not recorded: it was delivered, or dropped as a duplicate of an earlier message"
-    if isinstance(settings.dead_letters, DeadLetters):
+    if isinstance(settings.dead_letters, DeadLetterSettings):
         text += ", or is a dead letter at the broker"
     return f"{text}, or did not match source.rocketmq.sql" if settings.source.chosen.pushed_filter else text
 

@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import SidecarError, UnavailableError

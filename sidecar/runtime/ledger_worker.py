@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import structlog
 from typing_extensions import override
 
-from sidecar.config.ledger import Ledger as LedgerSettings
+from sidecar.config.ledger import LedgerSettings
 from sidecar.core.claims import ClaimEnd, Exchanged
 from sidecar.core.effects import Claim
 from sidecar.errors import ConfigError, SidecarError, extra

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sidecar.config.model import Settings
-from sidecar.config.sinks import Sink
+from sidecar.config.sinks import SinkSection
 from sidecar.core.intake.framing import fragment_of
 from sidecar.core.intents import Intent
 from sidecar.core.json_text import loads
@@ -23,7 +23,7 @@ from sidecar.errors import ConfigError
 from sidecar.runtime.build import build_reading, due_reader_of
 from sidecar.sinks.http import HttpSink
 
-ANY_SINK = Sink.model_validate({"http": {"url": "http://localhost/"}})
+ANY_SINK = SinkSection.model_validate({"http": {"url": "http://localhost/"}})
 SCOPE = "00000000"
 """In the place of the scope of names, which depends on the broker."""
 _TEXTS = ("key", "value")

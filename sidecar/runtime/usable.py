@@ -10,7 +10,7 @@ from typing import Any
 
 from sidecar.config.base import TlsFiles
 from sidecar.config.document import KeyPath
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
 from sidecar.config.table.layout import lies_in
 from sidecar.errors import ConfigError
@@ -73,7 +73,7 @@ def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
         (ck.Consumer, consumer_config(kafka, plan_memory(settings.memory.budget_bytes).queue_bytes)),
         (ck.Consumer, fetcher_config(common)),
     ]
-    if isinstance(letters, DeadLetters) and letters.kafka:
+    if isinstance(letters, DeadLetterSettings) and letters.kafka:
         configs.append((ck.Producer, producer_config(common)))
     return refused(kafka.properties, configs)
 

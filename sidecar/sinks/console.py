@@ -6,14 +6,14 @@ import errno
 import os
 import threading
 
-from sidecar.config.sinks import ConsoleSink as ConsoleSettings
+from sidecar.config.sinks import ConsoleSinkSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Framer, Verdict
 from sidecar.sinks.base import Context
 from sidecar.sinks.formats import FormatName, body_chunks, make_framer
 
 
-def build(settings: ConsoleSettings, context: Context) -> ConsoleSink:
+def build(settings: ConsoleSinkSettings, context: Context) -> ConsoleSink:
     """The sink of these settings."""
     return ConsoleSink(make_framer(settings.format, context.columns, context.tags_of), settings.format)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sidecar import files, threads
-from sidecar.config.sinks import DeltaSink as DeltaSettings
+from sidecar.config.sinks import DeltaSinkSettings
 from sidecar.config.table.layout import TableLayout, layout_of
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
@@ -32,7 +32,7 @@ NOTES: Final = "table-maintenance.json"
 BY_DEFAULT: Final = TableLayout(section="sink.delta")
 
 
-def build(settings: DeltaSettings, context: Context) -> DeltaSink:
+def build(settings: DeltaSinkSettings, context: Context) -> DeltaSink:
     """The sink of these settings.
 
     Raises:

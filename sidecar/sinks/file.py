@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from sidecar import files
-from sidecar.config.sinks import FileSink as FileSettings
+from sidecar.config.sinks import FileSinkSettings
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, Framer, Verdict, group_label
 from sidecar.errors import ConfigError, StateError
@@ -24,7 +24,7 @@ NAMES_MAX = 100_000
 log = structlog.get_logger()
 
 
-def build(settings: FileSettings, context: Context) -> FileSink:
+def build(settings: FileSinkSettings, context: Context) -> FileSink:
     """The sink of these settings; a repair of the file is logged.
 
     Raises:

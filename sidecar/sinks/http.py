@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
-from sidecar.config.sinks import Auth
-from sidecar.config.sinks import HttpSink as HttpSettings
+from sidecar.config.sinks import Auth, HttpSinkSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Framer, Verdict, group_label
 from sidecar.dialer import Dialer
@@ -35,7 +34,7 @@ class UnconnectedError(OSError):
     """No connection came about, so nothing was sent."""
 
 
-def build(settings: HttpSettings, context: Context) -> HttpSink:
+def build(settings: HttpSinkSettings, context: Context) -> HttpSink:
     """The sink of these settings.
 
     Raises:
@@ -51,7 +50,7 @@ def build(settings: HttpSettings, context: Context) -> HttpSink:
     )
 
 
-def endpoint_of(settings: HttpSettings) -> Endpoint:
+def endpoint_of(settings: HttpSinkSettings) -> Endpoint:
     """Address, certificates and credentials.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from sidecar import files
-from sidecar.config.sinks import SparkSink as SparkSettings
+from sidecar.config.sinks import SparkSinkSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 from sidecar.errors import ConfigError, SidecarError, StateError, ZoneError
@@ -26,7 +26,7 @@ WRITER_FILE = "zone-writer"
 """Name of the file in the state folder."""
 
 
-def build(settings: SparkSettings, context: Context) -> SparkSink:
+def build(settings: SparkSinkSettings, context: Context) -> SparkSink:
     """The sink of these settings.
 
     Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from sidecar.config.source.section import Source as Settings
+from sidecar.config.source.section import SourceSection as Settings
 from sidecar.core.claims import Exchanged
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sources.base import Source, Tell

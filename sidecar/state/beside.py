@@ -18,7 +18,7 @@ from sidecar.errors import NoStateError, StateError
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, FREE_PAGES_RETURNED_MAX, text_of
 from sidecar.state.interface import Damage, StoredLetter
 from sidecar.state.letters import SELECT, is_sound, letter_of, storable, unstored
-from sidecar.state.schema import DamagedError, DatabaseRow, written_version
+from sidecar.state.schema import DamagedStateError, DatabaseRow, written_version
 
 DELETED_AT_ONCE = 1_000
 """Letters deleted in one transaction, for which the daemon waits."""
@@ -79,7 +79,7 @@ class Totals(NamedTuple):
     """The id of the newest, 0 if there is none."""
 
 
-class Kind(NamedTuple):
+class LettersOfKind(NamedTuple):
     """Dead letters of a group whose reasons begin alike."""
 
     group: str
@@ -137,7 +137,7 @@ class LettersBeside:
             written_version(self._connection)
         except sqlite3.Error as error:
             raise self._error("open", error) from error
-        except DamagedError as error:
+        except DamagedStateError as error:
             self.close()
             raise StateError(f"cannot use {self._path}: {error}", hint="check state.dir") from error
 
@@ -195,14 +195,14 @@ class LettersBeside:
         """Changes with each letter that is stored or deleted."""
         return self.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
 
-    def kinds(self, limit: int) -> list[Kind]:
+    def kinds(self, limit: int) -> list[LettersOfKind]:
         """What letters there are, the most frequent kinds first, at most `limit`."""
         sql = (
             "SELECT group_name, substr(said, 1, instr(said || ': ', ': ') - 1) AS kind, count(*), min(first_at_ms), "
             "max(first_at_ms), max(id) FROM (SELECT *, CAST(reason AS TEXT) AS said FROM dead_letters) "
             "GROUP BY group_name, kind ORDER BY count(*) DESC, group_name, kind LIMIT ?"
         )
-        return [Kind(unstored(name), *rest) for name, *rest in self.rows(sql, [limit])]
+        return [LettersOfKind(unstored(name), *rest) for name, *rest in self.rows(sql, [limit])]
 
     def page(self, chosen: Chosen, limit: int, after: int = 0) -> list[StoredLetter]:
         """The chosen letters with an id above `after`, in order of arrival, at most `limit`."""

@@ -16,7 +16,7 @@ from sidecar.state.aside import set_aside
 from sidecar.state.folder import StateFolder, state_error
 from sidecar.state.interface import Damage
 from sidecar.state.presence import Presence
-from sidecar.state.schema import DamagedError, DatabaseRow
+from sidecar.state.schema import DamagedStateError, DatabaseRow
 
 DATABASE_FILE = "state.db"
 BUSY_TIMEOUT_MS = 5_000
@@ -58,11 +58,11 @@ class Database:
     def _open(self) -> None:
         try:
             self._writer = self._connect_sound()
-        except DamagedError as error:
+        except DamagedStateError as error:
             self._on_damage(set_aside(self._folder, self.path, str(error)))
             try:
                 self._writer = self._connect_sound()
-            except DamagedError as again:
+            except DamagedStateError as again:
                 raise StateError(
                     f"state folder: a new {self.path} is damaged immediately: {again}", hint="check the disk"
                 ) from again
@@ -93,7 +93,7 @@ class Database:
             _close_quietly(connection)
             if isinstance(error, sqlite3.Error) and _primary_code(error) not in _OPENING_CODES:
                 raise self._state_error("open", error) from error
-            raise DamagedError(str(error)) from error
+            raise DamagedStateError(str(error)) from error
         except BaseException:
             _close_quietly(connection)
             raise

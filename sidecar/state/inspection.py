@@ -21,14 +21,13 @@ from sidecar.state import schema
 from sidecar.state.aside import files_set_aside
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, checksum, text_of
 from sidecar.state.folder import holder_of, state_error
-from sidecar.state.ids.file import DamagedError as DamagedIdsError
-from sidecar.state.ids.file import keys_in, open_run
+from sidecar.state.ids.file import DamagedIdsError, keys_in, open_run
 from sidecar.state.ids.files import FOLDER
 from sidecar.state.ids.places import folder_name, found, generation_of
 from sidecar.state.ids.store import begun_of, listed_of
 from sidecar.state.letters import SELECT
 from sidecar.state.offset_map import state_of
-from sidecar.state.schema import DamagedError
+from sidecar.state.schema import DamagedStateError
 
 _TP = "topic, partition, broker"
 _PLACE = "topic || ':' || CASE broker WHEN '' THEN '' ELSE broker || ':' END || partition"
@@ -43,7 +42,7 @@ ROWS = {
 """By kind: where a row is, the columns under its checksum, and the checksum."""
 
 
-class Held(NamedTuple):
+class HeldInFolder(NamedTuple):
     """What the folder holds of a partition, or of the delayed messages of one.
 
     Args:
@@ -84,7 +83,7 @@ class Content(NamedTuple):
     file_bytes: int
     cluster_id: str
     group_id: str
-    partitions: list[Held]
+    partitions: list[HeldInFolder]
     dead_letters: int
     dead_letter_bytes: int
     set_aside: list[str]
@@ -175,7 +174,7 @@ class Inspection:
         with self._opened() as connection:
             try:
                 version = schema.written_version(connection)
-            except DamagedError as error:
+            except DamagedStateError as error:
                 raise StateError(f"cannot use {self._path}: {error}", hint="check state.dir") from error
             (identity,) = connection.execute("SELECT max(value) FROM meta WHERE name = 'identity'").fetchone()
             cluster_id, group_id = loads(identity or '["", ""]')
@@ -193,7 +192,7 @@ class Inspection:
                 set_aside=[file.name for file in files_set_aside(self._path)],
             )
 
-    def _partitions(self, connection: sqlite3.Connection) -> list[Held]:
+    def _partitions(self, connection: sqlite3.Connection) -> list[HeldInFolder]:
         held: defaultdict[TopicPartition, dict[str, Any]] = defaultdict(dict)
         for *place, watermark, younger, older in connection.execute(
             f"SELECT {_TP}, watermark, younger, older FROM partitions"
@@ -224,7 +223,7 @@ class Inspection:
             held[tp] |= {
                 "ids": ids[tp], "id_bytes": size[tp], "generations": len(generations[tp]), "since_ms": since,
             }  # fmt: skip
-        return [Held(tp, **held[tp]) for tp in sorted(held)]
+        return [HeldInFolder(tp, **held[tp]) for tp in sorted(held)]
 
     # Whether it is sound
 
@@ -237,7 +236,7 @@ class Inspection:
         with self._opened() as connection:
             try:
                 schema.check_fully(connection)
-            except (DamagedError, UnicodeDecodeError, sqlite3.DatabaseError) as error:
+            except (DamagedStateError, UnicodeDecodeError, sqlite3.DatabaseError) as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 yield Fault("database", str(self._path), str(error))

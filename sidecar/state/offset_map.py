@@ -199,7 +199,7 @@ def _content(text: str) -> _Content | None:
         if (magic, version) != (MAGIC, VERSION) or zlib.crc32(body) != crc:
             return None
         identity = _IDENTITY.unpack_from(body)
-        reader = _Reader(body[_IDENTITY.size :])
+        reader = _OffsetReader(body[_IDENTITY.size :])
         state = _read(reader)
         stamp, parent = reader.stamp(), reader.stamp()
         state.tries.update(reader.tries(list(_places(state.lanes))))
@@ -228,7 +228,7 @@ def _put_stamp(out: bytearray, stamp: Stamp) -> None:
     _put(out, stamp.number)
 
 
-class _Reader:
+class _OffsetReader:
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._at = 0
@@ -287,7 +287,7 @@ class _Reader:
             yield self.taken(KEY_BYTES)
 
 
-def _read(reader: _Reader) -> PartitionState:
+def _read(reader: _OffsetReader) -> PartitionState:
     base, ahead, shared_from, shared, lanes = (reader.number() for _ in range(5))
     found_shared = []
     for _ in range(shared):

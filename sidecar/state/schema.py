@@ -45,7 +45,7 @@ CREATE TRIGGER dead_letter_deleted AFTER DELETE ON dead_letters BEGIN
 """
 
 
-class DamagedError(Exception):
+class DamagedStateError(Exception):
     """The file is no sound database of this program; the text has the reason."""
 
 
@@ -83,7 +83,7 @@ def written_version(connection: sqlite3.Connection) -> int:
     """
     if version := version_of(connection):
         return version
-    raise DamagedError("it is empty")
+    raise DamagedStateError("it is empty")
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -100,7 +100,7 @@ def version_of(connection: sqlite3.Connection) -> int:
         return 0
     # The version is stored in two places, so that a flipped bit is not taken for a newer program.
     if application != APPLICATION_ID + version or version < 1:
-        raise DamagedError(f"not a state file (user_version {version}, application_id {application})")
+        raise DamagedStateError(f"not a state file (user_version {version}, application_id {application})")
     if version > SCHEMA_VERSION:
         raise StateError(
             f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
@@ -139,7 +139,7 @@ def _check_pages(connection: sqlite3.Connection, how: str) -> None:
     theirs = {table for _, _, table, _ in _objects(connection)} - ours
     checks = [connection.execute(f"PRAGMA {how}('{name}')").fetchone()[0] for name in sorted(ours)]
     if not theirs or len(faults) == MESSAGES_MAX or any(text != "ok" for text in checks) or _is_structural(faults):
-        raise DamagedError(faults[0])
+        raise DamagedStateError(faults[0])
 
 
 def _is_structural(complaints: Sequence[str]) -> bool:
@@ -164,14 +164,14 @@ def _missing(connection: sqlite3.Connection) -> list[str]:
     missing = []
     for kind, name, table, sql in _expected_objects():
         if there.get((kind, name), (table, sql)) != (table, sql) or (kind == "table" and (kind, name) not in there):
-            raise DamagedError("its tables are not those of a state file")
+            raise DamagedStateError("its tables are not those of a state file")
         if (kind, name) not in there:
             missing.append(sql)
     ours = {(kind, name) for kind, name, *_ in _expected_objects()}
     if any(
         "dead_letter_totals" in str(sql) for key, (_, sql) in there.items() if key[0] == "trigger" and key not in ours
     ):
-        raise DamagedError("a trigger of its tables has another name")
+        raise DamagedStateError("a trigger of its tables has another name")
     return missing
 
 

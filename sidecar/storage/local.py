@@ -129,6 +129,6 @@ class LocalLog:
         for first in firsts:
             files.remove(self._root / self.name(first))
 
-    def open(self, first: int) -> files.Lines:
+    def open(self, first: int) -> files.LineFile:
         """See `LineLog`."""
-        return files.Lines(self._root / self.name(first))
+        return files.LineFile(self._root / self.name(first))

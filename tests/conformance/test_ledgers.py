@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sidecar import postgresql as connections
-from sidecar.config.ledger import Ledger as Settings
+from sidecar.config.ledger import LedgerSettings as Settings
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError

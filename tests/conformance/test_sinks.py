@@ -14,7 +14,7 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from sidecar.config.sinks import Sink as SinkSettings
+from sidecar.config.sinks import SinkSection as SinkSettings
 from sidecar.core.intents import Intent
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict

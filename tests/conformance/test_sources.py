@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource
-from sidecar.config.source.section import Source as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings
+from sidecar.config.source.section import SourceSection as Settings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
@@ -50,7 +50,7 @@ def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Origin:
 def test_every_source_of_the_settings_is_here() -> None:
     """Each source that a file may name, and each client, is in this suite."""
     named = set(Settings.keys().values())
-    clients = set(get_args(RocketMqSource.model_fields["client"].annotation))
+    clients = set(get_args(RocketMqSettings.model_fields["client"].annotation))
     assert {"simulated"} | clients | named - {"rocketmq"} == set(SOURCES)
 
 

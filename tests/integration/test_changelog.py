@@ -19,8 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from sidecar.config.delay import Changelog as ChangelogSettings
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.delay import ChangelogSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record
 from sidecar.delay.changelog.kafka.producer import KafkaChangelog
@@ -83,7 +83,7 @@ class Member:
         given = {"bootstrap_servers": bootstrap, "group_id": group, "topics": [source], "properties": properties}
         self.source = source
         self.told: list[tuple[str, str, Any]] = []
-        kafka = KafkaSource.model_validate(given)
+        kafka = KafkaSettings.model_validate(given)
         changelog = ChangelogSettings(topic=template)
         self.topics = Topics(kafka, changelog, lambda *event: self.told.append(event))
         self.restorer = KafkaRestorer(self.topics, patience_s=5.0)

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 import pytest
 import sidecar_fastlane as fastlane
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.source import KafkaSource

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import NewTopic
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.sources.kafka.group import evict
 from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce, unique
 from tests.support.process import Daemon, wait_until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.errors import CredentialsError, UnavailableError
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from tests.support.certificates import Certificates, make_certificates

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from sidecar.sources.rocketmq.grpc.leases import EXTEND_AHEAD_S, EXTENDED_S, INVISIBLE_S
 from sidecar.sources.rocketmq.leased.held import EXTEND_EVERY_S

@@ -12,7 +12,7 @@ import orjson
 import psutil
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.cluster import NativeCluster
 from sidecar.sources.rocketmq.progress import QueueMark

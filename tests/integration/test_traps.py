@@ -13,7 +13,7 @@ import orjson
 import pytest
 from kafka import KafkaProducer
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition

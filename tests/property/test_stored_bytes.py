@@ -172,7 +172,7 @@ def read_id_file(raw: bytes) -> None:
         path.write_bytes((head + total).ljust(4096, b"\0") + rest + sums)
         try:
             run = id_file.open_run(path)
-        except id_file.DamagedError as error:
+        except id_file.DamagedIdsError as error:
             raise ValueError from error
         id_file.keys_in(path)
         run.contains(mixed(range(-50, 50)))

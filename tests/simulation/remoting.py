@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.state.interface import ProgressKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.spark.ranges.kafka import EARLIEST, KafkaRanges
 from tests.support.kafka import Broker, MakeTopic, produce
 from tests.support.produce import Outgoing
@@ -13,7 +13,7 @@ from tests.support.produce import Outgoing
 def test_a_checkpoint_begins_where_the_daemon_stands(kafka: Broker, make_topic: MakeTopic, group: str) -> None:
     """Of all topics that are meant: what is committed, else the start, None if new; what the log lacks is told."""
     topic = make_topic(4)
-    settings = KafkaSource.model_validate(
+    settings = KafkaSettings.model_validate(
         {"bootstrap_servers": kafka.bootstrap, "topics": [f"^{topic[:-2]}"], "group_id": group}
     )
     broker = KafkaRanges(settings, "", "state", "envelope")

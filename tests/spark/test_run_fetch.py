@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.columns import KafkaColumns
@@ -14,12 +14,12 @@ from tests.support.kafka import Broker, produce, produce_transaction
 from tests.support.produce import Outgoing
 
 
-def source(broker: Broker, topic: str, group: str) -> KafkaSource:
+def source(broker: Broker, topic: str, group: str) -> KafkaSettings:
     """What is read."""
-    return KafkaSource.model_validate({"bootstrap_servers": broker.bootstrap, "topics": [topic], "group_id": group})
+    return KafkaSettings.model_validate({"bootstrap_servers": broker.bootstrap, "topics": [topic], "group_id": group})
 
 
-def read(settings: KafkaSource, topic: str, start: int, end: int) -> list[tuple[int, bytes | None]]:
+def read(settings: KafkaSettings, topic: str, start: int, end: int) -> list[tuple[int, bytes | None]]:
     """Offset and value of all messages of a range."""
     columns, runs = KafkaColumns(), list(fetch(settings, TopicPartition(topic, 0), start, end))
     for run in runs:

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from sidecar.cli import main
 from sidecar.config.model import Settings
 from sidecar.config.schema import options
-from sidecar.config.source.kafka import KafkaSource
-from sidecar.config.source.section import Source
+from sidecar.config.source.kafka import KafkaSettings
+from sidecar.config.source.section import SourceSection
 from sidecar.spark.run.job import SparkRun
 from sidecar.spark.run.kafka_options import client_options, start_options, topic_options, trigger_options
 from sidecar.spark.run.pinned import rules_of
@@ -36,9 +36,9 @@ spark: {checkpoint: /tmp/checkpoint}
 SHARED = "dedup: {by: key, ledger: {postgresql: {url: 'postgresql://u@h/d'}}}\n"
 
 
-def kafka(**change: Any) -> KafkaSource:
+def kafka(**change: Any) -> KafkaSettings:
     """A source with these changes."""
-    return KafkaSource.model_validate({"bootstrap_servers": "h:1", "group_id": "g", "topics": ["orders"], **change})
+    return KafkaSettings.model_validate({"bootstrap_servers": "h:1", "group_id": "g", "topics": ["orders"], **change})
 
 
 def check(tmp_path: Path, text: str) -> tuple[int, str]:
@@ -105,7 +105,7 @@ def test_what_is_told_to_be_pinned_is_pinned() -> None:
     """The keys that the table of docs/spark.md calls pinned are those whose change is refused, and no others."""
     told = {option.name for option in options() if re.search(r"\bpinned\b", option.on_spark)}
     settings = make_settings("http://localhost:1/", dedup={"by": "key", "ledger": {"sqlite": {}}})
-    source = Source.model_validate({"rocketmq": {"name_servers": "localhost:1", "group": "g", "topics": ["t"]}})
+    source = SourceSection.model_validate({"rocketmq": {"name_servers": "localhost:1", "group": "g", "topics": ["t"]}})
     from_rocketmq = settings.model_copy(update={"source": source})
     rules = (rules_of(settings).keys() | rules_of(from_rocketmq).keys()) - {"version"}
     assert {rule for rule in rules if not any(f"{rule}.".startswith(f"{key}.") for key in told)} == set()

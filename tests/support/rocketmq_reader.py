@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.state.interface import State

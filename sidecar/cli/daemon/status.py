@@ -10,7 +10,7 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.printing import Column, Listing, line, numbers, show
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, line, numbers, show
 from sidecar.config.document import FILE_PREFIX, KeyPath, expand, parse
 from sidecar.config.state_dir import default_dir
 from sidecar.core.books import BOOKS
@@ -129,7 +129,9 @@ def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
         line(f"{memory}, {stored}"),
         *map(line, _refused(snapshot.get("tags_refused"))),
         *map(line, _lane(snapshot.get("lane"))),
-        Listing([Column("partition"), *numbers("watermark", "position", "lag", *BOOKS)], [*rows, _all(snapshot)]),
+        FittedTable(
+            [FittedColumn("partition"), *numbers("watermark", "position", "lag", *BOOKS)], [*rows, _all(snapshot)]
+        ),
         *map(line, _reloaded(snapshot.get("reload"))),
         *(line(_waiting(wait)) for wait in snapshot["retrying"]),
         *(line(_holding(block)) for block in snapshot["blocking"]),

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from sidecar.cli import example
 from sidecar.cli.shared.output import say
 from sidecar.config.loader import InvalidConfigError, load
-from sidecar.config.sinks import HttpSink
-from sidecar.config.source.kafka import KafkaSource
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.sinks import HttpSinkSettings
+from sidecar.config.source.kafka import KafkaSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.config.state_dir import default_dir
 from sidecar.errors import StateError
 
@@ -145,7 +145,7 @@ def init(
 
 
 def _answers(servers: str | None, topics: str | None, group: str | None, url: str | None, *, is_kafka: bool) -> Answers:
-    source = KafkaSource if is_kafka else RocketMqSource
+    source = KafkaSettings if is_kafka else RocketMqSettings
     keys = ("bootstrap_servers", "group_id") if is_kafka else ("name_servers", "group")
     good: dict[str, Any] = {keys[0]: "localhost:1", keys[1]: "g", "topics": ["t"]}
 
@@ -182,7 +182,7 @@ def _value(flag: str, question: str, given: str | None, read: Callable[[str], Va
 
 
 def _url(text: str) -> str:
-    _check(HttpSink, {"url": text.strip()})
+    _check(HttpSinkSettings, {"url": text.strip()})
     return text.strip()
 
 

@@ -10,8 +10,8 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say_json
-from sidecar.cli.shared.places import Place
-from sidecar.cli.shared.printing import Column, Listing, show
+from sidecar.cli.shared.places import MessagePlace
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, show
 from sidecar.config.base import HIDDEN
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
@@ -79,9 +79,9 @@ def _fields(settings: Settings, request: SampleRequest, secret: set[str]) -> dic
 
 
 def _print(settings: Settings, decisions: list[Decision], requests: list[SampleRequest], secret: set[str]) -> None:
-    tags, why = Column("tags", prose=True), Column("why", prose=True)
+    tags, why = FittedColumn("tags", prose=True), FittedColumn("why", prose=True)
     cells = ((_place(each), ", ".join(each.tags), each.outcome, each.group or "", each.why) for each in decisions)
-    show(Listing([Column("message"), tags, Column("outcome"), Column("group"), why], cells))
+    show(FittedTable([FittedColumn("message"), tags, FittedColumn("outcome"), FittedColumn("group"), why], cells))
     http = settings.sink.http
     for request in requests:
         show("")
@@ -98,4 +98,4 @@ def _print(settings: Settings, decisions: list[Decision], requests: list[SampleR
 
 
 def _place(each: Decision) -> str:
-    return str(Place(each.message.tp, each.message.offset))
+    return str(MessagePlace(each.message.tp, each.message.offset))

@@ -13,7 +13,7 @@ from sidecar.core.records import TopicPartition
 _PLACE = re.compile(r"([^:]+):(?:([^:]+):)?(\d+):(\d+)")
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """A message at the source."""
 
     tp: TopicPartition
@@ -23,15 +23,15 @@ class Place(NamedTuple):
         return f"{self.tp.topic}:{self.tp.queue}:{self.offset}"
 
 
-class _PlaceType(click.ParamType[Place]):
+class _PlaceType(click.ParamType[MessagePlace]):
     name = "PLACE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessagePlace:
         match = _PLACE.fullmatch(value)
         if not match:
             self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET, as in `sidecar delay list` and in rows", param, ctx)
         topic, broker, partition, offset = match.groups(default="")
-        return Place(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
+        return MessagePlace(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
 
 
 place_argument = click.argument("place", type=_PlaceType(), metavar="TOPIC:PARTITION:OFFSET")

@@ -41,7 +41,7 @@ class TimeType(click.ParamType[int]):
         return at_ms
 
 
-class Column(NamedTuple):
+class FittedColumn(NamedTuple):
     """A column of a listing, which is never cut.
 
     Args:
@@ -53,12 +53,12 @@ class Column(NamedTuple):
     prose: bool = False
 
 
-def numbers(*names: str) -> list[Column]:
+def numbers(*names: str) -> list[FittedColumn]:
     """Columns of numbers."""
-    return [Column(name, number=True) for name in names]
+    return [FittedColumn(name, number=True) for name in names]
 
 
-class Listing:
+class FittedTable:
     """Rows as a table, if the screen has the width for each number, time and place; otherwise each row on own lines.
 
     Args:
@@ -66,7 +66,7 @@ class Listing:
         rows: A value for each column; None is a `-`.
     """
 
-    def __init__(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    def __init__(self, columns: Sequence[FittedColumn], rows: Iterable[Sequence[object]]) -> None:
         self._columns = columns
         self._rows = [["-" if value is None else shown(str(value)) for value in row] for row in rows]
 

@@ -11,7 +11,7 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.printing import Column, Listing, TimeType, agreed, numbers, progress
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, TimeType, agreed, numbers, progress
 from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
@@ -90,11 +90,11 @@ def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: b
             for letter in letters.each(picked, after, limit):
                 say_json(outline(letter))
             return
-        columns = map(Column, ("first tried", "message", "group", "status"))
+        columns = map(FittedColumn, ("first tried", "message", "group", "status"))
         rows = [_cells(letter) for letter in letters.each(picked, after, limit)]
         totals, last = letters.totals(picked), int(rows[-1][0]) if rows else after
         show_(
-            Listing([*numbers("id"), *columns, Column("reason", prose=True)], rows),
+            FittedTable([*numbers("id"), *columns, FittedColumn("reason", prose=True)], rows),
             f"{told(totals)} in all" + (f"; the next have --after {last}" if last not in (0, totals.last_id) else ""),
         )
         if letters.foreign:

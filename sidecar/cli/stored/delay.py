@@ -11,8 +11,8 @@ import click
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import answered, counted, held_now, listed, owner_of
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.places import Place, place_argument
-from sidecar.cli.shared.printing import Column, Listing, TimeType, numbers
+from sidecar.cli.shared.places import MessagePlace, place_argument
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, TimeType, numbers
 from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
@@ -88,7 +88,9 @@ def count(path: str, sought: dict[str, Any], as_json: bool) -> None:
         say_json(held)
         return
     counts = {**{text: held["due"][label] for label, text in DUE_WITHIN.items()}, "all": held["held"]}
-    table = Listing([Column("due"), *numbers("messages")], [(text, f"{number:,}") for text, number in counts.items()])
+    table = FittedTable(
+        [FittedColumn("due"), *numbers("messages")], [(text, f"{number:,}") for text, number in counts.items()]
+    )
     of_store = f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk" if is_all else ""
     show_(table, *filter(None, [of_store]))
 
@@ -106,14 +108,14 @@ def list_(path: str, sought: dict[str, Any], limit: int, as_json: bool) -> None:
     if as_json:
         say_json(answer)
         return
-    columns = [Column("due"), Column("message"), *numbers("bytes")]
-    show_(Listing(columns, ((row["due"], _place(row), f"{row['bytes']:,}") for row in answer["messages"])))
+    columns = [FittedColumn("due"), FittedColumn("message"), *numbers("bytes")]
+    show_(FittedTable(columns, ((row["due"], _place(row), f"{row['bytes']:,}") for row in answer["messages"])))
     if not answer["is_all"]:
         show_(f"there are more: use --from {answer['messages'][-1]['due']} for the next")
 
 
-def _place(row: dict[str, Any]) -> Place:
-    return Place(TopicPartition(row["topic"], row["partition"], row.get("broker", "")), row["offset"])
+def _place(row: dict[str, Any]) -> MessagePlace:
+    return MessagePlace(TopicPartition(row["topic"], row["partition"], row.get("broker", "")), row["offset"])
 
 
 def _refuse_unknown(settings: Settings, sought: dict[str, Any]) -> None:
@@ -129,7 +131,7 @@ def _refuse_unknown(settings: Settings, sought: dict[str, Any]) -> None:
 @config_option
 @place_argument
 @due_option
-def show(path: str, place: Place, due_ms: int) -> None:
+def show(path: str, place: MessagePlace, due_ms: int) -> None:
     """Print a message that is held, as one JSON object."""
     answer = _ask_one(path, "show", place, due_ms)
     say_json({"due": answer["due"], **answer["message"]})
@@ -139,7 +141,7 @@ def show(path: str, place: Place, due_ms: int) -> None:
 @config_option
 @place_argument
 @due_option
-def cancel(path: str, place: Place, due_ms: int) -> None:
+def cancel(path: str, place: MessagePlace, due_ms: int) -> None:
     """Cancel a message that is held: it is never delivered. Once this succeeds, no crash undoes it."""
     _change(path, "cancel", place, due_ms)
 
@@ -148,17 +150,17 @@ def cancel(path: str, place: Place, due_ms: int) -> None:
 @config_option
 @place_argument
 @due_option
-def release(path: str, place: Place, due_ms: int) -> None:
+def release(path: str, place: MessagePlace, due_ms: int) -> None:
     """Deliver a message now that is held. Once this succeeds, no crash undoes it."""
     _change(path, "release", place, due_ms)
 
 
-def _change(path: str, name: str, place: Place, due_ms: int) -> None:
+def _change(path: str, name: str, place: MessagePlace, due_ms: int) -> None:
     answer = _ask_one(path, name, place, due_ms)
     say(f"{place} is {answer['outcome']}, it was due at {answer['due']}")
 
 
-def _ask_one(path: str, name: str, place: Place, due_ms: int) -> dict[str, Any]:
+def _ask_one(path: str, name: str, place: MessagePlace, due_ms: int) -> dict[str, Any]:
     settings, tp = load(path, refusals=refused_by_client), place.tp
     fields = {"topic": tp.topic, "partition": tp.partition, "broker": tp.broker, "offset": place.offset}
     answer = answered(settings, name, {**fields, "due_ms": due_ms})

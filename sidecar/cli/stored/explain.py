@@ -11,7 +11,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import answered
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.places import Place, place_argument
+from sidecar.cli.shared.places import MessagePlace, place_argument
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, UnavailableError
@@ -23,7 +23,7 @@ from sidecar.runtime.usable import refused_by_client
 @config_option
 @place_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def explain(path: str, place: Place, as_json: bool) -> None:
+def explain(path: str, place: MessagePlace, as_json: bool) -> None:
     """Tell what became of a message: filtered, open, being sent, parked, held, a dead letter, or settled.
 
     With RocketMQ the place is TOPIC:BROKER:QUEUE:OFFSET, or without the broker if there is only one.
@@ -35,7 +35,7 @@ def explain(path: str, place: Place, as_json: bool) -> None:
 
     settings = load(path, refusals=refused_by_client)
     tp, found = explained(settings, place.tp, place.offset)
-    place = Place(tp, place.offset)
+    place = MessagePlace(tp, place.offset)
     found = _parked(settings, place, _delayed(settings, place, found))
     failing = _failing(settings, found)
     if as_json:
@@ -52,7 +52,7 @@ def explain(path: str, place: Place, as_json: bool) -> None:
         say(f"  sidecar dead-letters show -c {path} {found.letter}")
 
 
-def _delayed(settings: Settings, place: Place, found: Explained) -> Explained:
+def _delayed(settings: Settings, place: MessagePlace, found: Explained) -> Explained:
     """With what the store of delayed messages says, which is asked or read."""
     if found.due_ms is None:
         return found
@@ -68,7 +68,7 @@ def _delayed(settings: Settings, place: Place, found: Explained) -> Explained:
     return found._replace(why=f"{found.why}; whether it is still held is not known here ({answer['outcome']})")
 
 
-def _parked(settings: Settings, place: Place, found: Explained) -> Explained:
+def _parked(settings: Settings, place: MessagePlace, found: Explained) -> Explained:
     """With the parked part that it is in, for which the store is asked or read."""
     if not found.may_be_parked:
         return found
@@ -88,7 +88,7 @@ def _parked(settings: Settings, place: Place, found: Explained) -> Explained:
     return found
 
 
-def _asked(place: Place, due_ms: int) -> dict[str, Any]:
+def _asked(place: MessagePlace, due_ms: int) -> dict[str, Any]:
     return {**place.tp.fields(), "broker": place.tp.broker, "offset": place.offset, "due_ms": due_ms}
 
 

@@ -8,7 +8,7 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say_json
-from sidecar.cli.shared.printing import Column, Listing, agreed, numbers
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, agreed, numbers
 from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.core.messages.instants import parse_instant
@@ -19,7 +19,7 @@ from sidecar.runtime.queue_offsets import QueueOffsets, offsets_of
 from sidecar.runtime.usable import refused_by_client
 
 
-class Target(NamedTuple):
+class OffsetTarget(NamedTuple):
     """Where a reset goes."""
 
     word: str = ""
@@ -28,20 +28,20 @@ class Target(NamedTuple):
     offset: int | None = None
 
 
-class _TargetType(click.ParamType[Target]):
+class _TargetType(click.ParamType[OffsetTarget]):
     name = "TARGET"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> OffsetTarget:
         if value in ("earliest", "latest"):
-            return Target(word=value)
+            return OffsetTarget(word=value)
         if value.isdecimal():
-            return Target(offset=int(value))
+            return OffsetTarget(offset=int(value))
         at_ms = parse_instant(value.encode())
         if at_ms is None:
             self.fail(
                 f"{value!r} is neither earliest, latest, an offset, nor a time like 2027-01-31T12:00:00Z", param, ctx
             )
-        return Target(at_ms=at_ms)
+        return OffsetTarget(at_ms=at_ms)
 
 
 class Move(NamedTuple):
@@ -85,11 +85,11 @@ def show(path: str, as_json: bool) -> None:
         listed = [{**row.tp.fields(), **_fields(row)} for row in rows]
         say_json({"group_id": settings.source.group_id, "members": members, "partitions": listed})
         return
-    columns = [*numbers("committed", "seen", "log start", "log end", "lag"), Column("committed by", prose=True)]
+    columns = [*numbers("committed", "seen", "log start", "log end", "lag"), FittedColumn("committed by", prose=True)]
     cells = [(_place(row), row.committed, row.seen, row.low, row.high, row.lag, row.writer) for row in rows]
     show_(
         f"{settings.source.group_id}: {', '.join(members) or 'no member'}",
-        Listing([Column("partition"), *columns], cells),
+        FittedTable([FittedColumn("partition"), *columns], cells),
     )
 
 
@@ -105,7 +105,13 @@ def show(path: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only tell what would come of it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(
-    path: str, target: Target, topic: str | None, partition: int | None, broker: str | None, dry_run: bool, yes: bool
+    path: str,
+    target: OffsetTarget,
+    topic: str | None,
+    partition: int | None,
+    broker: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Set the offsets from which the group goes on; no member may be alive.
 
@@ -130,7 +136,7 @@ def reset(
         cells = [(_place(move.before), move.before.committed, move.to, move.again, move.passed) for move in moves]
         again, passed = sum(move.again for move in moves), sum(move.passed for move in moves)
         show_(
-            Listing([Column("partition"), *columns], cells),
+            FittedTable([FittedColumn("partition"), *columns], cells),
             f"up to {again:,} messages come again, up to {passed:,} are passed over",
         )
         if dry_run:
@@ -141,7 +147,7 @@ def reset(
         show_("the offsets are reset")
 
 
-def _to(group: GroupOffsets | QueueOffsets, row: PartitionOffsets, target: Target) -> int:
+def _to(group: GroupOffsets | QueueOffsets, row: PartitionOffsets, target: OffsetTarget) -> int:
     if target.at_ms is not None:
         found = group.at_time(row.tp, target.at_ms)
         return row.high if found is None else found

@@ -7,11 +7,11 @@ from rich.filesize import decimal
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say_json
-from sidecar.cli.shared.printing import Column, Listing, numbers, show
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, numbers, show
 from sidecar.config.loader import load
 from sidecar.core.messages.instants import instant_text
 from sidecar.errors import EXIT_DATA, EXIT_OK
-from sidecar.state.inspection import Content, Fault, Held, Inspection
+from sidecar.state.inspection import Content, Fault, HeldInFolder, Inspection
 
 COLUMNS = ("watermark", "committed", "fixed batches", "offsets", "size", "ids", "size", "generations", "since")
 
@@ -60,13 +60,13 @@ def _print(content: Content) -> None:
     show(
         f"{content.folder}: {used}, {decimal(content.file_bytes)}, schema {content.schema}",
         f"group {content.group_id}, cluster {content.cluster_id or '-'}",
-        Listing([Column("partition"), *numbers(*COLUMNS)], map(_cells, content.partitions)),
+        FittedTable([FittedColumn("partition"), *numbers(*COLUMNS)], map(_cells, content.partitions)),
         f"{content.dead_letters:,} dead letters, {decimal(content.dead_letter_bytes)}",
         *(f"set aside because it was damaged: {name}" for name in content.set_aside),
     )
 
 
-def _cells(held: Held) -> tuple[object, ...]:
+def _cells(held: HeldInFolder) -> tuple[object, ...]:
     return (
         f"{held.tp.topic}:{held.tp.queue}", held.watermark, held.committed, f"{held.batches:,}",
         f"{held.remembered:,}", decimal(held.bitmap_bytes), f"{held.ids:,}", decimal(held.id_bytes), held.generations,

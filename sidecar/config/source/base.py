@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from sidecar.config.address import address
 from sidecar.config.base import Model
-from sidecar.config.marks import Kind
+from sidecar.config.marks import KeyKind
 
 MS_MIN = 100_000_000_000
 """In 1973: lower numbers are in seconds, or no times."""
@@ -65,7 +65,7 @@ SERVERS_SCHEMA = WithJsonSchema(
 )
 Start: TypeAlias = Annotated[
     Literal["earliest", "latest"] | int,
-    Kind("text"),
+    KeyKind("text"),
     BeforeValidator(start_of),
     PlainSerializer(_start_text, return_type=str),
     WithJsonSchema({"type": ["string", "integer"]}),

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from sidecar.config.base import Expanded, Text, hide_secrets, matching
-from sidecar.config.marks import Kind, OnSpark
+from sidecar.config.marks import KeyKind, OnSpark
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import Duration
@@ -67,10 +67,10 @@ PropertyValue: TypeAlias = Annotated[
 ]
 
 
-class KafkaSource(SourceSettings):
+class KafkaSettings(SourceSettings):
     """Which topics are read from which cluster, and as which consumer group."""
 
-    bootstrap_servers: Annotated[str, Kind("text or list"), BeforeValidator(_kafka_servers), SERVERS_SCHEMA] = Field(
+    bootstrap_servers: Annotated[str, KeyKind("text or list"), BeforeValidator(_kafka_servers), SERVERS_SCHEMA] = Field(
         description="Initial brokers as `HOST:PORT`, in a list or separated by commas."
     )
     group_id: Annotated[

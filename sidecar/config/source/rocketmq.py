@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from sidecar.config.base import Bool, Secret, Text, TlsFiles, matching, problem
-from sidecar.config.marks import Kind, OnSpark
+from sidecar.config.marks import KeyKind, OnSpark
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.units import Duration
 
@@ -55,7 +55,9 @@ def _client(value: Any) -> Any:
 
 _OF_OTHER_CLIENTS = OnSpark("refused, as its client is")
 _SECRET = OnSpark("applies; the driver reads it, and it travels with the query")
-_RocketMqServers: TypeAlias = Annotated[str, Kind("text or list"), BeforeValidator(_rocketmq_servers), SERVERS_SCHEMA]
+_RocketMqServers: TypeAlias = Annotated[
+    str, KeyKind("text or list"), BeforeValidator(_rocketmq_servers), SERVERS_SCHEMA
+]
 
 
 class RocketMqTls(TlsFiles):
@@ -66,7 +68,7 @@ class RocketMqTls(TlsFiles):
     verify: Bool = Field(default=True, description="Whether to verify the servers' certificates and names.")
 
 
-class RocketMqSource(SourceSettings):
+class RocketMqSettings(SourceSettings):
     """Which topics are read from which cluster, and as which consumer group."""
 
     client: Annotated[

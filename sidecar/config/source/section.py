@@ -6,18 +6,18 @@ from pydantic import Field
 
 from sidecar.config.base import OneOf
 from sidecar.config.source.base import SourceSettings
-from sidecar.config.source.kafka import KafkaSource
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.kafka import KafkaSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 
 
-class Source(OneOf):
+class SourceSection(OneOf):
     """Where messages come from."""
 
-    kafka_: KafkaSource | None = Field(default=None, alias="kafka", description="A Kafka cluster.")
-    rocketmq: RocketMqSource | None = Field(default=None, description="A RocketMQ cluster, 4.x or 5.x.")
+    kafka_: KafkaSettings | None = Field(default=None, alias="kafka", description="A Kafka cluster.")
+    rocketmq: RocketMqSettings | None = Field(default=None, description="A RocketMQ cluster, 4.x or 5.x.")
 
     @property
-    def kafka(self) -> KafkaSource:
+    def kafka(self) -> KafkaSettings:
         """The Kafka section, for code that serves no other source."""
         assert self.kafka_ is not None
         return self.kafka_

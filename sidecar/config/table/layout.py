@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from sidecar.config.base import Model, Text
-from sidecar.config.marks import Kind
+from sidecar.config.marks import KeyKind
 from sidecar.config.table.properties import Properties
 from sidecar.config.units import Duration
 
@@ -66,7 +66,7 @@ def _none(value: Any) -> Any:
 _Names: TypeAlias = Annotated[list[Text], Field(min_length=1), AfterValidator(_distinct)]
 PartitionBy: TypeAlias = Annotated[
     list[Literal["date", "hour", "group", "tag", "topic"]],
-    Kind("list of words, or none"),
+    KeyKind("list of words, or none"),
     BeforeValidator(_none),
     AfterValidator(_distinct),
     WithJsonSchema(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
-from sidecar.config.source.section import Source
+from sidecar.config.source.section import SourceSection
 from sidecar.core.records import TopicPartition
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.partitions import PartitionStore
@@ -87,7 +87,7 @@ class LeftBehind:
 class Reads:
     """Which topics are read."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceSection) -> None:
         self._source = source
         self.known: Collection[str] | None = None
         """The topics that exist; None if that is not known."""

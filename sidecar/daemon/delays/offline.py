@@ -13,9 +13,9 @@ from threading import Lock
 from typing import Any
 
 from sidecar import threads
-from sidecar.config.delay import Changelog as ChangelogSettings
+from sidecar.config.delay import ChangelogSettings
 from sidecar.config.model import Settings
-from sidecar.config.postgresql import Database
+from sidecar.config.postgresql import DatabaseSettings
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, parked, position_of, shown
 from sidecar.daemon.delays.left import Left, Reads, in_store, summed
@@ -151,7 +151,7 @@ def _open_changelog(
 
 
 def _open_postgresql(
-    stack: ExitStack, settings: Settings, database: Database, is_wanted: IsWanted, tell: Tell
+    stack: ExitStack, settings: Settings, database: DatabaseSettings, is_wanted: IsWanted, tell: Tell
 ) -> Offline:
     with extra("postgresql", "delay.store: postgresql", "psycopg"):
         from sidecar.delay.changelog.postgresql.build import open_unclaimed

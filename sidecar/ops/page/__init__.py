@@ -12,8 +12,8 @@ from typing import NamedTuple
 from sidecar.core.books import BOOKS
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import TopicPartition, group_label
-from sidecar.ops.history import Point
-from sidecar.ops.page.words import Column, Html, ago, facts, number, size, span, sparkline, table, text
+from sidecar.ops.history import HistoryPoint
+from sidecar.ops.page.words import Html, HtmlColumn, ago, facts, number, size, span, sparkline, table, text
 from sidecar.ops.snapshot import DUE_WITHIN, RETRYING_MAX, BlockingGroup, PartitionStatus, StatusSnapshot
 
 REFRESH_SECONDS = 5
@@ -53,7 +53,7 @@ class LetterKind(NamedTuple):
 
 
 def page(
-    now: StatusSnapshot, points: Sequence[Point] = (), kinds: Sequence[LetterKind] = (), *, acts: bool = False
+    now: StatusSnapshot, points: Sequence[HistoryPoint] = (), kinds: Sequence[LetterKind] = (), *, acts: bool = False
 ) -> bytes:
     """The whole page in UTF-8. It refreshes itself every `REFRESH_SECONDS`, without a script twice as seldom.
 
@@ -110,7 +110,7 @@ def _health(now: StatusSnapshot) -> str:
     return "".join(lines)
 
 
-def _rates(now: StatusSnapshot, points: Sequence[Point]) -> str:
+def _rates(now: StatusSnapshot, points: Sequence[HistoryPoint]) -> str:
     last = points[-1] if points else None
     cards = (
         sparkline("Consumed a second", number(last and last.consumed), [point.consumed for point in points]),
@@ -137,7 +137,7 @@ def _optional(now: StatusSnapshot, wall_s: float) -> Iterator[Html]:
         yield _section("retries", "Groups that fail", _retries(now, wall_s))
     if now.blocking:
         rows = [(f"{block.topic}:{_queue(block)}", group_label(block.group)) for block in now.blocking[:ROWS_MAX]]
-        columns = Column("partition", is_number=False), Column("is held back by group", is_number=False)
+        columns = HtmlColumn("partition", is_number=False), HtmlColumn("is held back by group", is_number=False)
         yield _section(
             "blocking", "What holds partitions back", table("Partitions", columns, rows, _left(now.blocking))
         )
@@ -146,13 +146,14 @@ def _optional(now: StatusSnapshot, wall_s: float) -> Iterator[Html]:
     if now.delay is not None:
         due = [(DUE_WITHIN[within], number(count)) for within, count in now.delay.due.items()]
         held = f"{number(now.delay.held)} held, {size(now.delay.disk_bytes)} on disk"
-        yield _section("delayed", "Delayed messages", table(held, (Column("due"), Column("messages")), due))
+        yield _section("delayed", "Delayed messages", table(held, (HtmlColumn("due"), HtmlColumn("messages")), due))
 
 
 def _retries(now: StatusSnapshot, wall_s: float) -> str:
     columns = (
-        Column("group"), Column("attempts"), Column("since"), Column("next try"), Column("reason", is_number=False),
-    )  # fmt: skip
+        *map(HtmlColumn, ("group", "attempts", "since", "next try")),
+        HtmlColumn("reason", is_number=False),
+    )
     rows = [
         (
             group_label(wait.group),
@@ -171,14 +172,18 @@ def _letters(now: StatusSnapshot, kinds: Sequence[LetterKind], *, acts: bool) ->
     if not (now.dead_letters or now.totals.dead_lettered):
         return Html()
     told = f"<p>{number(now.totals.dead_lettered)} since the start, {number(now.dead_letters)} in the state folder.</p>"
-    columns = [Column("group"), Column("reason", is_number=False), *map(Column, ("letters", "first tried", "last"))]
+    columns = [
+        HtmlColumn("group"),
+        HtmlColumn("reason", is_number=False),
+        *map(HtmlColumn, ("letters", "first tried", "last")),
+    ]
     rows: list[tuple[object, ...]] = []
     for place, kind in enumerate(kinds[:ROWS_MAX]):
         times = map(_instant, (kind.first_at_ms, kind.last_at_ms))
         buttons = [_buttons(kind, place)] if acts else []
         rows.append((group_label(kind.group), kind.reason, number(kind.letters), *times, *buttons))
     if acts:
-        columns.append(Column("actions", is_number=False))
+        columns.append(HtmlColumn("actions", is_number=False))
     rest = "" if acts else "; <code>admin.token</code> adds buttons for this here"
     by_hand = (
         "<p>On this host, <code>sidecar dead-letters list -c FILE</code> shows them, and "
@@ -208,7 +213,13 @@ def _instant(at_ms: int) -> Html:
 def _groups(now: StatusSnapshot, wall_s: float) -> str:
     delivered, waiting = now.activity.delivered, now.waiting.groups
     names = sorted(set(delivered.messages) | set(waiting), key=lambda name: -delivered.messages.get(name, 0))
-    columns = Column("group"), Column("delivered"), Column("bytes"), Column("open"), Column("oldest unsettled")
+    columns = (
+        HtmlColumn("group"),
+        HtmlColumn("delivered"),
+        HtmlColumn("bytes"),
+        HtmlColumn("open"),
+        HtmlColumn("oldest unsettled"),
+    )
     rows = []
     for name in names[:ROWS_MAX]:
         open_ = waiting.get(name)
@@ -229,7 +240,7 @@ def _groups(now: StatusSnapshot, wall_s: float) -> str:
 
 def _partitions(now: StatusSnapshot) -> str:
     ranked = sorted(now.partitions, key=lambda status: -(status.lag or 0))
-    columns = [Column(name.replace("_", " ")) for name in ("partition", "lag", "watermark", "position", *BOOKS)]
+    columns = [HtmlColumn(name.replace("_", " ")) for name in ("partition", "lag", "watermark", "position", *BOOKS)]
     rows = [
         (
             f"{f'{status.query}: ' if status.query else ''}{status.topic}:{_queue(status)}",

@@ -62,14 +62,14 @@ def ago(at: str, now_s: float) -> Html:
     return Html(f'<time datetime="{text(at)}" title="{text(at)}">{words}</time>')
 
 
-class Column(NamedTuple):
+class HtmlColumn(NamedTuple):
     """The head of a table's column."""
 
     title: str
     is_number: bool = True
 
 
-def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[object]], more: str = "") -> Html:
+def table(caption: str, columns: Sequence[HtmlColumn], rows: Iterable[Sequence[object]], more: str = "") -> Html:
     """A table whose first column names its rows.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.config.source.kafka import KafkaSource as Settings
+from sidecar.config.source.kafka import KafkaSettings as Settings
 from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.lane import FastLane, lane_for
 from sidecar.sources.kafka.source import KafkaSource

@@ -12,8 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 
 from sidecar.config.base import HIDDEN, secret_name
-from sidecar.config.source.kafka import SESSION_TIMEOUT_MS
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import SESSION_TIMEOUT_MS, KafkaSettings
 
 HEARTBEAT_MS = 500
 JOIN_MS = 60_000

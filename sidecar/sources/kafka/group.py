@@ -13,8 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source.kafka import SESSION_TIMEOUT_MS
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import SESSION_TIMEOUT_MS, KafkaSettings
 
 TIMEOUT_MS = 3_000
 LEAVE_PATIENCE_S = 1.0

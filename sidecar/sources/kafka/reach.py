@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.partition.room import METADATA_CHARACTERS, METADATA_CHARACTERS_MIN
 from sidecar.errors import CredentialsError, UnavailableError, UnknownTopicError
 from sidecar.sources.base import Tell

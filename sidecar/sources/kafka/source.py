@@ -13,7 +13,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.room import METADATA_CHARACTERS

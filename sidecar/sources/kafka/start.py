@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar import threads
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.json_text import loads
 from sidecar.core.lineage import (
     TOKEN_BITS,

@@ -5,7 +5,7 @@ A client is imported only if it is chosen: the gRPC client takes 15 ms, and need
 
 from __future__ import annotations
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.errors import extra
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext

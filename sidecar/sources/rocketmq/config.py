@@ -8,7 +8,7 @@ import hmac
 import ssl
 from collections.abc import Mapping
 
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import CredentialsError
 from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.network import RefusedError, Sign

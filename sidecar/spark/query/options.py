@@ -11,12 +11,12 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import orjson
 from pydantic import ValidationError
 
-from sidecar.config.document import KeyPath, Problem, dotted, parse
+from sidecar.config.document import FileProblem, KeyPath, dotted, parse
 from sidecar.config.explain import explain
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
-from sidecar.config.source.kafka import KafkaSource
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.kafka import KafkaSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.config.tags import Dedup, Tags
 from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal_of_fields
@@ -168,7 +168,7 @@ def _settings(broker: Broker, options: Mapping[str, str]) -> Settings:
 
 
 def _check_known(broker: Broker, name: str) -> None:
-    model = KafkaSource if broker == "kafka" else RocketMqSource
+    model = KafkaSettings if broker == "kafka" else RocketMqSettings
     known = [field.alias or key for key, field in model.model_fields.items()]
     if name.split(".")[0] in (*known, *_SECTIONS):
         return
@@ -206,7 +206,7 @@ def _validated(broker: Broker, data: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _told(broker: Broker, problem: Problem) -> str:
+def _told(broker: Broker, problem: FileProblem) -> str:
     value = f" ({problem.value})" if problem.value else ""
     name = _option(broker, problem.path)
     named = f"option {name} " if name else ""  # what is missing in the source as a whole names its keys

@@ -21,9 +21,9 @@ from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient
 from typing_extensions import override
 
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import Columns, Header, Run, TopicPartition
 from sidecar.errors import PositionError, UnavailableError
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, dead_letter_store
@@ -89,9 +89,9 @@ class KafkaRanges(BrokerRanges):
         row_format: The sink's format, which may have all of a message.
     """
 
-    kafka: KafkaSource
+    kafka: KafkaSettings
     lane_refusal: str
-    dead_letters: Literal["state"] | DeadLetters
+    dead_letters: Literal["state"] | DeadLetterSettings
     row_format: str
 
     @classmethod
@@ -218,7 +218,7 @@ class KafkaRanges(BrokerRanges):
 class KafkaLogs(Logs):
     """Requests about the logs."""
 
-    def __init__(self, kafka: KafkaSource) -> None:
+    def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
         self._stack = ExitStack()
 
@@ -272,7 +272,7 @@ class KafkaLogs(Logs):
 
 
 @contextlib.contextmanager
-def outsider(kafka: KafkaSource, lane: FastLane | None = None, **more: Any) -> Iterator[ck.Consumer]:
+def outsider(kafka: KafkaSettings, lane: FastLane | None = None, **more: Any) -> Iterator[ck.Consumer]:
     """A consumer that never joins its group, and ends with the block.
 
     Args:
@@ -295,14 +295,14 @@ def outsider(kafka: KafkaSource, lane: FastLane | None = None, **more: Any) -> I
         consumer.close()
 
 
-def _unreachable(kafka: KafkaSource, error: ck.KafkaException) -> UnavailableError:
+def _unreachable(kafka: KafkaSettings, error: ck.KafkaException) -> UnavailableError:
     return UnavailableError(
         f"Kafka at {kafka.bootstrap_servers} does not answer: {text_of(error.args[0])}",
         hint="check that the broker is running and reachable from here",
     )
 
 
-def _await_cluster(kafka: KafkaSource) -> str:
+def _await_cluster(kafka: KafkaSettings) -> str:
     refusals: list[str] = []
 
     def failed(error: ck.KafkaError) -> None:
@@ -313,7 +313,7 @@ def _await_cluster(kafka: KafkaSource) -> str:
         return await_topics(client, kafka, lambda: next(iter(refusals), ""), {}, lambda what: None)
 
 
-def known_bounds(offsets: Offsets, kafka: KafkaSource) -> dict[TopicPartition, LogExtent]:
+def known_bounds(offsets: Offsets, kafka: KafkaSettings) -> dict[TopicPartition, LogExtent]:
     """The bounds of all partitions that are read.
 
     Raises:
@@ -343,7 +343,7 @@ def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
     return min(max(offset, low), high)
 
 
-def _topic_id(kafka: KafkaSource, cluster_id: str, topic: str, *, anew: bool) -> str:
+def _topic_id(kafka: KafkaSettings, cluster_id: str, topic: str, *, anew: bool) -> str:
     """The topic's id as a task asks for it; empty if the broker has none.
 
     Args:
@@ -389,7 +389,7 @@ class ColumnsOnce(KafkaColumns):
         return self._headers
 
 
-def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+def fetch(kafka: KafkaSettings, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
     """All messages of a range, without `end`, as runs.
 
     Raises:
@@ -399,7 +399,7 @@ def fetch(kafka: KafkaSource, tp: TopicPartition, start: int, end: int) -> Itera
 
 
 def chunks(
-    kafka: KafkaSource, tp: TopicPartition, start: int, end: int, most: int = CHUNK_MESSAGES
+    kafka: KafkaSettings, tp: TopicPartition, start: int, end: int, most: int = CHUNK_MESSAGES
 ) -> Iterator[list[Message]]:
     """All messages of a range, without `end`, at most `most` at a time.
 
@@ -486,7 +486,7 @@ class LaneReader:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, kafka: KafkaSource, lane: FastLane, tp: TopicPartition, start: int) -> Iterator[LaneReader]:
+    def open(cls, kafka: KafkaSettings, lane: FastLane, tp: TopicPartition, start: int) -> Iterator[LaneReader]:
         """A reader whose client and lane end with the block."""
         with outsider(kafka, lane, **CLIENT) as client:
             lane.forward([tp])
@@ -536,7 +536,7 @@ class LaneReader:
         _refuse_error(self._client, message.error(), self._tp, self.offset)
 
 
-def fetch_by_lane(kafka: KafkaSource, lane: FastLane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+def fetch_by_lane(kafka: KafkaSettings, lane: FastLane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
     """All messages of a range, without `end`, as the runs of `fetch`; take the next run only when one is sorted.
 
     Raises:

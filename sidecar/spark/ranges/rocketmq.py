@@ -18,9 +18,9 @@ import orjson
 import structlog
 from typing_extensions import override
 
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import Columns, Original, TopicPartition
 from sidecar.errors import PositionError, SidecarError, UnavailableError, extra
 from sidecar.runtime.build import pushed_expression
@@ -72,10 +72,10 @@ class RocketMqRanges(BrokerRanges):
         row_format: The sink's format, which may have all of a message.
     """
 
-    rocketmq: RocketMqSource
+    rocketmq: RocketMqSettings
     pushed: str
     retried: bool
-    dead_letters: Literal["state"] | DeadLetters
+    dead_letters: Literal["state"] | DeadLetterSettings
     row_format: str
 
     @classmethod
@@ -243,7 +243,7 @@ class _Again:
         settings: The source.
     """
 
-    def __init__(self, settings: RocketMqSource) -> None:
+    def __init__(self, settings: RocketMqSettings) -> None:
         self._settings = settings
         self._stack = ExitStack()
         self._fetcher: QueueFetcher | None = None
@@ -279,7 +279,7 @@ class _Again:
 class RocketMqLogs(Logs):
     """Requests about the queues."""
 
-    def __init__(self, settings: RocketMqSource, *, retried: bool) -> None:
+    def __init__(self, settings: RocketMqSettings, *, retried: bool) -> None:
         self._settings = settings
         self._beside = [RETRY + settings.group] if retried else []
         self._open: Inquiry | None = None
@@ -355,7 +355,7 @@ class QueueReader:
         tp: The queue.
     """
 
-    def __init__(self, settings: RocketMqSource, tp: TopicPartition) -> None:
+    def __init__(self, settings: RocketMqSettings, tp: TopicPartition) -> None:
         self._settings = settings
         self._tp = tp
         self._inquiry: Inquiry | None = None

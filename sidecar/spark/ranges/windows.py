@@ -25,7 +25,7 @@ from sidecar.core.windows.dedup import RotatingSet
 from sidecar.core.windows.idruns import RUN_MAX, Keys, SortedRun
 from sidecar.errors import StateError
 from sidecar.spark.ranges.shared import error_of, names, read, remove, write
-from sidecar.state.ids.file import DamagedError, open_run
+from sidecar.state.ids.file import DamagedIdsError, open_run
 from sidecar.state.ids.file import write as write_run
 
 
@@ -135,7 +135,7 @@ class Windows:
         path = self.folder / name
         try:
             return open_run(path)
-        except DamagedError as error:
+        except DamagedIdsError as error:
             raise _damaged(path) from error
         except OSError as error:
             raise error_of("read", path, error) from error

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sidecar.config.model import Settings
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 
 _SAME = {
     "client.id",
@@ -75,7 +75,7 @@ def reason_against(name: str, properties: Mapping[str, str]) -> str | None:
     return None
 
 
-def client_options(kafka: KafkaSource) -> dict[str, str]:
+def client_options(kafka: KafkaSettings) -> dict[str, str]:
     """The options that begin with ``kafka.``: addresses, credentials, isolation.
 
     Raises:
@@ -143,7 +143,7 @@ def _only(pem: str, pattern: str) -> str:
     return "\n".join(re.findall(pattern, pem, re.DOTALL))
 
 
-def topic_options(kafka: KafkaSource) -> dict[str, str]:
+def topic_options(kafka: KafkaSettings) -> dict[str, str]:
     """The subscription: topics by name, or one pattern if any of them is a pattern."""
     if not any(topic.startswith("^") for topic in kafka.topics):
         return {"subscribe": ",".join(kafka.topics)}
@@ -152,7 +152,7 @@ def topic_options(kafka: KafkaSource) -> dict[str, str]:
     return {"subscribePattern": "|".join(patterns)}
 
 
-def start_options(kafka: KafkaSource, stood: Mapping[str, Mapping[str, int]] | None) -> dict[str, str]:
+def start_options(kafka: KafkaSettings, stood: Mapping[str, Mapping[str, int]] | None) -> dict[str, str]:
     """The start of a new checkpoint; topics and partitions that are added later are read from their start.
 
     Args:

@@ -12,7 +12,7 @@ from sidecar.config.document import KeyPath
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.schema import options
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.config.spark import Spark
 from sidecar.config.tags import OFFSET_MSG_ID
 from sidecar.spark.run.kafka_options import reason_against
@@ -63,7 +63,7 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
             yield ("source", "kafka", "properties", name), f"is not supported on Spark: {reason}"
 
 
-def _against_rocketmq(settings: Settings, rocketmq: RocketMqSource) -> Iterator[tuple[KeyPath, str]]:
+def _against_rocketmq(settings: Settings, rocketmq: RocketMqSettings) -> Iterator[tuple[KeyPath, str]]:
     """Keys that are not for RocketMQ."""
     if rocketmq.client != "remoting":
         text = f"cannot be {rocketmq.client} on Spark: only with remoting do messages have offsets that last"

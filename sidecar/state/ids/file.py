@@ -34,7 +34,7 @@ _INDEX_END = struct.Struct("<I4x")
 """The last entry of the index, which is the number of keys, and padding so that the keys begin at a multiple of 8."""
 
 
-class DamagedError(Exception):
+class DamagedIdsError(Exception):
     """The file is not as it was written; the text has the reason."""
 
 
@@ -127,7 +127,7 @@ def _sums(fd: int, end: int) -> list[int]:
     for start in range(_DATA_AT, end, _BLOCK):
         view = memoryview(buffer)[: min(_BLOCK, end - start)]
         if os.preadv(fd, [view], start) != len(view):
-            raise DamagedError("shorter than it was")
+            raise DamagedIdsError("shorter than it was")
         sums.append(xxhash.xxh3_64_intdigest(view))
     return sums
 
@@ -143,19 +143,19 @@ def open_run(path: Path) -> MappedRun:
     try:
         head = os.pread(fd, _HEAD.size + _SUM.size, 0)
         if len(head) != _HEAD.size + _SUM.size or not head.startswith(_MAGIC):
-            raise DamagedError("no file of message ids")
+            raise DamagedIdsError("no file of message ids")
         _, filter_bytes, index_bytes, key_bytes, sum_bytes = _HEAD.unpack_from(head)
         end = _DATA_AT + filter_bytes + index_bytes + key_bytes
         if os.fstat(fd).st_size != end + sum_bytes:
-            raise DamagedError("not as long as it was")
+            raise DamagedIdsError("not as long as it was")
         sums = os.pread(fd, sum_bytes, end)
         (total,) = _SUM.unpack_from(head, _HEAD.size)
         if total != xxhash.xxh3_64_intdigest(head[: _HEAD.size] + sums):
-            raise DamagedError("checksum of its head")
+            raise DamagedIdsError("checksum of its head")
         look = Look.at(fd)
         for number, block in enumerate(_sums(fd, end)):
             if _SUM.unpack_from(sums, number * _SUM.size) != (block,):
-                raise DamagedError(f"checksum of block {number}")
+                raise DamagedIdsError(f"checksum of block {number}")
         mapped = _map(fd)
     finally:
         os.close(fd)
@@ -163,7 +163,7 @@ def open_run(path: Path) -> MappedRun:
     entries = index_bytes // 4 - 2
     are_powers = filter_bytes.bit_count() == entries.bit_count() == 1 and filter_bytes >= _FILTER_BYTES_MIN
     if not (are_powers and entries > 1 and index_bytes % 4 == key_bytes % 8 == 0 < key_bytes):
-        raise DamagedError("its sizes do not fit to each other")
+        raise DamagedIdsError("its sizes do not fit to each other")
     keys_at = _DATA_AT + filter_bytes + index_bytes
     return MappedRun(
         np.frombuffer(mapped, np.uint64, key_bytes // 8, keys_at),

@@ -15,7 +15,7 @@ from sidecar import files
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.state.folder import state_error
-from sidecar.state.ids.file import DamagedError, MappedRun, open_run
+from sidecar.state.ids.file import DamagedIdsError, MappedRun, open_run
 from sidecar.state.interface import Damage, same_cluster
 
 _OWNER = "owner"
@@ -156,7 +156,7 @@ class Places:
         """
         try:
             return open_run(path)
-        except (DamagedError, ValueError) as error:
+        except (DamagedIdsError, ValueError) as error:
             reason = str(error)
         except OSError as error:
             if error.errno != errno.EIO:  # for example too many open files: the file may be sound

@@ -12,7 +12,7 @@ from sidecar.check import database as checked
 from sidecar.check.checks import checks_of
 from sidecar.check.database import check_database
 from sidecar.check.findings import Finding
-from sidecar.config.ledger import PostgresqlLedger
+from sidecar.config.ledger import PostgresqlLedgerSettings
 from sidecar.owner import Owner
 from tests.support.process import missing
 from tests.support.spark.tasks import make_settings
@@ -66,7 +66,9 @@ def look(monkeypatch: pytest.MonkeyPatch, answer: Connection | Exception, passwo
 
     monkeypatch.setattr(psycopg, "connect", connect)
     section = {"url": "postgresql://h/db"} | ({"password": password} if password else {})
-    (finding,) = check_database("ledger", PostgresqlLedger.model_validate(section), "dedup.key", TABLES, lambda: ME)
+    (finding,) = check_database(
+        "ledger", PostgresqlLedgerSettings.model_validate(section), "dedup.key", TABLES, lambda: ME
+    )
     assert given["connect_timeout"] <= checked.CONNECT_S and given["autocommit"] is True
     assert given.get("password") == password
     assert isinstance(answer, Exception) or (answer.is_closed and answer.said[0].startswith("SET statement_timeout"))

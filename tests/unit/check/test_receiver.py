@@ -16,7 +16,7 @@ import pytest
 from sidecar.check import receiver as checked
 from sidecar.check.findings import Finding
 from sidecar.check.receiver import check_receiver
-from sidecar.config.sinks import HttpSink
+from sidecar.config.sinks import HttpSinkSettings
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.process import free_ports, missing
 from tests.support.receiver import Receiver
@@ -24,7 +24,7 @@ from tests.support.receiver import Receiver
 
 def look(url: str, **more: Any) -> Finding:
     """What is found at this URL."""
-    (finding,) = check_receiver(HttpSink.model_validate({"url": url, **more}))
+    (finding,) = check_receiver(HttpSinkSettings.model_validate({"url": url, **more}))
     return finding
 
 

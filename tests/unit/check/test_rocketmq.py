@@ -12,7 +12,7 @@ import pytest
 from sidecar.check import rocketmq as checked
 from sidecar.check.findings import Finding
 from sidecar.check.rocketmq import check_rocketmq
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from tests.support.process import free_ports
 
@@ -77,7 +77,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Any:
         network = Network(answers)
         monkeypatch.setattr(checked, "Network", lambda *_: network)
         given = {"group": "g", "topics": ["orders", "bills"], "name_servers": "h0:9876", **more}
-        found = list(check_rocketmq(RocketMqSource.model_validate(given)))
+        found = list(check_rocketmq(RocketMqSettings.model_validate(given)))
         assert network.is_closed
         look.asked = network.asked  # type: ignore[attr-defined]
         return found
@@ -187,7 +187,7 @@ def test_an_endpoint_is_only_reached(look: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as alive:
         good = f"127.0.0.1:{alive.getsockname()[1]}"
         given = {"group": "g", "topics": ["orders"], "client": "grpc", "endpoints": f"{good},127.0.0.1:{port}"}
-        first, second = check_rocketmq(RocketMqSource.model_validate(given))
+        first, second = check_rocketmq(RocketMqSettings.model_validate(given))
     assert first == Finding(f"endpoint {good}", "reachable; rights are not checked with client: grpc")
     assert (second.subject, second.exit_code) == (f"endpoint 127.0.0.1:{port}", 69)
     assert "refused" in second.text and "source.rocketmq.endpoints" in second.cure

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli.shared.places import Place
+from sidecar.cli.shared.places import MessagePlace
 from sidecar.cli.stored import explain as module
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.runtime.explaining import Explained
 from tests.support.spark.tasks import make_settings
 
-PLACE = Place(TopicPartition("orders", 0), 7)
+PLACE = MessagePlace(TopicPartition("orders", 0), 7)
 SETTLED = Explained("settled", "it was delivered", may_be_parked=True)
 PARKED = {"outcome": "parked", "first": 5, "last": 9, "attempts": 3, "seconds": 60, "is_delayed": False}
 

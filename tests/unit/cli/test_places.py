@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 import pytest
 
-from sidecar.cli.shared.places import Place, place_argument
+from sidecar.cli.shared.places import MessagePlace, place_argument
 from sidecar.core.records import TopicPartition
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> MessagePlace:
     """What a command gets for this argument."""
-    found: list[Place] = []
+    found: list[MessagePlace] = []
     command = place_argument(click.command()(lambda place: found.append(place)))
     command.main([text], standalone_mode=False)
     return found[0]
@@ -28,7 +28,7 @@ def place_of(text: str) -> Place:
 )
 def test_a_place_is_topic_queue_and_offset(text: str, tp: TopicPartition) -> None:
     """As the tables of the commands have it."""
-    assert place_of(text) == Place(tp, 1207)
+    assert place_of(text) == MessagePlace(tp, 1207)
 
 
 @pytest.mark.parametrize("text", ["orders", "orders:3", "orders:3:x", ":3:1", "orders:a:b:3:1"])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.config.sinks import Sink
+from sidecar.config.sinks import SinkSection
 
 GOOD = """\
 source:
@@ -94,7 +94,7 @@ CASES = [
         "needs a folder, or s3://BUCKET/PREFIX",
     ),
     Case("two sinks", "state:", "  console: {}\nstate:", "11:3", "sink.console", "conflicts with http"),
-    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", f"needs one of {', '.join(Sink.model_fields)}"),
+    Case("no sink", "  http:\n" + HTTP, "  {}\n", "8:1", "sink", f"needs one of {', '.join(SinkSection.model_fields)}"),
     # kinds of value
     Case("text as section", "  http:\n" + HTTP, "  http: yes\n", "9:9", "sink.http", "needs a section"),
     Case("list as file", GOOD, "- a\n", "1:1", "", "needs keys and values"),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.config.failures import DeadLetters
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.loader import load
 from sidecar.core.messages.fields import Field
 
@@ -213,4 +213,4 @@ def test_delayed_messages_are_kept_in_the_database_of_the_ledger(tmp_path: Path)
 @pytest.mark.parametrize(("place", "level"), [("dlq", -1), ({"delay_level": 3}, 3)])
 def test_messages_are_handed_back_with_the_delay_level_of_the_settings(place: object, level: int) -> None:
     """Without one they are never delivered again: they go to the group's %DLQ% topic."""
-    assert DeadLetters.model_validate({"rocketmq": place}).delay_level == level
+    assert DeadLetterSettings.model_validate({"rocketmq": place}).delay_level == level

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
 from sidecar.config.base import Secret
-from sidecar.config.delay import Changelog
+from sidecar.config.delay import ChangelogSettings
 from sidecar.config.document import parse
 from sidecar.config.loader import InvalidConfigError, load
 from sidecar.config.model import Settings
@@ -401,9 +401,9 @@ def test_delays_as_they_are_set(tmp_path: Path) -> None:
     field = Field("header", name="sidecar-deliver-at")
     assert default.rules == DueRules(field, {}, 30 * 86_400_000, "dead_letter", "dead_letter")
     assert (default.store, default.disk_max_bytes) == ("changelog", 50 << 30)
-    assert default.changelog == Changelog(topic="sidecar-delay-{group}-{topic}", replication_factor=3)
+    assert default.changelog == ChangelogSettings(topic="sidecar-delay-{group}-{topic}", replication_factor=3)
     assert [default.changelog.replicas(1), default.changelog.replicas(5)] == [1, 3]
-    assert Changelog(replication_factor=3).replicas(1) == 3
+    assert ChangelogSettings(replication_factor=3).replicas(1) == 3
     text = "{from: {json: '$.a[0]'}, topics: {orders: 60m}, max: 1h, beyond_max: clamp, malformed: now, store: local}"
     found = settings(tmp_path, f"delay: {text}\n").delay
     assert found
@@ -447,10 +447,10 @@ def test_a_changelog_has_the_name_of_its_template(tmp_path: Path, topics: str, t
 def test_no_two_groups_have_one_changelog() -> None:
     """Groups that differ only in characters that a topic name cannot have get different names; others get their own."""
     groups = ["X/eu", "X_eu", "X eu", "X:eu", "X-eu"]
-    names = {Changelog().name(group, "orders") for group in groups}
+    names = {ChangelogSettings().name(group, "orders") for group in groups}
     assert len(names) == len(groups)
     assert {"sidecar-delay-X_eu-orders", "sidecar-delay-X-eu-orders"} < names
-    assert Changelog().former_name("X/eu", "orders") == "sidecar-delay-X_eu-orders"
+    assert ChangelogSettings().former_name("X/eu", "orders") == "sidecar-delay-X_eu-orders"
 
 
 @pytest.mark.parametrize(
@@ -458,10 +458,10 @@ def test_no_two_groups_have_one_changelog() -> None:
 )
 def test_a_changelog_tells_its_topic(template: str) -> None:
     """A name that the template gives for no topic has none."""
-    changelog = Changelog(topic=template)
+    changelog = ChangelogSettings(topic=template)
     assert changelog.topic_of("g r", changelog.name("g r", "a.b-c")) == "a.b-c"
     assert changelog.topic_of("g", "" if template == "{topic}" else "orders") == ""
-    assert Changelog(topic="waiting").topic_of("g", "waiting") == ""
+    assert ChangelogSettings(topic="waiting").topic_of("g", "waiting") == ""
 
 
 @pytest.mark.parametrize(("topics", "is_read"), [("[a, ^or]", True), ("[^rders]", False), ("[^a, ^b]", False)])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.config.source.section import Source
+from sidecar.config.source.section import SourceSection
 from sidecar.daemon.delays.left import LOOK_AFTER_S, LOOK_AGAIN_S, Left, LeftBehind, Reads, summed
 from sidecar.errors import UnavailableError
 
@@ -106,7 +106,7 @@ def test_a_topic_is_read_or_the_reason_is_told(
     source: dict[str, object], topic: str, known: list[str] | None, why: str
 ) -> None:
     """It is not named, or does not exist; RocketMQ's retry topic is read with any other."""
-    reads = Reads(Source.model_validate(source))
+    reads = Reads(SourceSection.model_validate(source))
     reads.known = known
     assert why in reads.why_not(topic)
     assert bool(why) == bool(reads.why_not(topic))

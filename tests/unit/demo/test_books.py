@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sidecar.demo.books import Books, DeliveredRow, Position, count
+from sidecar.demo.books import DeliveredRow, DemoBooks, Position, count
 from sidecar.demo.http_act import HttpOutcome, receiver_file
 from sidecar.demo.lateness import Arrival, Lateness, lateness
 from sidecar.demo.show import Show
@@ -38,7 +38,7 @@ class Run:
         self.rows = [DeliveredRow(place, made.value) for place, made in self.made.items() if made.kind == "wanted"]
         self.letters = [place for place, made in self.made.items() if made.kind == "poison"]
 
-    def count(self) -> Books:
+    def count(self) -> DemoBooks:
         """Its books."""
         return count(stream(TOTAL), self.consumed, self.rows, self.letters)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config.ledger import Ledger as Settings
+from sidecar.config.ledger import LedgerSettings as Settings
 from sidecar.core.claims import Want
 from sidecar.errors import ConfigError
 from sidecar.ledger.interface import LedgerError

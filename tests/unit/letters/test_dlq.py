@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.letters import dlq as module
@@ -39,7 +39,7 @@ class Inquiry:
     pulls: dict[str, list[Frame]] = {}
     asked: list[tuple[str, int]] = []
 
-    def __init__(self, source: RocketMqSource, beside: Sequence[str] = ()) -> None:
+    def __init__(self, source: RocketMqSettings, beside: Sequence[str] = ()) -> None:
         assert list(beside) == [TOPIC]
         self.asks = SimpleNamespace(
             low=lambda tp: "low", high=lambda tp: "high", pull=lambda tp, start, _: start, plain=lambda topic: topic

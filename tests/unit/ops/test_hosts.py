@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sidecar.ops.hosts import Names
+from sidecar.ops.hosts import HostNames
 
 
 def test_the_name_of_the_configured_address_is_known() -> None:
     """Whoever listens on a name is asked by it, in any case and with the dot of the root."""
-    names = Names(["Node8.Example.com"])
+    names = HostNames(["Node8.Example.com"])
     assert names.has("node8.example.COM.:9464")
     assert not names.has("node8.example.org:9464")

@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.errors import NoStateError
 from sidecar.state import beside as module
-from sidecar.state.beside import Chosen, Kind, Lettered, LettersBeside, Outline, Totals
+from sidecar.state.beside import Chosen, Lettered, LettersBeside, LettersOfKind, Outline, Totals
 from sidecar.state.interface import Damage
 from sidecar.state.store import Store
 from tests.support.letters import letter
@@ -84,9 +84,9 @@ def test_kinds_are_the_most_frequent_first(beside: LettersBeside) -> None:
     """A reason counts up to its first colon; each kind has its times and its newest id."""
     newest = {each.offset: each.id for each in beside.page(Chosen(), 10)}
     expected = [
-        Kind("paid", "HTTP 400", 2, 10, 40, newest[4]),
-        Kind("paid", "too_large", 1, 30, 30, newest[3]),
-        Kind("refunded", "HTTP 400", 1, 20, 20, newest[2]),
+        LettersOfKind("paid", "HTTP 400", 2, 10, 40, newest[4]),
+        LettersOfKind("paid", "too_large", 1, 30, 30, newest[3]),
+        LettersOfKind("refunded", "HTTP 400", 1, 20, 20, newest[2]),
     ]
     assert (beside.kinds(9), beside.kinds(1)) == (expected, expected[:1])
 

@@ -21,9 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from sidecar.config.delay import Changelog as ChangelogSettings
-from sidecar.config.source.kafka import TOPIC
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.delay import ChangelogSettings
+from sidecar.config.source.kafka import TOPIC, KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.kafka import rules
 from sidecar.delay.changelog.kafka.clients import admin_config

@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.partition_state import NO_STORES
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry, Record, Restorer

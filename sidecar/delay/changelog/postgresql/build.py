@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
-from sidecar.config.postgresql import Database
+from sidecar.config.postgresql import DatabaseSettings
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
 from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
@@ -14,7 +14,7 @@ from sidecar.owner import Owner
 
 
 def open_postgresql(
-    stack: ExitStack, database: Database, group_id: str, owner: Callable[[], Owner]
+    stack: ExitStack, database: DatabaseSettings, group_id: str, owner: Callable[[], Owner]
 ) -> tuple[PostgresqlChangelog, PostgresqlRestorer]:
     """What appends, and what restores.
 
@@ -26,6 +26,6 @@ def open_postgresql(
     return stack.enter_context(closing(PostgresqlChangelog(tables, restorer.claim_of))), restorer
 
 
-def open_unclaimed(stack: ExitStack, database: Database, group_id: str, now: int) -> UnclaimedTables:
+def open_unclaimed(stack: ExitStack, database: DatabaseSettings, group_id: str, now: int) -> UnclaimedTables:
     """What reads without a claim; `now` is the position of the present time."""
     return stack.enter_context(closing(UnclaimedTables(Tables(database.url, database.secret, group_id), now)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sidecar import threads
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Tell
 from sidecar.sources.rocketmq.grpc.leases import INVISIBLE_S, OK, Attempts, Leases, Use

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Header, Place, TopicPartition
 from sidecar.sources.base import Tell

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sidecar import threads
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import tls_of
 from sidecar.sources.rocketmq.grpc.leases import OK

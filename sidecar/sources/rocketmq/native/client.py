@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.messages.tags import Memo
 from sidecar.core.records import Place, TopicPartition
 from sidecar.errors import ConfigError, UnavailableError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sidecar.config.source.rocketmq import RocketMqSource as RocketMqSettings
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import POPPED
 from sidecar.sources.rocketmq.config import sign_of

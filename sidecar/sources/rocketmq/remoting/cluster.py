@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.remoting.joining import ASK_TIMEOUT_S

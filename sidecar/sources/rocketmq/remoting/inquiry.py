@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Self
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of

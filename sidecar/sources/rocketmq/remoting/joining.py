@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.rocketmq.config import is_refusal, refused
 from sidecar.sources.rocketmq.remoting.members import Members

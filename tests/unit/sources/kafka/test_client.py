@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.sources.kafka.source import IDLE_WAIT_S, KafkaClient
 
 
@@ -40,7 +40,7 @@ def test_a_read_by_the_lane_does_not_wait_where_a_commit_has_ended(monkeypatch: 
         return SimpleNamespace(poll=poll)
 
     monkeypatch.setattr("sidecar.sources.kafka.source.ck.Consumer", consumer)
-    settings = KafkaSource.model_validate({"bootstrap_servers": "a:1", "group_id": "g", "topics": ["orders"]})
+    settings = KafkaSettings.model_validate({"bootstrap_servers": "a:1", "group_id": "g", "topics": ["orders"]})
     lane: Any = Lane()
     read = KafkaClient(settings, 1 << 20, "me", lane)
     told: list[Any] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.config.source.kafka import KafkaSource as Settings
+from sidecar.config.source.kafka import KafkaSettings as Settings
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState

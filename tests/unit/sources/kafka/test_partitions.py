@@ -10,7 +10,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka import KafkaError
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.partitions import KafkaRebalances, Membership, Partitions
 from sidecar.sources.kafka.start import KafkaStarts
@@ -51,7 +51,7 @@ class Scene:
         self.troubles = Troubles(lambda name, *_: self.told.append(name), "kafka.failed", "kafka.recovered")
         ends: Any = SimpleNamespace(ask_soon=lambda: None, watch=lambda _: None, forget=lambda _: None, silent=False)
         topic_ids: Any = SimpleNamespace(watch=lambda _: self.deleted.items())
-        self.settings = KafkaSource.model_validate(
+        self.settings = KafkaSettings.model_validate(
             {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": list(topics)}
         )
         self.assigned: list[list[TopicPartition]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.errors import CredentialsError, UnavailableError
 from sidecar.sources.kafka.reach import await_topics
 
@@ -35,7 +35,7 @@ class Asked:
 
 def wait_for(consumer: Asked, start_timeout: str) -> str:
     """What `await_topics` gives."""
-    settings = KafkaSource.model_validate(
+    settings = KafkaSettings.model_validate(
         {"bootstrap_servers": "a:1", "group_id": "g", "topics": ["orders"], "start_timeout": start_timeout}
     )
     return await_topics(consumer, settings, lambda: "", {}, lambda _: None)  # type: ignore[arg-type]

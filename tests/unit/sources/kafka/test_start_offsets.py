@@ -12,7 +12,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sidecar.config.source.kafka import KafkaSource as KafkaSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition

@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.spark.ranges import kafka
 from tests.support.futures import ended
 
-KAFKA = KafkaSource.model_validate({"bootstrap_servers": "localhost:1", "topics": ["orders"], "group_id": "g"})
+KAFKA = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1", "topics": ["orders"], "group_id": "g"})
 RANGES = kafka.KafkaRanges(KAFKA, "", "state", "envelope")
 
 

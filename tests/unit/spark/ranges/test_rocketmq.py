@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import Subscription
 from sidecar.spark.ranges import rocketmq
 from sidecar.spark.ranges.broker import ExpiredError
 
-SETTINGS = RocketMqSource.model_validate({"name_servers": "localhost:1", "topics": ["orders"], "group": "g"})
+SETTINGS = RocketMqSettings.model_validate({"name_servers": "localhost:1", "topics": ["orders"], "group": "g"})
 RANGES = rocketmq.RocketMqRanges(SETTINGS, "*", retried=True, dead_letters="state", row_format="envelope")
 TP = TopicPartition("orders", 0, "broker-a")
 

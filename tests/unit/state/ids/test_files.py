@@ -15,7 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import Keys, mixed, unmixed
 from sidecar.errors import StateError
 from sidecar.state.ids import file as id_file
-from sidecar.state.ids.file import DamagedError, open_run, write
+from sidecar.state.ids.file import DamagedIdsError, open_run, write
 from sidecar.state.ids.files import IdFiles
 from sidecar.state.interface import Damage, IdSegment
 from sidecar.state.store import Store
@@ -82,7 +82,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
     raw = bytearray((tmp_path / "x").read_bytes())
     raw[at] ^= 4
     (tmp_path / "x").write_bytes(raw)
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedIdsError):
         open_run(tmp_path / "x")
 
 
@@ -91,7 +91,7 @@ def test_a_torn_file_is_found(tmp_path: Path, size: int) -> None:
     """A file of another length is not taken for sound."""
     write(tmp_path / "x", [keys_of(*range(5_000))], lambda: False)
     os.truncate(tmp_path / "x", size)
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedIdsError):
         open_run(tmp_path / "x")
 
 

@@ -6,7 +6,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.delay.changelog.kafka.clients import admin_config, producer_config, reader_config
 
 HARMFUL = {
@@ -31,10 +31,10 @@ HARMFUL = {
 }
 
 
-def source(**properties: str) -> KafkaSource:
+def source(**properties: str) -> KafkaSettings:
     """Settings with these properties."""
     given = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["t"], "properties": properties}
-    return KafkaSource.model_validate(given)
+    return KafkaSettings.model_validate(given)
 
 
 def test_harmful_properties_change_no_client() -> None:

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
-from sidecar.config.delay import Changelog
+from sidecar.config.delay import ChangelogSettings
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.kafka import topics as module
 from sidecar.delay.changelog.kafka.topics import Topics, number_of
@@ -128,7 +128,7 @@ class Scene:
         """The topics with these settings."""
         given = {"bootstrap_servers": "localhost:1", "group_id": group, "topics": ["orders"]}
         kafka = make_settings("http://localhost:1/", source={"kafka": given}).source.kafka
-        settings = Changelog.model_validate({"topic": NAME, **changelog})
+        settings = ChangelogSettings.model_validate({"topic": NAME, **changelog})
         return Topics(kafka, settings, lambda event, level, fields: self.told.append((event, level, fields)))
 
     def sleep(self, seconds: float) -> None:
@@ -305,7 +305,7 @@ def test_the_topic_of_an_earlier_version_counts_until_there_is_another(
     """Its messages would be left behind."""
     template = "held-{group}-{topic}"
     topics = scene.made("X/eu", topic=template)
-    before, name = Changelog(topic=template).former_name("X/eu", "orders"), topics.name("orders")
+    before, name = ChangelogSettings(topic=template).former_name("X/eu", "orders"), topics.name("orders")
     scene.broker.topics |= dict.fromkeys([before] * is_there + [name] * is_used, Topic())
     assert topics.former("orders") == (before if former else "")
     assert scene.made(topic=template).former("orders") == ""

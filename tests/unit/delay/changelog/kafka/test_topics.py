@@ -9,8 +9,8 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from sidecar.config.delay import Changelog
-from sidecar.config.source.kafka import KafkaSource
+from sidecar.config.delay import ChangelogSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import Entry
 from sidecar.delay.changelog.kafka.producer import WAITING_S, KafkaChangelog
@@ -22,7 +22,7 @@ from sidecar.errors import ConfigError, UnavailableError
 def topics_of(servers: str, *read: str) -> Topics:
     """The changelogs of a source that reads these topics."""
     given = {"bootstrap_servers": servers, "group_id": "g", "topics": list(read)}
-    return Topics(KafkaSource.model_validate(given), Changelog(), lambda *event: None)
+    return Topics(KafkaSettings.model_validate(given), ChangelogSettings(), lambda *event: None)
 
 
 @pytest.fixture

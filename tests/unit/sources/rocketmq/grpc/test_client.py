@@ -16,7 +16,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from sidecar.config.source.rocketmq import RocketMqSource as Settings
+from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import Place
 from sidecar.errors import ConfigError
 from sidecar.sources.base import Tell

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.sources.rocketmq.grpc.session import Sessions
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     """Before the first session."""
     monkeypatch.setattr("sidecar.sources.rocketmq.grpc.session._credentials", lambda *_: None)
-    settings = RocketMqSource.model_validate({"client": "grpc", "endpoints": "a:1", "group": "g", "topics": ["t"]})
+    settings = RocketMqSettings.model_validate({"client": "grpc", "endpoints": "a:1", "group": "g", "topics": ["t"]})
     unused: Any = None
     return Sessions(unused, settings, unused)
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import ConfigError
 from sidecar.sources.rocketmq.native.child.frames import (
     FrameKind,
@@ -49,7 +49,7 @@ def test_a_missing_library_is_told_with_the_command_that_cures_it(tmp_path: Path
     with pytest.raises(ConfigError, match=r"librocketmq\.so is missing") as told:
         check_installed(tmp_path)
     assert (told.value.exit_code, told.value.hint) == (78, f"sidecar native {tmp_path}")
-    settings = RocketMqSource.model_validate(
+    settings = RocketMqSettings.model_validate(
         {"client": "native", "native_path": str(tmp_path), "name_servers": "a:1", "group": "g", "topics": ["t"]}
     )
     with pytest.raises(ConfigError):
@@ -73,7 +73,7 @@ def connected(tmp_path: Path, *frames: tuple[FrameKind, bytes]) -> NativeClient:
     for name in ("client/rocketmq/client.py", "library/rocketmq/librocketmq.so"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
-    settings = RocketMqSource.model_validate(
+    settings = RocketMqSettings.model_validate(
         {"client": "native", "native_path": str(tmp_path), "name_servers": "a:1", "group": "g", "topics": ["t"]}
     )
     client = NativeClient(settings, "*", 1, tmp_path / "home", lambda name, level, fields: None)

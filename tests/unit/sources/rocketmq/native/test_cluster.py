@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.native.cluster import NativeCluster
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
@@ -40,7 +40,7 @@ class Answers:
 
 def begun(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> list[tuple[int, int]]:
     """The offsets that a start commits."""
-    settings = RocketMqSource.model_validate({
+    settings = RocketMqSettings.model_validate({
         "client": "native", "native_path": "x", "name_servers": "a:1", "group": "g", "topics": ["orders"],
         "start": "latest",
     })  # fmt: skip

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 
 
 def test_a_broker_without_a_master_is_named() -> None:
     """Any other has its connection."""
-    inquiry = Inquiry(RocketMqSource.model_validate({
+    inquiry = Inquiry(RocketMqSettings.model_validate({
         "client": "remoting", "name_servers": "a:1", "group": "g", "topics": ["orders"],
     }))  # fmt: skip
     known = object()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.config.source.rocketmq import RocketMqSource
+from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource as Source
@@ -16,7 +16,7 @@ from sidecar.state.memory import MemoryState
 
 def test_a_start_that_fails_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads and sockets would outlive it in a program that tries again."""
-    settings = RocketMqSource.model_validate({
+    settings = RocketMqSettings.model_validate({
         "client": "remoting", "name_servers": "127.0.0.1:1", "group": "g", "topics": ["orders"],
     })  # fmt: skip
     closed: list[bool] = []
