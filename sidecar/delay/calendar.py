@@ -13,7 +13,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from sidecar import files
-from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Held, Table, find
+from sidecar.core.delays import SEQUENCE_BITS
+from sidecar.delay.disk.blocks import ROW_TYPE, Held, Table, find
 from sidecar.delay.disk.changes import Changes
 from sidecar.delay.disk.filename import SUFFIX, named_by
 from sidecar.delay.disk.hour import (

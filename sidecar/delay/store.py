@@ -12,10 +12,11 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from sidecar import files
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
-from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filename import LOG_SUFFIX, is_unused, logs_of, refuse_former
 from sidecar.delay.disk.hour import Damage, Known

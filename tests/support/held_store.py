@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap64
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held, Leave, Unread
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held, Leave, Unread
 from sidecar.delay.disk.changes import PlacedRow, placed
 from sidecar.delay.disk.hour import HOUR_MS, Damage
 from sidecar.delay.disk.hours import PARKED_FROM

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Entry, Point, Record
 from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import StateError
 from tests.support.held_store import Content, ModelStore

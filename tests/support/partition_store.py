@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.core.delays import SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import orjson
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.instants import END_MS, instant_text
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.parked import origins_of, unpacked
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.columns import original_of
-from sidecar.delay.disk.blocks import SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import by_hour, start_of
 from sidecar.delay.disk.listing import HourView, Rows

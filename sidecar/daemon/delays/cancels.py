@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sidecar.core.delays import Turn, are_many, changeable_from, turn_of_search
 from sidecar.core.effects import CancelHeld
 from sidecar.core.pipeline.pipeline import SETTLE_DELAY_MS, Pipeline
 from sidecar.core.records import TopicPartition
@@ -21,8 +22,6 @@ from sidecar.errors import StateError
 
 STEP_S = 0.01
 """Time after which the main thread does something else."""
-NAMES_MAX, NAMES_BYTES_MAX = 100_000, 16 << 20
-"""Names that wait, and their bytes, from which on partitions are not read."""
 
 
 @dataclass(slots=True)
@@ -79,8 +78,7 @@ class Cancels:
     def is_full(self) -> bool:
         """Whether so many wait that no more should come."""
         waiting = self._asked.values()
-        too_many = sum(len(asked.names) for asked in waiting) > NAMES_MAX
-        return too_many or sum(asked.nbytes for asked in waiting) > NAMES_BYTES_MAX
+        return are_many(sum(len(asked.names) for asked in waiting), sum(asked.nbytes for asked in waiting))
 
     def is_searching(self, tp: TopicPartition) -> bool:
         """Whether a search is under way: it would miss a message that is brought forward meanwhile."""
@@ -110,12 +108,11 @@ class Cancels:
     def _begin(self) -> bool:
         """Begin the next search, if there is one that can be made."""
         for tp, asked in list(self._asked.items()):
-            if not self._pipeline.puts.expects(asked.last):  # what an earlier ownership read is read again
+            turn = self._turn(asked.last)
+            if turn is not Turn.WAIT:
                 del self._asked[tp]
-            elif tp.store in self._pipeline.partitions:
-                del self._asked[tp]
-                # What an owner has read out is on the way, or will be again.
-                lowest, number = self._pipeline.partitions[tp.store].reach.seen, self._numbers[tp]
+            if turn is Turn.GO_ON:
+                lowest, number = changeable_from(self._pipeline.partitions[tp.store].reach.seen), self._numbers[tp]
                 self._search = _Search(asked, number, self._store.cancel_named(number, lowest, asked.names))
                 return True
         return False
@@ -125,7 +122,7 @@ class Cancels:
         search = self._search
         assert search is not None
         last = search.asked.last
-        if last.tp.store not in self._pipeline.partitions or not self._pipeline.puts.expects(last):
+        if self._turn(last) is not Turn.GO_ON:
             self._begin_anew(search)
             return True
         try:
@@ -142,8 +139,12 @@ class Cancels:
         self._when_durable(partial(self._pipeline.cancelled, last.tp, last.token))
         return True
 
+    def _turn(self, last: CancelHeld) -> Turn:
+        has_store = last.tp.store in self._pipeline.partitions
+        return turn_of_search(is_expected=self._pipeline.puts.expects(last), has_store=has_store)
+
     def _begin_anew(self, search: _Search) -> None:
         self._search, tp = None, search.asked.last.tp
-        if self._pipeline.puts.expects(search.asked.last):
+        if self._turn(search.asked.last) is not Turn.DROP:
             later = self._asked.get(tp, search.asked)
             self._asked[tp] = _Asked(search.asked.names | later.names, later.last)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from sidecar.core.delays import Turn, turn_of_change
 from sidecar.core.intents import Barrier
 from sidecar.core.partition.partition import Partition
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -82,11 +83,13 @@ class Changes:
             change.tell(False)  # noqa: FBT003
 
     def _prove(self, change: _Change, barrier: Barrier) -> None:
-        if self._pipeline.partitions.get(change.tp) is not change.source:
-            change.tell(False)  # noqa: FBT003
-        elif barrier.durable:
-            for position in change.cancelled:
-                self._store.forget(change.number, position)
-            change.tell(True)  # noqa: FBT003
-        else:
-            self._proving.append((change, barrier))
+        is_owned = self._pipeline.partitions.get(change.tp) is change.source
+        match turn_of_change(is_owned=is_owned, is_proved=barrier.durable):
+            case Turn.DROP:
+                change.tell(False)  # noqa: FBT003
+            case Turn.WAIT:
+                self._proving.append((change, barrier))
+            case Turn.GO_ON:
+                for position in change.cancelled:
+                    self._store.forget(change.number, position)
+                change.tell(True)  # noqa: FBT003

@@ -1,4 +1,4 @@
-"""Holds delayed messages in a store, and hands them to the core when they are due. Decides nothing about them."""
+"""Holds delayed messages in a store, and hands them to the core when they are due, by the rules of `core.delays`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ import structlog
 from typing_extensions import override
 
 from sidecar.config.model import Settings
-from sidecar.core.delays import SteadyClock
+from sidecar.core.delays import (
+    SteadyClock,
+    commit_may_go_on,
+    deliverable_below,
+    is_replayed,
+    may_leave_unread,
+    wait_s,
+    why_not_read,
+)
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.partition.reach import Reach
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers, Receive
-from sidecar.daemon.delays.answers import counted, earliest_ms, listing
+from sidecar.daemon.delays.answers import counted, listing
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
 from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.left import LeftBehind
@@ -32,7 +40,7 @@ from sidecar.daemon.delays.takeovers import wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.daemon.ids import TakenPartition
 from sidecar.delay.columns import original_of, packed_headers
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Leave, Unread
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, Leave, Unread
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
 from sidecar.ops.admin import Ask
@@ -46,8 +54,6 @@ from sidecar.state.rules import Rules
 log = structlog.get_logger()
 
 MESSAGES_AT_ONCE = 500
-GOES_ON_AT = 0.9
-"""Share of the most bytes below which a full store takes messages again."""
 
 
 class Delays(NoDelays):
@@ -213,15 +219,14 @@ class Delays(NoDelays):
         self._told_damages = len(self._store.damages)
 
     def _watch_size(self) -> None:
-        used, most = self._store.disk_bytes(), self._disk_max_bytes
         was_full = bool(self._pipeline.orders.store_full)
-        reason = ""
-        if self._waiting:
-            reason = self._writing.problem
-        elif used > most * (GOES_ON_AT if was_full else 1):
-            reason = "delayed messages take up delay.disk_max"
-        elif self._cancels.is_full:
-            reason = "delayed messages that are cancelled are being searched for"
+        reason = why_not_read(
+            undone=self._writing.problem if self._waiting else "",
+            used=self._store.disk_bytes(),
+            most=self._disk_max_bytes,
+            was_full=was_full,
+            searches_are_many=self._cancels.is_full,
+        )
         if bool(reason) != was_full:
             self._pipeline.orders.fill_store(reason)
 
@@ -273,8 +278,8 @@ class Delays(NoDelays):
     def wait_s(self) -> float:
         if self._any_due or (self._cancels.busy and not self._writing.problem):
             return 0.0
-        due_ms = earliest_ms(self._following(tp, number) for tp, number in self.owned.numbers.items())
-        return inf if due_ms is None else max(0.0, (due_ms - self._wall_ms) / 1000)
+        numbers = self.owned.numbers.items()
+        return wait_s((self._following(tp, number) for tp, number in numbers if self._may_read(tp)), self._wall_ms)
 
     @override
     def status(self) -> DelayStatus:
@@ -285,26 +290,17 @@ class Delays(NoDelays):
         is_paused = tp.store in self._pipeline.gate.paused
         return tp in self._pipeline.partitions and not is_paused and tp not in self.takeovers.loading
 
-    def _following(self, tp: TopicPartition, number: int) -> int | None:
-        """The next position that is read out when its time comes; None if something else must happen before."""
-        position = self._store.next(number) if self._may_read(tp) else None
-        if position is None:
-            return None
-        unproven = self._pipeline.partitions[tp].holding.deliverable_below
-        return position if unproven is None or position < unproven else None
+    def _following(self, tp: TopicPartition, number: int) -> tuple[int | None, int | None]:
+        return self._store.next(number), self._pipeline.partitions[tp].holding.deliverable_below
 
     def _read(self, tp: TopicPartition, number: int, now_ms: float) -> None:
         partition = self._pipeline.partitions.get(tp.store)
         if partition is None:
             return
-        # What an earlier owner has read out is read again, whatever this host's clock says.
-        reach = partition.reach
-        until = max(self._wall_ms + 1 << SEQUENCE_BITS, reach.seen)
-        unproven = self._pipeline.partitions[tp].holding.deliverable_below
-        if unproven is not None:
-            until = min(until, unproven)
+        reach, unproven = partition.reach, self._pipeline.partitions[tp].holding.deliverable_below
+        below = deliverable_below(self._wall_ms, reach.seen, unproven)
         try:
-            held = self._store.take(number, until, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(reach))
+            held = self._store.take(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(reach))
         except StateError as error:
             self._writing.problem = str(error)
             return
@@ -315,19 +311,14 @@ class Delays(NoDelays):
             self._pipeline.read(run, now_ms)
             self._contents += len(messages)
             self._any_due = True
-        elif reach.replaying and until >= reach.seen:
-            following = self._store.next(number)
-            if following is None or following >= reach.seen:
-                self._pipeline.read_past(tp.store, reach.seen, now_ms)
+        elif reach.replaying and is_replayed(below, reach.seen, self._store.next(number)):
+            self._pipeline.read_past(tp.store, reach.seen, now_ms)
 
     def _leave(self, reach: Reach) -> Leave | None:
-        """Says which messages need not be read, as the tags that are subscribed now are in none of them.
-
-        What an earlier owner had read out is read again as it was: its parts need all of their messages.
-        """
+        """Says which messages need not be read, as the tags that are subscribed now are in none of them."""
         intake = self._pipeline.intake
-        index = None if reach.replaying or intake.tap is not None else intake.tag_index
-        return None if index is None else index.leave
+        may_leave = may_leave_unread(is_replaying=reach.replaying, is_tapped=intake.tap is not None)
+        return intake.tag_index.leave if may_leave and intake.tag_index is not None else None
 
     # Committing
 
@@ -352,8 +343,7 @@ class Delays(NoDelays):
         return self._keep(items, inf) and self._writing.sync_now()
 
     def _keep(self, items: Iterable[CommitItem], patience_s: float) -> bool:
-        # Else the commit would settle messages that are nowhere, or that have cancelled nothing yet.
-        if not (self._do_all() and self._cancel(patience_s)):
+        if not commit_may_go_on(is_all_held=self._do_all(), is_all_cancelled=self._cancel(patience_s)):
             return False
         try:
             self.owned.keep(items)

@@ -16,6 +16,7 @@ from sidecar import threads
 from sidecar.config.delay import ChangelogSettings
 from sidecar.config.model import Settings
 from sidecar.config.postgresql import DatabaseSettings
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, parked, position_of, shown
 from sidecar.daemon.delays.left import Left, Reads, in_store, summed
@@ -28,7 +29,6 @@ from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.delay.changelog.kafka.unclaimed import Look, Unclaimed, UnclaimedRestorer, topics_of
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.disk.blocks import SEQUENCE_BITS
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import structlog
 
+from sidecar.core.delays import parked_that_count, takeover_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -86,33 +87,35 @@ class Owned:
         return restored(self._store.state(number), identity, self._rules.digest)
 
     def _continued(self, tp: TopicPartition, progress: Progress, assignment: Assignment) -> Progress:
-        """The progress from which the partition goes on: offsets of another incarnation are other messages."""
+        """The progress from which the partition goes on, once the store has dropped what does not count."""
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
-        number, parked = self.numbers[tp], progress.parked
-        if progress.incarnation != incarnation:
-            # An operator's reset, or other rules: from the offset on all comes again, and is put again.
-            below = state.watermark if assignment.held_below is None else assignment.held_below
-            self._store.restart(number, below if progress.topic_id == topic_id else None)
-            parked = self._last_parked(tp)
-        elif (void_from := state.stores.void_from(self._store.place(number).store)) is not None:
-            self._store.void(number, void_from, state.seen)
-        elif state.stores.may_have_listed(self._store.place(number).store):
-            parked = max(parked, self._unlisted(tp))
+        number = self.numbers[tp]
+        takeover = takeover_of(
+            state,
+            self._store.place(number).store,
+            is_same_incarnation=progress.incarnation == incarnation,
+            is_same_topic=progress.topic_id == topic_id,
+            held_below=assignment.held_below,
+        )
+        if takeover.restarts:
+            self._store.restart(number, takeover.keeps_below)
+        if takeover.void_from is not None:
+            self._store.void(number, takeover.void_from, state.seen)
+        found = self._parked.find(tp) if takeover.counts_all_parked else []
+        if takeover.is_unlisted:
+            self._report_unlisted(tp, len(found))
+        last = max((each.record.number for each in found if not each.is_delayed), default=0)
+        parked = parked_that_count(takeover, progress.parked, last)
         now = replace(progress, topic_id=topic_id, incarnation=incarnation, parked=parked)
         if now != progress:
             self._store.keep(number, now.encoded(self._rules.digest), now.state.watermark, now.state.seen)
         return now
 
-    def _last_parked(self, tp: TopicPartition) -> int:
-        return max((each.record.number for each in self._parked.find(tp) if not each.is_delayed), default=0)
-
-    def _unlisted(self, tp: TopicPartition) -> int:
-        """A commit may have listed this store once: all that it has counts. Return its last parked part."""
-        held, parked = self._store.held(self.numbers[tp]), self._parked.find(tp)
+    def _report_unlisted(self, tp: TopicPartition, parked: int) -> None:
+        held = self._store.held(self.numbers[tp])
         if held or parked:
             action = "delivering all that this store holds; what was not committed of it may be delivered twice"
-            log.warning("delay.store_unlisted", **tp.fields(), held=held, parked=len(parked), action=action)
-        return self._last_parked(tp)
+            log.warning("delay.store_unlisted", **tp.fields(), held=held, parked=parked, action=action)
 
     def _assign(self, tp: TopicPartition, found: Sequence[Found]) -> None:
         progress, number = self._progress[tp], self.numbers[tp]

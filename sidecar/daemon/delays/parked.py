@@ -7,13 +7,14 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.effects import Fetch, Park, Unpark
 from sidecar.core.json_text import loads
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.core.snapshots import bitmap_of
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Held
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError

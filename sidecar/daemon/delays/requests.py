@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from sidecar.core.delays import Turn, changeable_from, turn_of_request
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, locate, parked, position_of, shown, time_of
@@ -85,11 +86,16 @@ class Requests:
 
     def _one(self, question: Question, asked: One) -> Answer | None:
         """The answer; None if there is none yet."""
-        tp, partitions, is_loading = asked.tp, self._pipeline.partitions, self._is_loading(asked.tp)
-        if tp not in partitions and not is_loading:
+        tp, partitions = asked.tp, self._pipeline.partitions
+        turn = turn_of_request(
+            is_owned=tp in partitions,
+            is_loading=self._is_loading(tp),
+            has_store=tp.store in partitions,
+            is_behind=tp in partitions and partitions[tp].holding.is_behind,
+        )
+        if turn is Turn.DROP:
             return {"outcome": "not_owned"}
-        # Messages that are read again are in the store already, and the commit must settle them first.
-        if is_loading or tp.store not in partitions or partitions[tp].holding.is_behind:
+        if turn is Turn.WAIT:
             self._waiting.append(question)
             return None
         number = self._numbers[tp]
@@ -116,9 +122,8 @@ class Requests:
         return earlier is not None
 
     def _lowest(self, tp: TopicPartition) -> int:
-        """The position below which messages are on the way: an owner has read them out."""
         partition = self._pipeline.partitions.get(tp.store)
-        return 0 if partition is None else partition.reach.seen
+        return changeable_from(None if partition is None else partition.reach.seen)
 
     def _final(self, question: Question, asked: One, position: int, is_final: bool) -> None:
         _tell(question, {"outcome": DONE[asked.what], "due": time_of(position)} if is_final else _LOST)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import structlog
 from typing_extensions import override
 
-from sidecar.core.partition_state import PartitionState
+from sidecar.core.delays import SEQUENCE_BITS, is_outdated, offset_kept_below
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers, Receive
 from sidecar.daemon.ids import TakenPartition, overdue
@@ -28,7 +28,6 @@ from sidecar.delay.changelog.reach import DoubtError, Handed, Reach
 from sidecar.delay.changelog.records import Lineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.disk.blocks import SEQUENCE_BITS
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.ops.health import Problem
@@ -198,7 +197,7 @@ class Takeovers(NoTakeovers):
             raise result
         assignment = attempt.taken.assignment
         tp = assignment.tp
-        if assignment.is_remembered and _went_on(assignment.state, result):
+        if assignment.is_remembered and is_outdated(assignment.state, result.store, result.last_named):
             self.outdated.add(tp)
             return None
         del self._attempts[tp]
@@ -253,11 +252,6 @@ class Takeovers(NoTakeovers):
                 self._begin(attempt.taken)
 
 
-def _went_on(state: PartitionState, result: TakenOver) -> bool:
-    """Whether a later owner than that of the state may have removed parked parts that count in it."""
-    return state.shares_parked and state.stores.own == result.store and result.last_named > state.stores.epoch
-
-
 def _lineage(assignment: Assignment) -> Lineage:
     return Lineage(assignment.incarnation, topic_hash(assignment.topic_id))
 
@@ -275,8 +269,8 @@ def _run(
 
     assignment = attempt.taken.assignment
     state = assignment.state
-    watermark = state.watermark if assignment.held_below is None else assignment.held_below
-    start = Start(state.stores, _lineage(assignment), watermark, state.seen, now)
+    below = offset_kept_below(state, assignment.held_below)
+    start = Start(state.stores, _lineage(assignment), below, state.seen, now)
     takeover = Takeover(restorer, assignment.tp, start, adopt, attempt.note)
     if isinstance(restorer, FencingRestorer):
         handed = Handed(state.watermark, assignment.continues, assignment.end, doubted)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import NAME_HEADER, name_in
 from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.delay.disk.names import Keys, decoded, encoded, key_of
@@ -29,7 +30,6 @@ Read = Callable[[int, int], bytes]
 """Reads at most so many bytes of a file at an offset; fewer only at its end."""
 Leave = Callable[[bytes], bool]
 """Whether a message with this entry of its tags is left unread."""
-SEQUENCE_BITS = 20
 MAGIC = 0xDE1A7B0C
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 _HEAD = struct.Struct("<IIIIIIII")

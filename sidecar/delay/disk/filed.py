@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from sidecar.delay.disk.blocks import SEQUENCE_BITS
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.delay.disk.hour import SECOND_SEQUENCES, HourFile, Known
 from sidecar.delay.disk.wheel import Partitions, Positions
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sidecar.delay.disk.blocks import ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Table
+from sidecar.core.delays import SEQUENCE_BITS
+from sidecar.delay.disk.blocks import ROW_BYTES, ROW_TYPE, Table
 from sidecar.delay.disk.hour import HOUR_MS
 
 _ROW = np.dtype(f"V{ROW_BYTES}")

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from sidecar import files
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.delay.disk.blocks import (
     HEAD_BYTES,
     NO_POSITION,
     ROW_TYPE,
-    SEQUENCE_BITS,
     Block,
     Found,
     Held,

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sidecar import files
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.instants import END_MS
-from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, SEQUENCE_BITS, Held, Table
+from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, Held, Table
 from sidecar.delay.disk.changes import Changes, Entry
 from sidecar.delay.disk.filename import SUFFIX, path_of
 from sidecar.delay.disk.gathered import OfHour

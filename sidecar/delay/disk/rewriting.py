@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from sidecar.delay.disk.blocks import ROW_TYPE, SEQUENCE_BITS, Table
+from sidecar.core.delays import SEQUENCE_BITS
+from sidecar.delay.disk.blocks import ROW_TYPE, Table
 from sidecar.delay.disk.gathered import Gathered
 from sidecar.delay.disk.hour import SECOND_SEQUENCES, HourFile, opened
 

@@ -7,11 +7,11 @@ from math import inf
 
 import pytest
 
+from sidecar.core import delays as rules
 from sidecar.core.effects import CancelHeld
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.daemon.delays import cancels as module
 from sidecar.daemon.delays.cancels import Cancels
 from sidecar.daemon.delays.changes import Changes
 from sidecar.delay.disk.blocks import Held
@@ -154,7 +154,7 @@ def test_a_search_waits_for_delayed_messages_that_are_taken_again(scene: Scene) 
 
 def test_too_many_names_are_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then partitions are read no more until some are searched for."""
-    monkeypatch.setattr(module, "NAMES_MAX", 1)
+    monkeypatch.setattr(rules, "NAMES_MAX", 1)
     scene.ask(b"x", 1)
     assert not scene.cancels.is_full
     scene.ask(b"y", 1)

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.core.delays import GOES_ON_AT, SEQUENCE_BITS
 from sidecar.core.effects import HoldUntilDue
 from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
-from sidecar.daemon.delays.delays import GOES_ON_AT, Delays
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.daemon.delays.delays import Delays
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
 from sidecar.sources.base import Assignment

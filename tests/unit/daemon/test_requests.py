@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
@@ -14,7 +15,7 @@ from sidecar.daemon.delays.answers import NOT_HELD, time_of
 from sidecar.daemon.delays.changes import Changes
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.requests import Requests
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
 from tests.support.held_store import ModelStore

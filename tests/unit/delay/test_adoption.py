@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import journal, lanes
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES
 from sidecar.delay.interface import Cache

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.partitions import PartitionStore
 from tests.support.partition_store import END, START_MS, TAGS, reopened

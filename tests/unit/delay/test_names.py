@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.disk import names as keys_module
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS, Block, Held
+from sidecar.delay.disk.blocks import NO_TIMESTAMP, Block, Held
 from sidecar.delay.disk.hour import HOUR_MS, HourFile
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.disk.names import Names, decoded, encoded, key_of, keys_of, matching

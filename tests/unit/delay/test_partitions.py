@@ -9,10 +9,11 @@ from typing import NoReturn
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import adoption, journal, lanes, partitions, readers
 from sidecar.delay.disk import filed, hour, hours
-from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, SEQUENCE_BITS, Unread
+from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, Unread
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.wal import CHECKPOINT, Wal
 from sidecar.delay.interface import Row

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import journal, lanes, store
 from sidecar.delay.changelog import cache
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.disk import hours
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.headers import pack_headers
 from sidecar.delay.names import cancels

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.delay import store
 from sidecar.delay.disk import hour
-from sidecar.delay.disk.blocks import DUE_MAX_MS, PUT_BYTES_MAX, SEQUENCE_BITS, Held, read_held
+from sidecar.delay.disk.blocks import DUE_MAX_MS, PUT_BYTES_MAX, Held, read_held
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.store import DelayStore

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import journal
 from sidecar.delay.changelog import cache as cache_module
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.disk import hours
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.partitions import PartitionStore
 from sidecar.errors import StateError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.partition_state import Stores
 from sidecar.delay.changelog.records import CANCELLED, CHANGE, change_entry, message_key, read_change
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.disk.blocks import SEQUENCE_BITS
 from tests.support.changelog_scene import LINEAGE, TP, Scene
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
@@ -16,7 +17,7 @@ from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.records import Lineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.disk.blocks import POSITION_MAX, SEQUENCE_BITS
+from sidecar.delay.disk.blocks import POSITION_MAX
 from sidecar.errors import StateError
 from tests.support.model_changelog import ModelChangelog, ModelLog
 
