@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from sidecar.check.findings import Check
-from sidecar.check.folder import Running, check_folder, check_state
+from sidecar.check.folder import Running, check_bucket, check_folder, check_state
 from sidecar.config.model import Settings
 from sidecar.config.sinks import hide_query
 from sidecar.errors import extra
@@ -52,8 +52,6 @@ def _sinks(settings: Settings) -> Iterator[Check]:
             subject = f"{key.rpartition('.')[0]} in {path}"
             yield Check(subject, partial(check_folder, subject, Path(path), key))
     if sink.spark and sink.spark.landing.startswith("s3://"):
-        from sidecar.check.bucket import check_bucket
-
         subject = f"sink.spark in {sink.spark.landing}"
         yield Check(subject, partial(check_bucket, subject, sink.spark.landing))
 

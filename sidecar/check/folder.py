@@ -1,4 +1,4 @@
-"""Checks of this host: the state folder, other folders, and the admin address. Creates nothing that stays."""
+"""Checks of folders, an object store, and the admin address. Creates nothing that stays."""
 
 from __future__ import annotations
 
@@ -111,3 +111,18 @@ def _listen(key: str, listen: Address) -> Finding:
             cure = f"set {key} to another port, or to off"
             return Finding(subject, f"cannot be listened on: {error.strerror}", cure, EXIT_UNAVAILABLE)
     return Finding(subject, "free")
+
+
+def check_bucket(subject: str, url: str) -> Iterator[Finding]:
+    """Look at a place in an object store.
+
+    Raises:
+        SidecarError: It cannot be used.
+    """
+    from sidecar.storage import StorageError, storage_of
+
+    try:
+        there = storage_of(url).has("")
+    except StorageError as error:
+        raise error.told from error
+    yield Finding(subject, "can be listed" if there else "can be listed, and is empty")

@@ -39,12 +39,10 @@ from sidecar.runtime.build import (
     pushed_expression,
     rules_hash,
 )
-from sidecar.runtime.dead_letter_writer import DeadLetterWriter
-from sidecar.runtime.dead_letters import open_dead_letters
+from sidecar.runtime.dead_letters import DeadLetterWriter, open_dead_letters
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker, NoLedger, open_ledger_worker
-from sidecar.runtime.senders import Senders
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Senders, Worker
 from sidecar.sources.base import Source, TakesBack
 from sidecar.sources.context import SourceContext, build_source, place_id
 from sidecar.state.interface import State

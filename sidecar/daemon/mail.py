@@ -15,9 +15,9 @@ from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapped, Snapshots
-from sidecar.runtime.dead_letter_writer import LettersStored
+from sidecar.runtime.dead_letters import LettersStored
 from sidecar.runtime.ledger_worker import ClaimAnswered
-from sidecar.runtime.senders import Answered
+from sidecar.runtime.worker import Answered
 
 TAKE_S = 0.05
 """About the longest that one `take` goes on: restores fill the inbox as fast as it is emptied."""

@@ -20,7 +20,7 @@ from sidecar.ops.log import configure
 from sidecar.ops.snapshot import ReloadStatus
 from sidecar.runtime.build import batch_rules, build_parts, delivery_rules, rules_hash
 from sidecar.runtime.changes import SettingsChanges, changes
-from sidecar.runtime.senders import Senders
+from sidecar.runtime.worker import Senders
 from sidecar.state.rules import Rules
 
 QUIET_S = 5.0

@@ -37,10 +37,9 @@ from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.daemon.statewatch import StateWatch
-from sidecar.runtime.dead_letter_writer import DeadLetterWriter
+from sidecar.runtime.dead_letters import DeadLetterWriter
 from sidecar.runtime.ledger_worker import NoLedger
-from sidecar.runtime.senders import Senders
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Senders, Worker
 from sidecar.sources.base import Source
 from sidecar.state.interface import State
 

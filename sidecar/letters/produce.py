@@ -15,8 +15,7 @@ import confluent_kafka as ck
 
 from sidecar.config.model import Settings
 from sidecar.errors import UnavailableError
-from sidecar.letters.columns import LetterMessage, message_of
-from sidecar.letters.ids import LetterIds
+from sidecar.letters.columns import LetterIds, LetterMessage, message_of
 from sidecar.letters.plan import Replayed, ReplayPlan
 from sidecar.runtime.dead_letters import producer_config
 from sidecar.sources.kafka.config import client_config

@@ -16,7 +16,7 @@ from sidecar.letters.columns import LetterColumns, framed
 from sidecar.letters.pipeline import EndPart, HalvePart, ReplayPipeline
 from sidecar.letters.plan import Replayed, ReplayPlan, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
-from sidecar.runtime.senders import Answered, Senders
+from sidecar.runtime.worker import Answered, Senders
 from sidecar.state.beside import Chosen
 
 WAIT_S = 0.05

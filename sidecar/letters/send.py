@@ -13,8 +13,7 @@ from itertools import cycle
 
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.letters.columns import LetterMessage, message_of
-from sidecar.letters.ids import LetterIds
+from sidecar.letters.columns import LetterIds, LetterMessage, message_of
 from sidecar.letters.plan import Replayed, ReplayPlan
 from sidecar.sources.rocketmq.remoting.inquiry import PATIENCE_S, Inquiry, problem_of
 from sidecar.sources.rocketmq.wire.frames import Code

@@ -1,1 +1,1 @@
-"""Common parts of the daemon and the pipeline on Spark: objects built from settings, threads for slow operations."""
+"""What the engines share: the daemon, the tasks of Spark, and the replay of dead letters."""

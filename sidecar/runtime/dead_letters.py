@@ -6,16 +6,18 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import confluent_kafka as ck
 import orjson
+import structlog
 
 from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import DeadLetter, Details, Original, Place, TopicPartition, group_label
 from sidecar.errors import StateError, UnavailableError
+from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.kafka.config import client_config
 from sidecar.state.interface import StoredLetter
@@ -323,3 +325,53 @@ def _story(letter: DeadLetter) -> list[tuple[str, bytes]]:
         b"%d" % len(letter.attempts),
     ]
     return list(zip(STORY, values, strict=True))
+
+
+PATIENCE_S = 5.0
+"""Time that `close` waits for letters being stored: longer than a write waits for a lock on the state file."""
+LINES_MAX = 10
+
+log = structlog.get_logger()
+
+
+class LettersStored(NamedTuple):
+    """The end of storing dead letters."""
+
+    token: int
+    reason: str
+    """The reason of a failure; empty if they are durable."""
+    letters: int
+
+
+class DeadLetterWriter:
+    """Stores dead letters one list after the other: each may wait seconds for the broker.
+
+    Args:
+        inbox: Takes a `LettersStored` for each list.
+    """
+
+    def __init__(self, store: DeadLetterStore, inbox: Inbox[LettersStored]) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._thread = Worker("dead-letters")
+
+    def store(self, token: int, letters: Sequence[DeadLetter]) -> None:
+        """Begin to store these letters."""
+        self._thread.do(lambda: self._inbox.put(LettersStored(token, self._try(letters), len(letters))))
+
+    def _try(self, letters: Sequence[DeadLetter]) -> str:
+        try:
+            self._store.store(letters)
+        except Exception as error:  # noqa: BLE001  # tried again; the messages stay unsettled meanwhile
+            return str(error) or type(error).__name__
+        for letter in letters[:LINES_MAX]:
+            log.warning(
+                "message.dead_lettered", **letter.tp.fields(), offset=letter.offset,
+                group=group_label(letter.group), reason=letter.reason,
+            )  # fmt: skip
+        return ""
+
+    def close(self) -> None:
+        """Drop lists that were not begun, whose messages come again, and wait for the others; then write nothing."""
+        self._thread.close(PATIENCE_S)
+        self._store.close()

@@ -1,4 +1,4 @@
-"""A thread for slow operations, in order: disk, database, broker. Knows no message."""
+"""Threads for slow operations, in order: disk, database, broker, and those that wait for the sink. Decide nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
+from sidecar import threads
 from sidecar import threads as all_threads
+from sidecar.core.parts import Batch
+from sidecar.core.records import Answer, Verdict
+from sidecar.sinks.base import Sink
 
 T = TypeVar("T")
 Told = TypeVar("Told", contravariant=True)
@@ -84,3 +90,51 @@ class Worker:
         until_s = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+
+
+class Answered(NamedTuple):
+    """The sink's answer to one batch."""
+
+    batch_id: int
+    answer: Answer
+
+
+class Senders:
+    """Threads that deliver batches.
+
+    Args:
+        inbox: Takes an `Answered` for each batch.
+    """
+
+    def __init__(self, sink: Sink, concurrency: int, inbox: Inbox[Answered]) -> None:
+        self.sink = sink
+        """Gets the batches from now on."""
+        self._inbox = inbox
+        self._threads = Worker("sender", concurrency)
+
+    def send(self, batch: Batch) -> None:
+        """Deliver a batch; its answer goes to the inbox."""
+        self._threads.do(partial(self._deliver, self.sink, batch))
+
+    def replace(self, sink: Sink, concurrency: int) -> None:
+        """Deliver later batches to another sink, with so many threads; the present one ends its own, and is closed."""
+        threads.start(partial(_retire, self.sink, self._threads), "sender-retiring")
+        self.sink, self._threads = sink, Worker("sender", concurrency)
+
+    def _deliver(self, sink: Sink, batch: Batch) -> None:
+        begun_s = time.perf_counter()
+        try:
+            answer = sink.deliver(batch)
+        except Exception as error:  # noqa: BLE001  # a mistake in a sink must not end a sender
+            answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {error}")
+        self._inbox.put(Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun_s) * 1000)))
+
+    def close(self, patience_s: float) -> None:
+        """Close the sink and end the threads; batches that are being sent are given up."""
+        self.sink.close()
+        self._threads.close(patience_s)
+
+
+def _retire(sink: Sink, senders: Worker) -> None:
+    senders.close()
+    sink.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from sidecar.check.bucket import check_bucket
+from sidecar.check.folder import check_bucket
 from sidecar.config.model import Settings
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sinks.spark import SparkSink

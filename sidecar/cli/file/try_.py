@@ -16,7 +16,7 @@ from sidecar.config.base import HIDDEN
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.config.sinks import hide_query
-from sidecar.runtime.trial import Decision, SampleRequest, Trial, read_sample
+from sidecar.inquiries.trial import Decision, SampleRequest, Trial, read_sample
 
 BODY_LINES_MAX = 20
 

@@ -19,9 +19,8 @@ from sidecar.core.batching import Limits
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
 from sidecar.errors import EXIT_NO_INPUT, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, SidecarError
-from sidecar.letters.columns import message_of
+from sidecar.letters.columns import LetterIds, message_of
 from sidecar.letters.described import outline, place_of, whole
-from sidecar.letters.ids import LetterIds
 from sidecar.letters.places import LetterPlace, PlaceName
 from sidecar.letters.plan import Replayed, only_one
 from sidecar.letters.produce import LetterProducer

@@ -15,7 +15,7 @@ from sidecar.cli.shared.places import MessagePlace, place_argument
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.runtime.explaining import Explained
+from sidecar.inquiries.explain import Explained
 from sidecar.runtime.usable import refused_by_client
 
 
@@ -31,7 +31,7 @@ def explain(path: str, place: MessagePlace, as_json: bool) -> None:
     It looks at the topic, at what the group has committed a moment ago, at the dead letters in the state folder,
     and, of a group that fails, at the running daemon. Where nothing keeps the outcome, it says so.
     """
-    from sidecar.runtime.explaining import explain as explained
+    from sidecar.inquiries.explain import explain as explained
 
     settings = load(path, refusals=refused_by_client)
     tp, found = explained(settings, place.tp, place.offset)

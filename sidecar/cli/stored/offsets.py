@@ -13,9 +13,8 @@ from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.core.messages.instants import parse_instant
 from sidecar.errors import UnavailableError
+from sidecar.inquiries.offsets import GroupOffsets, PartitionOffsets, QueueOffsets, offsets_of
 from sidecar.runtime.build import is_retried
-from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
-from sidecar.runtime.queue_offsets import QueueOffsets, offsets_of
 from sidecar.runtime.usable import refused_by_client
 
 

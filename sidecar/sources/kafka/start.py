@@ -470,7 +470,7 @@ class KafkaStartOffsets:
             known = replace(known, incarnation=memory.incarnation)
             return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
         snapshot = self._known(tp)
-        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # from a version without memories
+        if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # the memory is of other rules
             start = min(max(snapshot.watermark, low), high)
             fields = {"topic": tp.topic, "partition": tp.partition, "offset": start}
             self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})

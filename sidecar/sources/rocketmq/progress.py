@@ -105,12 +105,9 @@ class QueueProgress(NamedTuple):
     def load(cls, text: str) -> Self | None:
         """Parse progress from text; None if the text is invalid."""
         try:
-            state, incarnation, watermark, floor, marks, *rest = loads(text)
-            if isinstance(marks, list) and marks and isinstance(marks[0], int):  # one, as earlier versions stored it
-                marks = [marks]
-            kept = tuple(QueueMark(*map(int, mark)) for mark in marks or ())
-            told = Told(*map(int, rest[0])) if rest else Told()
-            return cls(str(state), int(incarnation), int(watermark), int(floor), kept, told)
+            state, incarnation, watermark, floor, marks, told = loads(text)
+            kept = tuple(QueueMark(*map(int, mark)) for mark in marks)
+            return cls(str(state), int(incarnation), int(watermark), int(floor), kept, Told(*map(int, told)))
         except (ValueError, TypeError, OverflowError):  # the last for a number that is infinite
             return None
 

@@ -10,7 +10,7 @@ from sidecar.cli.shared.places import MessagePlace
 from sidecar.cli.stored import explain as module
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.runtime.explaining import Explained
+from sidecar.inquiries.explain import Explained
 from tests.support.spark.tasks import make_settings
 
 PLACE = MessagePlace(TopicPartition("orders", 0), 7)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from sidecar.cli import main
 from sidecar.cli.stored import offsets as module
 from sidecar.core.records import TopicPartition
-from sidecar.runtime.group_offsets import PartitionOffsets
+from sidecar.inquiries.offsets import PartitionOffsets
 from tests.support.letters import configure
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -23,9 +23,8 @@ from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.runtime.build import build
-from sidecar.runtime.dead_letter_writer import DeadLetterWriter
-from sidecar.runtime.senders import Senders
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.dead_letters import DeadLetterWriter
+from sidecar.runtime.worker import Senders, Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, StoredIds
 from sidecar.state.memory import Disk, MemoryIds, MemoryState

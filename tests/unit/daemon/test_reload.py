@@ -17,7 +17,7 @@ from sidecar.daemon import reload as reloading
 from sidecar.daemon.reload import AGAIN_S, QUIET_S, ConfigReload
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.runtime.build import build, rules_hash
-from sidecar.runtime.senders import Senders
+from sidecar.runtime.worker import Senders
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.rules import Rules
 from tests.support.spark.tasks import make_settings

@@ -13,9 +13,8 @@ from sidecar.config.model import Settings
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.letters import dlq as module
-from sidecar.letters.dlq import REASON, DeadLetterQueues
-from sidecar.letters.topic import ID_BASE
+from sidecar.letters import places as module
+from sidecar.letters.places import ID_BASE, REASON, DeadLetterQueues
 from sidecar.runtime.dead_letters import opened
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from tests.support.rocketmq_bytes import Stored, stored

@@ -14,7 +14,7 @@ import pytest
 from sidecar.core.batching import Limits
 from sidecar.errors import UnavailableError
 from sidecar.letters import produce
-from sidecar.letters.ids import LetterIds
+from sidecar.letters.columns import LetterIds
 from sidecar.letters.plan import Replayed, StatePlan
 from sidecar.letters.produce import LetterProducer
 from sidecar.state.beside import Chosen, LettersBeside

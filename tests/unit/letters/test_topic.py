@@ -13,9 +13,9 @@ import pytest
 from sidecar.core.batching import Limits
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.letters import topic as module
+from sidecar.letters import places as module
+from sidecar.letters.places import ID_BASE, KafkaLetterTopic, LetterTopic, TopicLetter, TopicPlan, record_of
 from sidecar.letters.plan import Stream
-from sidecar.letters.topic import ID_BASE, KafkaLetterTopic, LetterTopic, TopicLetter, TopicPlan, record_of
 from sidecar.runtime.dead_letters import STORY, opened
 from sidecar.state.beside import Chosen, LettersBeside, Totals
 from sidecar.state.store import Store

@@ -10,8 +10,7 @@ import pytest
 
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import StateError
-from sidecar.runtime.dead_letter_writer import DeadLetterWriter, LettersStored
-from sidecar.runtime.dead_letters import DeadLettersInState, Originals
+from sidecar.runtime.dead_letters import DeadLettersInState, DeadLetterWriter, LettersStored, Originals
 from sidecar.state.memory import MemoryState
 
 
@@ -48,7 +47,7 @@ def test_a_close_waits_for_what_is_being_stored_and_drops_the_rest() -> None:
 def test_a_store_that_is_closed_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is still being read at the broker when the patience is over does not reach a closed state."""
     state, begun, may_end = MemoryState(), threading.Event(), threading.Event()
-    monkeypatch.setattr("sidecar.runtime.dead_letter_writer.PATIENCE_S", 0.0)
+    monkeypatch.setattr("sidecar.runtime.dead_letters.PATIENCE_S", 0.0)
 
     def fetch(tp: TopicPartition, offset: int) -> None:
         begun.set()

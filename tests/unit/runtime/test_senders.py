@@ -10,8 +10,7 @@ from typing import Any
 
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
-from sidecar.runtime.senders import Senders
-from sidecar.runtime.worker import Worker
+from sidecar.runtime.worker import Senders, Worker
 from tests.support.process import wait_until
 
 PATIENCE_S = 10.0

@@ -38,7 +38,7 @@ from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import SidecarError
 from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import ClaimAnswered
-from sidecar.runtime.senders import Answered, Senders
+from sidecar.runtime.worker import Answered, Senders
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.executor.claims import Claims, MarksAnswered

@@ -14,10 +14,9 @@ from sidecar.config.model import Settings
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.runtime import queue_offsets as module
+from sidecar.inquiries import offsets as module
+from sidecar.inquiries.offsets import ELSEWHERE, GroupOffsets, PartitionOffsets, QueueOffsets, offsets_of
 from sidecar.runtime.build import rules_hash
-from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
-from sidecar.runtime.queue_offsets import ELSEWHERE, QueueOffsets, offsets_of
 from sidecar.sources.rocketmq.progress import QueueProgress, Told
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.state.interface import ProgressKey

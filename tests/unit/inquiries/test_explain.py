@@ -14,9 +14,8 @@ from sidecar.core.messages.tags import UNTAGGED
 from sidecar.core.partition_state import LaneState, Other, PartitionState, Stores, Tries, lane_key
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.runtime import explaining
-from sidecar.runtime.explaining import Explained, explain
-from sidecar.runtime.group_offsets import PartitionOffsets
+from sidecar.inquiries.explain import Explained, explain
+from sidecar.inquiries.offsets import PartitionOffsets
 from sidecar.state.store import Store
 from tests.support.letters import letter
 from tests.support.spark.tasks import make_settings
@@ -58,7 +57,7 @@ def told(
     monkeypatch: pytest.MonkeyPatch, folder: Path, offset: int, *rows: PartitionOffsets, tag: str = "paid", **more: Any
 ) -> Explained:
     """What is told of a message."""
-    monkeypatch.setattr(explaining, "offsets_of", lambda _: Offsets(list(rows) or [ROW], tag))
+    monkeypatch.setattr("sidecar.inquiries.explain.offsets_of", lambda _: Offsets(list(rows) or [ROW], tag))
     settings = make_settings(
         "http://localhost:1/", state={"dir": str(folder)}, tags={"from": {"header": "tag"}, "exclude": "noise"}, **more
     )

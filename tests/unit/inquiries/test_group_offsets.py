@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
-from sidecar.runtime import group_offsets as module
-from sidecar.runtime.group_offsets import GroupOffsets, PartitionOffsets
+from sidecar.inquiries import offsets as module
+from sidecar.inquiries.offsets import GroupOffsets, PartitionOffsets
 from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.state.offset_map import Identity, encode
 from tests.support.futures import ended

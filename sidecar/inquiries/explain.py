@@ -16,9 +16,8 @@ from sidecar.core.messages.tags import UNTAGGED
 from sidecar.core.partition.standing import Phase, Standing, standing
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import NoStateError, UnavailableError
-from sidecar.runtime.group_offsets import PartitionOffsets
-from sidecar.runtime.queue_offsets import offsets_of
-from sidecar.runtime.trial import Decision, SampleMessage, Trial
+from sidecar.inquiries.offsets import PartitionOffsets, offsets_of
+from sidecar.inquiries.trial import Decision, SampleMessage, Trial
 from sidecar.state.beside import LettersBeside
 from sidecar.state.interface import StoredLetter
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from sidecar.core.batching import UNFRAMEABLE
-from sidecar.runtime.trial import Decision, SampleError, SampleRequest, Trial, read_sample
+from sidecar.inquiries.trial import Decision, SampleError, SampleRequest, Trial, read_sample
 from tests.support.spark.tasks import make_settings
 
 ID = {"dedup": {"by": {"header": "id"}}}
