@@ -17,8 +17,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, cast
 
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.http import HttpSink

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from sidecar.core.records import TopicPartition, group_label
 
+CLOSE_AFTER_MS = 4_000
+"""Time for which the books of a revoked partition are kept: a reload leaves no gap, and the last counts can be read."""
 GROUPS_MAX = 200
 """Maximum number of groups with their own counts."""
 OTHER = "other"
@@ -113,8 +115,10 @@ class Accounts(dict[TopicPartition, Books]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.closed = Books()
+        self._closed = Books()
         """The sum of the books of partitions that were revoked and closed."""
+        self._gone_ms: dict[TopicPartition, float] = {}
+        """Partitions that are no longer owned, and since when that is known."""
 
     def open(self, tp: TopicPartition) -> None:
         """Open the books of an owned partition; if it was owned before, its books continue."""
@@ -141,7 +145,36 @@ class Accounts(dict[TopicPartition, Books]):
             books.released += held
             books.delayed -= held
 
-    def close(self, tps: Iterable[TopicPartition]) -> None:
-        """Keep only the sum of the books of these partitions, which are no longer assigned."""
-        for tp in tps:
-            self.closed += self.pop(tp)
+    def close(self, owned: Collection[TopicPartition], now_ms: float) -> None:
+        """Keep only the sum of the books of partitions that have not been owned for `CLOSE_AFTER_MS`."""
+        self._gone_ms = {tp: self._gone_ms.get(tp, now_ms) for tp in self if tp not in owned}
+        for tp, gone_ms in self._gone_ms.items():
+            if now_ms >= gone_ms + CLOSE_AFTER_MS:
+                self._closed += self.pop(tp)
+
+    def total(self) -> Books:
+        """The sum of all books, closed ones included."""
+        return Books(*map(sum, zip(*(books.counts() for books in (self._closed, *self.values())), strict=True)))
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """Unsettled messages of a tag group."""
+
+    batches: int = 0
+    """Batches that are filling."""
+    messages: int = 0
+    """Messages in these batches."""
+    nbytes: int = 0
+    """Size of these messages in a body."""
+    oldest_ms: int | None = None
+    """Timestamp of the oldest unsettled message, those that are sent or retried included; None if unknown."""
+
+
+class OpenMessages(NamedTuple):
+    """Unsettled messages by partition and group."""
+
+    oldest: Mapping[TopicPartition, int] = {}
+    """Timestamp of the oldest, epoch milliseconds."""
+    groups: Mapping[str, OpenGroup] = {}
+    """By label."""

@@ -10,7 +10,7 @@ TAKEN_OVER = "parts were parked by an earlier process"
 
 
 @dataclass(slots=True)
-class GroupState:
+class _GroupState:
     """State of a group's deliveries."""
 
     name: str
@@ -23,7 +23,7 @@ class GroupState:
     next_try_ms: float = 0.0
 
 
-class Groups(dict[str, GroupState]):
+class Groups(dict[str, _GroupState]):
     """The groups that have a batch outstanding, by name."""
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class Groups(dict[str, GroupState]):
         """Number of outstanding batches in groups that do not fail."""
         self.parked: Counter[str] = Counter()
         """Number of parked parts by group."""
-        self.resting: dict[str, GroupState] = {}
+        self.resting: dict[str, _GroupState] = {}
         """Failing groups all of whose parts are parked."""
 
     def begin(self, name: str) -> None:
         """Add an outstanding batch."""
         group = self.get(name)
         if group is None:
-            group = self[name] = self.resting.pop(name, GroupState(name))
+            group = self[name] = self.resting.pop(name, _GroupState(name))
         group.outstanding += 1
         self.healthy += group.failing_since_ms is None
 
@@ -64,9 +64,9 @@ class Groups(dict[str, GroupState]):
             del self.parked[name]
             self.resting.pop(name, None)
         elif now_ms is not None and name not in self:
-            self.resting.setdefault(name, GroupState(name, failing_since_ms=now_ms, reason=TAKEN_OVER))
+            self.resting.setdefault(name, _GroupState(name, failing_since_ms=now_ms, reason=TAKEN_OVER))
 
-    def failed(self, name: str, now_ms: float) -> GroupState:
+    def failed(self, name: str, now_ms: float) -> _GroupState:
         """Record a failed send."""
         group = self[name]
         if group.failing_since_ms is None:
@@ -82,7 +82,7 @@ class Groups(dict[str, GroupState]):
             self.healthy += group.outstanding
         return since_ms
 
-    def all_failing(self) -> list[GroupState]:
+    def all_failing(self) -> list[_GroupState]:
         """The groups that fail."""
         return [group for group in (*self.values(), *self.resting.values()) if group.failing_since_ms is not None]
 

@@ -27,7 +27,7 @@ Message: TypeAlias = Any
 """A source's own message object; only that source's `Columns` looks inside."""
 
 
-class PlaceFields(TypedDict):
+class _PlaceFields(TypedDict):
     """A partition as log events and JSON objects name it."""
 
     topic: str
@@ -56,9 +56,9 @@ class TopicPartition(NamedTuple):
         queue = f"{name}:{self.partition}" if name else str(self.partition)
         return f"{self.topic}[{queue}{DELAYED * self.delayed}]"
 
-    def fields(self) -> PlaceFields:
+    def fields(self) -> _PlaceFields:
         """The partition in a log event or JSON object."""
-        place: PlaceFields = {"topic": self.topic, "partition": self.partition}
+        place: _PlaceFields = {"topic": self.topic, "partition": self.partition}
         if name := self.source.broker:
             place["broker"] = name
         if self.delayed:
@@ -171,36 +171,36 @@ class Run:
     """Positions of further messages in between, which a store left unread: their tags cannot be wanted."""
 
 
-class GroupRows(Protocol):
+class _GroupRows(Protocol):
     """Rows of one group, see `Fragment`."""
 
     @property
-    def group(self) -> str: ...  # noqa: D102
+    def group(self) -> str: ...
     @property
-    def offsets(self) -> Sequence[int]: ...  # noqa: D102
+    def offsets(self) -> Sequence[int]: ...
     @property
-    def data(self) -> bytes: ...  # noqa: D102
+    def data(self) -> bytes: ...
     @property
-    def ids(self) -> Sequence[int] | None: ...  # noqa: D102
+    def ids(self) -> Sequence[int] | None: ...
     @property
-    def unframeable(self) -> Sequence[int]: ...  # noqa: D102
+    def unframeable(self) -> Sequence[int]: ...
 
 
-class SortedRows(Protocol):
+class _SortedRows(Protocol):
     """What became of the messages of a run."""
 
     @property
-    def rows(self) -> Sequence[GroupRows]: ...  # noqa: D102
+    def rows(self) -> Sequence[_GroupRows]: ...
     @property
-    def filtered(self) -> int: ...  # noqa: D102
+    def filtered(self) -> int: ...
     @property
-    def masked(self) -> int: ...  # noqa: D102
+    def masked(self) -> int: ...
     @property
-    def duplicate(self) -> int: ...  # noqa: D102
+    def duplicate(self) -> int: ...
     @property
-    def odd_ids(self) -> int: ...  # noqa: D102
+    def odd_ids(self) -> int: ...
     @property
-    def stamp_ms(self) -> int | None: ...  # noqa: D102
+    def stamp_ms(self) -> int | None: ...
 
 
 class RunSorter(Protocol):
@@ -210,7 +210,7 @@ class RunSorter(Protocol):
         """The ids of the wanted messages or `NO_ID`, and the offset of the last of these; -1 if there is none."""
         ...
 
-    def sort(self, rules: Any, fresh: bytes | None, /) -> SortedRows:
+    def sort(self, rules: Any, fresh: bytes | None, /) -> _SortedRows:
         """Sort the messages; `fresh` has 1 for each wanted one whose id is new, else 0, and is None without ids."""
         ...
 

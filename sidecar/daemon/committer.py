@@ -80,7 +80,7 @@ class Committer:
     def _begin(self, items: list[CommitItem]) -> Step:
         self._ids.count(items)
         step = self._order.begin(items)
-        self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
+        self._pipeline.count_unwritten(self._order.unwritten_bytes)
         return step
 
     def ended(self, ended: StepEnded) -> None:
@@ -91,11 +91,11 @@ class Committer:
 
     def _end(self, *, ok: bool) -> Step | None:
         step = self._order.ended(ok=ok, held=self._ids_of_held())
-        self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
+        self._pipeline.count_unwritten(self._order.unwritten_bytes)
         return step
 
     def _ids_of_held(self) -> list[SettledIds]:
-        held = list(self._pipeline.commits.held_ids())
+        held = self._pipeline.take_held_ids()
         self._ids.count_held(held)
         return held
 
@@ -157,9 +157,7 @@ class Committer:
             self._delays.take_ends()
             take_inbox(WAIT_S)
         self._pipeline.committed({}, time.monotonic() * 1000)  # its result is not awaited
-        step: Step | None = self._begin(
-            self._pipeline.commits.begin([tp for tp in tps if tp in self._pipeline.partitions])
-        )
+        step: Step | None = self._begin(self._pipeline.begin_commit(tps))
         while isinstance(step, Journal | Settle | Keep):
             step = self._end(ok=self._done_now(step))
         items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
@@ -183,4 +181,4 @@ class Committer:
     def begin_anew(self, tp: TopicPartition) -> None:
         """Drop a partition's unwritten ids: under its new incarnation, earlier ids do not identify duplicates."""
         self._order.forget_ids(tp)
-        self._pipeline.orders.count_unwritten(self._order.unwritten_bytes)
+        self._pipeline.count_unwritten(self._order.unwritten_bytes)

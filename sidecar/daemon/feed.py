@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import structlog
 
@@ -17,7 +18,7 @@ from sidecar.state.interface import Damage, PartitionSnapshot
 
 log = structlog.get_logger()
 
-BUSY_POLL_S, OPEN_POLL_S, DUE_POLL_S = 0.005, 0.02, 0.001
+BUSY_POLL_S, DUE_POLL_S = 0.005, 0.001
 
 
 class Feed:
@@ -46,6 +47,8 @@ class Feed:
         self._delays = delays
         self._takeovers = delays.takeovers
         self._has_ledger = has_ledger
+        self._paused: frozenset[TopicPartition] = frozenset()
+        """What the core wants paused."""
 
     def take(self, assignments: Sequence[Assignment]) -> None:
         """Take assigned partitions: the core gets them at once, or when their ids are loaded."""
@@ -53,7 +56,7 @@ class Feed:
         pairs = [(assignment, known.get(assignment.tp)) for assignment in assignments]
         self._begin([pair for pair in pairs if self._ids.take(*pair)])
         if self._loading:
-            self.pause()
+            self._pause()
 
     def sorted(self, result: IdsSorted) -> None:
         """Handle a partition whose ids were loaded or could not be loaded."""
@@ -66,7 +69,7 @@ class Feed:
         self._give([(taken.assignment, taken.known)])
 
     def _go_on(self, taken: TakenPartition) -> None:
-        self.pause()
+        self._pause()
         for item in taken.come:
             self._read(item)
 
@@ -77,6 +80,7 @@ class Feed:
         is_stale = False
         for assignment, known in assignments:
             self._snapshots.assignments[assignment.tp] = assignment
+            self._paused -= {assignment.tp}
             self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
             is_stale |= self._load_positions(assignment, known)
             self._delays.take(assignment)
@@ -96,20 +100,22 @@ class Feed:
         same = known is not None and (known.topic_id, known.incarnation) == (assignment.topic_id, settled.incarnation)
         is_distrusted = False
         if known is not None and same and assignment.resumed:
-            partition = self._pipeline.partitions[assignment.tp]
             try:
-                is_distrusted = self._pipeline.intake.positions.load(partition, known.bitmaps, settled.below)
+                is_distrusted = self._pipeline.load_settled(assignment.tp, known.bitmaps, settled.below)
             except ValueError as error:  # as it was written, and of another form
                 where = f"{known.tp.topic}:{known.tp.queue}"
                 log.error("state.damaged", **Damage("partition", where, str(error), "dropped")._asdict())
                 is_distrusted = True
         return is_distrusted or settled.incarnation != assignment.incarnation
 
-    def pause(self) -> None:
-        """Read only from partitions that the core has and wants more of."""
+    def flow(self, paused: frozenset[TopicPartition]) -> None:
+        """Read from all partitions that the core has, except these."""
+        self._paused = frozenset(tp for tp in paused if not tp.delayed)
+        self._pause()
+
+    def _pause(self) -> None:
         loading = self._loading
-        paused = frozenset(tp for tp in self._pipeline.gate.paused if not tp.delayed)
-        self._source.pause(paused | loading | self._pipeline.origins.copies_of(loading))
+        self._source.pause(self._paused | loading | self._pipeline.copies_of(loading))
 
     def poll(self) -> None:
         """Pass new messages to the core, and those that are due; calls the source's listener meanwhile."""
@@ -149,14 +155,7 @@ class Feed:
             self._pipeline.read_past(item.tp, item.position, time.monotonic() * 1000)
 
     def _patience_s(self) -> float:
-        now_ms, commits = time.monotonic() * 1000, self._pipeline.commits
-        if commits.outstanding:  # batches wait for its end, which may be far away
-            return min(BUSY_POLL_S, max(DUE_POLL_S, (now_ms - commits.begun_ms) / 4_000))
-        if self._pipeline.delivery.outbox.groups:
-            return BUSY_POLL_S
+        patience_s = self._pipeline.patience_ms(time.monotonic() * 1000) / 1000
         if self._takeovers.is_adopting:
-            return BUSY_POLL_S
-        if self._pipeline.idle:
-            return self._source.idle_poll_s
-        patience_ms = self._pipeline.cutter.patience_ms(now_ms)
-        return min(OPEN_POLL_S, max(DUE_POLL_S, patience_ms / 1000))
+            return min(BUSY_POLL_S, max(DUE_POLL_S, patience_s))
+        return self._source.idle_poll_s if patience_s == inf else max(DUE_POLL_S, patience_s)

@@ -18,7 +18,6 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
-from sidecar.core.windows.dedup import RotatingSet
 from sidecar.core.windows.idset import KEY_BYTES
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
@@ -199,7 +198,7 @@ class IdKeeper:
 
     def take(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
         """Take a partition; return whether the core may have it at once. Otherwise `sorted` returns it later."""
-        if not self._pipeline.intake.identities.remembered:
+        if not self._pipeline.remembers_ids:
             if not assignment.resumed:
                 self._writer.wait(lambda: self.journal.begin(assignment.tp, resumed=False))
             return True
@@ -239,7 +238,7 @@ class IdKeeper:
             return None
         self._tell_filed(result.tp, kept, result.stored.problem)
         if taken is None:
-            self._window(result.tp).install(result.stored.runs)
+            self._pipeline.install_ids(result.tp, result.stored.runs)
             return None
         del self.loading[result.tp]
         self._restored(taken, result.stored)
@@ -262,17 +261,9 @@ class IdKeeper:
         tp = taken.assignment.tp
         now_ms, wall_ms = time.monotonic() * 1000, time.time_ns() // 1_000_000
         begun = {generation: now_ms - max(0, wall_ms - at_ms) for generation, at_ms in stored.begun_at_ms.items()}
-        ids = self._pipeline.intake.ids
-        ids.room.resize(self._memory_bytes // 4 // KEY_BYTES)
-        ids.forget(tp)
-        self._window(tp).restore(stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
-        seconds = round(time.monotonic() - taken.since_s, 3)
-        log.info("ids.loaded", **tp.fields(), count=len(self._window(tp)), seconds=seconds)
-
-    def _window(self, tp: TopicPartition) -> RotatingSet:
-        window = self._pipeline.intake.ids.window(tp)
-        assert isinstance(window, RotatingSet)
-        return window
+        self._pipeline.limit_ids(self._memory_bytes // 4 // KEY_BYTES)
+        count = self._pipeline.restore_ids(tp, stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
+        log.info("ids.loaded", **tp.fields(), count=count, seconds=round(time.monotonic() - taken.since_s, 3))
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
@@ -292,7 +283,7 @@ class IdKeeper:
     def changed(self, change: IdsChanged) -> None:
         """Have changed files repaired, unless the whole folder is gone; look-ups use the mapped files meanwhile."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
-        if self._pipeline.orders.state_lost:
+        if self._pipeline.state_lost:
             return
         for tp in change.tps & self._kept.keys() - self.loading.keys():
             if not self._kept[tp].sorting:
@@ -334,16 +325,15 @@ class IdKeeper:
 
     # The rest
 
-    def status(self, now_s: float) -> IdsStatus:
+    def status(self, now_s: float, unusable: int = 0) -> IdsStatus:
         """Number of remembered ids, and their memory."""
-        windows = [self._window(tp) for tp in self._kept.keys() & set(self._pipeline.intake.ids.keys())]
-        sets = [generation for window in windows for generation in (window.young, window.old) if len(generation)]
+        found = self._pipeline.remembered_ids()
         return IdsStatus(
-            remembered=sum(map(len, sets)),
-            memory_bytes=sum(generation.nbytes for generation in sets),
-            file_bytes=sum(run.nbytes for generation in sets for run in generation.stored),
-            oldest_seconds=max((now_s - generation.begun_ms / 1000 for generation in sets), default=0.0),
-            rotations=self._pipeline.intake.ids.room.rotations,
+            remembered=found.remembered,
+            memory_bytes=found.memory_bytes,
+            file_bytes=found.file_bytes,
+            oldest_seconds=0.0 if found.begun_ms is None else max(0.0, now_s - found.begun_ms / 1000),
+            rotations=found.rotations,
             loading=len(self.loading),
-            unusable=odd.count if (odd := self._pipeline.intake.odd_ids) is not None else 0,
+            unusable=unusable,
         )

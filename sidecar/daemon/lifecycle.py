@@ -149,7 +149,7 @@ class Daemon:
         # Open the endpoint before the source: health can be queried while the broker is awaited.
         url = "off"
         if place := settings.admin.listen:
-            hooks = pipeline.intake, pipeline.delivery.delivered, supervisor.effects
+            hooks = pipeline, supervisor.effects
             asks: dict[str, Ask] = {
                 "config": reload.ask,
                 "tap": Taps(*hooks, delays.origin).ask,
@@ -161,7 +161,7 @@ class Daemon:
         with _tells_when_slow(supervisor.record):
             source.open(supervisor.listener)
             reserved = STORES_CHARACTERS if settings.delay else 0
-            pipeline.partitions.limit(StateBudget.within(source.metadata_characters - reserved))
+            pipeline.limit(StateBudget.within(source.metadata_characters - reserved))
         supervisor.record.joined()
         stack.callback(source.close)
         stack.callback(dead_letter_writer.close)  # before the source that it reads and the state that it writes

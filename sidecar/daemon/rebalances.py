@@ -73,7 +73,7 @@ class RebalanceListener:
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """Stop reading these partitions, which will all be revoked soon, and settle the messages that were read."""
-        self._pipeline.orders.leave(tps)
+        self._pipeline.leave(tps)
         return self._pipeline.has_settled(tps)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
@@ -81,9 +81,9 @@ class RebalanceListener:
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
         both = self._delays.with_stores(tps)
-        self._pipeline.partitions.fence(both)
+        self._pipeline.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
-        while self._pipeline.delivery.outbox.sending(set(both)) and time.monotonic() < deadline_s:
+        while self._pipeline.is_sending(both) and time.monotonic() < deadline_s:
             self._mail.take(timeout_s=0.05)
         self._committer.now(both, self._mail.take)
         self._forget(tps, "partitions.revoked")
@@ -102,12 +102,11 @@ class RebalanceListener:
 
     def settle(self) -> None:
         """Commit and snapshot settled messages before the process ends."""
-        self._committer.now(list(self._pipeline.partitions), self._mail.take)
+        self._committer.now(list(self._pipeline.owned), self._mail.take)
         self._snapshots.now()
 
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
-        books = self._pipeline.books
-        released = sum(books[tp].in_flight for tp in tps if tp in books)
+        released = self._pipeline.in_flight(tps)
         both = self._delays.with_stores(tps)
         self._pipeline.forget(both)
         self._ids.forget(tps)

@@ -12,7 +12,7 @@ import structlog
 
 from sidecar import threads
 from sidecar.config.model import Settings
-from sidecar.core.intents import Barrier
+from sidecar.core.parts import Barrier
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, TopicPartition, group_label
 from sidecar.errors import SidecarError, UnavailableError
@@ -115,11 +115,11 @@ class ConfigReload:
         """Apply what was read; what needs it applies as soon as all is quiet."""
         while not self._inbox.empty():
             self._take(self._inbox.get_nowait())
-        if self._waiting is None or self._pipeline.orders.draining:
+        if self._waiting is None or self._pipeline.draining:
             return
         if self._unproved:
             self._prove(self._waiting)
-        elif not self._pipeline.orders.resting:
+        elif not self._pipeline.resting:
             if now_s >= self._again_s:
                 self._rest(now_s)
         elif self._pipeline.is_quiet and not self._is_loading():
@@ -140,7 +140,8 @@ class ConfigReload:
     def _begin(self, found: SettingsChanges) -> None:
         self._apply(found.now)
         self._waiting, self._unproved = found if found.when_quiet else None, {}
-        self._pipeline.orders.resting, self._again_s = False, 0.0
+        self._pipeline.rest(resting=False)
+        self._again_s = 0.0
         outcome = "waiting" if found.when_quiet else "applied"
         self._tell(outcome, changed=found.at_once, waiting=found.when_quiet, restart=found.after_restart)
 
@@ -158,17 +159,18 @@ class ConfigReload:
 
     def _rest(self, now_s: float) -> None:
         """Stop reading, and cut all that is open, unless a group fails: that may last."""
-        groups = self._pipeline.delivery.outbox.groups
-        failing = [group.name for group in groups.all_failing()] or list(groups.parked)
+        failing = self._pipeline.failing_groups
         if failing:
             more = f" and {len(failing) - 1} more" if len(failing) > 1 else ""
             self._wait(now_s, f"group {group_label(failing[0])}{more} fails")
         else:
-            self._pipeline.orders.resting, self._until_s = True, now_s + QUIET_S
+            self._pipeline.rest()
+            self._until_s = now_s + QUIET_S
 
     def _wait(self, now_s: float, reason: str) -> None:
         assert self._waiting is not None
-        self._pipeline.orders.resting, self._again_s = False, now_s + AGAIN_S
+        self._pipeline.rest(resting=False)
+        self._again_s = now_s + AGAIN_S
         keys = self._waiting
         if self.status is None or self.status.reason != reason:
             self._tell("waiting", reason, keys.at_once, keys.when_quiet, keys.after_restart)
@@ -176,7 +178,7 @@ class ConfigReload:
     def _change(self, now_s: float) -> None:
         """Messages that are read from now on go by the new rules; a part that an earlier commit names has settled."""
         assert self._waiting is not None
-        self._pipeline.orders.resting = False
+        self._pipeline.rest(resting=False)
         then, after_restart = self._waiting.then, self._waiting.after_restart
         try:
             reading, batching, rules, sink = build_parts(then, self._columns)
@@ -191,7 +193,7 @@ class ConfigReload:
 
     def _prove(self, found: SettingsChanges) -> None:
         """Tell that all applies when commits have the new rules: until then, a crash would act as a reset."""
-        owned = self._pipeline.partitions
+        owned = self._pipeline.owned
         self._unproved = {tp: each for tp, each in self._unproved.items() if tp in owned and not each.durable}
         if not self._unproved:
             self._waiting = None

@@ -72,9 +72,8 @@ class Snapshots:
         """The settled offsets only: messages in flight are new again after a crash."""
         rows = []
         for tp, assignment in self.assignments.items():
-            partition = self._pipeline.partitions[tp]
-            bitmaps = self._pipeline.intake.positions.dump(partition)
-            mark, floor = partition.reach.committed, assignment.state.watermark
+            bitmaps, mark = self._pipeline.settled_offsets(tp)
+            floor = assignment.state.watermark
             rows.append(PartitionSnapshot(tp, assignment.topic_id, assignment.incarnation, mark, floor, bitmaps))
         return rows
 

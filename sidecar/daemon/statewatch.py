@@ -39,9 +39,9 @@ class StateWatch:
         try:
             self._state.check_in_place()
         except SidecarError as error:
-            self._pipeline.orders.lose_state(str(error))
+            self._pipeline.lose_state(str(error))
             return False
-        self._pipeline.orders.lose_state("")
+        self._pipeline.lose_state("")
         return True
 
 

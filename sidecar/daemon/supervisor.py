@@ -88,8 +88,8 @@ class Effects:
                 self._dead_letter_writer.store(token, traced)
             case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
                 self._delays.perform(effect)
-            case Flow():
-                self._feed.pause()
+            case Flow(paused):
+                self._feed.flow(paused)
             case Reload(tp, reason):
                 log.warning("partition.reloaded", **tp.fields(), reason=reason)
                 self._reload(tp)
@@ -162,7 +162,7 @@ class Supervisor:
         if self._drain_until_s is None:
             log.info("daemon.draining", timeout_seconds=timeout_s)
             self._drain_until_s = time.monotonic() + timeout_s
-            self.pipeline.orders.drain()
+            self.pipeline.drain()
 
     def turn(self) -> bool:
         """Run one round: take answers, do what is due, read. Return False when a stop is complete."""
@@ -175,7 +175,7 @@ class Supervisor:
         for component in self._tended:
             component.tend(now_s)
         if self._drain_until_s is not None and (
-            self.pipeline.idle or self.pipeline.orders.state_lost or now_s > self._drain_until_s
+            self.pipeline.idle or self.pipeline.state_lost or now_s > self._drain_until_s
         ):
             return False
         self._feed.poll()

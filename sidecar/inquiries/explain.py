@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
 from sidecar.core.messages.tags import UNTAGGED
-from sidecar.core.partition.standing import Phase, Standing, standing
+from sidecar.core.partition.promises import Phase, Standing, standing
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import NoStateError, UnavailableError
 from sidecar.inquiries.offsets import PartitionOffsets, offsets_of

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 from sidecar.config.model import Settings
 from sidecar.config.sinks import SinkSection
-from sidecar.core.intake.framing import fragment_of
-from sidecar.core.intents import Intent
+from sidecar.core.intake.intake import fragment_of
 from sidecar.core.json_text import loads
 from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.messages.instants import instant_text
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Columns, Details, Header, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.runtime.build import build_reading, due_reader_of

@@ -9,18 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.cutting.memory import Memory
-from sidecar.core.delivery.delivery import Delivery
-from sidecar.core.delivery.output import Halved, Settled
+from sidecar.core.delivery.delivery import DeliveryPipeline
+from sidecar.core.delivery.output import Halved, Outcome, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Effect, StoreDeadLetters
-from sidecar.core.intents import Intent
 from sidecar.core.lineage import Lineage
-from sidecar.core.partition.ownerships import Ownerships
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
-from sidecar.core.parts import HISTORY_MAX
-from sidecar.core.records import Answer, DeadLetter, Fragment, TopicPartition
+from sidecar.core.parts import HISTORY_MAX, Intent
+from sidecar.core.records import DeadLetter, Fragment, TopicPartition
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import ReplayPart
 
@@ -51,7 +48,7 @@ class _Open:
     refused: dict[int, StoredLetter]
 
 
-class ReplayPipeline:
+class ReplayPipeline(DeliveryPipeline):
     """Delivers parts of dead letters.
 
     Args:
@@ -59,17 +56,18 @@ class ReplayPipeline:
     """
 
     def __init__(self, rules: DeliveryRules, jitter: Callable[[], float]) -> None:
-        self._owned = Ownerships(rules.separator)
-        self._owned.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room is a table
-        self._delivery = Delivery(rules, self._owned, Memory(), jitter)
+        super().__init__(rules, jitter)
+        self.partitions.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room is a table
         self._open: dict[Intent, _Open] = {}
+        self._halves: list[HalvePart] = []
+        """To be made durable with the next step."""
         self.outcomes: Counter[str] = Counter()
         """Messages by outcome."""
 
     def begin(self, tp: TopicPartition, scope: str) -> None:
         """Parts of this partition and scope follow; those of another scope have ended."""
-        self._owned.close(tp)
-        self._owned.take(tp, scope, PartitionState(0, 0), Lineage())
+        self.partitions.close(tp)
+        self.partitions.take(tp, scope, PartitionState(0, 0), Lineage())
 
     def add(self, part: ReplayPart, letters: Sequence[StoredLetter], fragment: Fragment, *, again: bool) -> None:
         """Deliver a part.
@@ -79,13 +77,13 @@ class ReplayPipeline:
             letters: Its letters; some may be gone.
             again: Whether an earlier process may have sent it.
         """
-        range_ = self._owned[part.tp]
+        range_ = self.partitions[part.tp]
         intent = range_.promises.promise(lane_key(part.group), part.first, part.last)
         intent.stand(old=again)
         self._open[intent] = _Open(part, {letter.offset: letter for letter in letters}, {})
         piece = range_.outstanding.add(part.group, intent, [fragment])
         piece.life.attempts = int(again)
-        self._delivery.cut([piece])
+        self.delivery.cut([piece])
 
     @property
     def outstanding(self) -> int:
@@ -95,44 +93,43 @@ class ReplayPipeline:
     @property
     def stalled(self) -> str:
         """Why the receiver takes nothing, as an operator reads it; empty if it is not so."""
-        receiver = self._delivery.receiver
-        if receiver.halted:
-            return f"the receiver refuses every request: {receiver.halted}"
-        return "the receiver refused more than a tenth of the last 1,000 messages" if receiver.refuses else ""
-
-    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        """Handle the receiver's answer to one send."""
-        self._delivery.answered(batch_id, answer, now_ms, wall_ms)
+        word, reason = self.refusal
+        if word == "halted":
+            return f"the receiver refuses every request: {reason}"
+        return "the receiver refused more than a tenth of the last 1,000 messages" if word else ""
 
     def halved(self, done: HalvePart, halves: Sequence[ReplayPart]) -> None:
         """Record that the halves of a part are durable: these."""
         for intent, half in zip(done.intents, halves, strict=True):
             self._open[intent].part = half
             intent.durable = True
-        self._delivery.release_durable()
+        self.delivery.release_durable()
 
     def step(self, now_ms: float) -> list[Effect | HalvePart | EndPart]:
         """Send what may be sent; return all effects since the last step.
 
         Letters that were refused again are stored when their part ends.
         """
-        self._delivery.step(now_ms)
+        self.delivery.step(now_ms)
         effects: list[Effect | HalvePart | EndPart] = []
-        for effect in self._delivery.output.take_effects():
+        for effect in self.delivery.output.take_effects():
             if isinstance(effect, StoreDeadLetters):
                 self._refuse(effect.letters)
-                self._delivery.stored(effect.token, ok=True, now_ms=now_ms)
+                self.stored(effect.token, ok=True, now_ms=now_ms)
             else:
                 effects.append(effect)
-        for outcome in self._delivery.output.take_outcomes():
-            match outcome:
-                case Settled(_, name, messages):
-                    self.outcomes[name] += messages
-                case Halved():
-                    effects.append(self._halve(outcome))
-                case _:
-                    pass  # nothing is committed
-        return [*effects, *self._ended()]
+        self._apply_outcomes(now_ms)
+        halves, self._halves = self._halves, []
+        return [*effects, *halves, *self._ended()]
+
+    def _apply(self, outcome: Outcome, now_ms: float) -> None:  # noqa: ARG002
+        match outcome:
+            case Settled(_, name, messages):
+                self.outcomes[name] += messages
+            case Halved():
+                self._halves.append(self._halve(outcome))
+            case _:
+                pass  # nothing is committed
 
     def _refuse(self, refused: Sequence[DeadLetter]) -> None:
         """Remember the reasons; should the process end before the part does, it is sent again and refused again."""
@@ -151,7 +148,7 @@ class ReplayPipeline:
         whole = self._open.pop(parent)
         intents = [
             intent
-            for intent in self._owned[halved.tp].promises.intents
+            for intent in self.partitions[halved.tp].promises.intents
             if intent.key == parent.key and halved.first <= intent.first <= intent.last <= halved.last
         ]
         for intent in intents:

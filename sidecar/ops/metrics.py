@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from sidecar.core.books import OpenMessages
 from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Distribution
 from sidecar.core.intake.unwanted import LOOKS
@@ -26,7 +27,6 @@ from sidecar.ops.snapshot import (
     STOP_REASONS,
     PartitionStatus,
     StatusSnapshot,
-    Waiting,
 )
 
 _MESSAGES = {
@@ -174,7 +174,7 @@ def _delivered(groups: Iterable[str], done: DeliveryCounts) -> Iterator[Metric]:
     yield _histogram("sidecar_batch_bytes", "Bytes of a delivered batch, before compression.", done.batch_bytes)
 
 
-def _waiting(waiting: Waiting) -> Iterator[Metric]:
+def _waiting(waiting: OpenMessages) -> Iterator[Metric]:
     labels = ["topic", "partition", "broker"] if any(tp.broker for tp in waiting.oldest) else ["topic", "partition"]
     oldest = GaugeMetricFamily(
         "sidecar_oldest_unsettled_timestamp_seconds", "Timestamp of the oldest unsettled message.", labels=labels

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from sidecar.core.books import BOOKS, Books, Counts
+from sidecar.core.books import BOOKS, Books, Counts, OpenMessages
 from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Distribution, Histogram
 from sidecar.core.intake.unwanted import LOOKS
@@ -122,32 +122,6 @@ class DelayStatus:
     """Messages whose content was read since they were due, since the start: of others, the mask of tags told enough."""
 
 
-@dataclass(slots=True)
-class GroupWaiting:
-    """Unsettled messages of a tag group."""
-
-    batches: int = 0
-    """That are filling."""
-    messages: int = 0
-    """In these."""
-    nbytes: int = 0
-    """Of these."""
-    oldest_ms: int | None = None
-    """Timestamp of the oldest unsettled message, those that are sent or retried included; None if unknown."""
-
-
-class Waiting(NamedTuple):
-    """Unsettled messages, at most a few seconds ago."""
-
-    oldest: Mapping[TopicPartition, int] = {}
-    """Timestamp of the oldest, epoch milliseconds."""
-    groups: Mapping[str, GroupWaiting] = {}
-    """By label."""
-
-
-NO_WAITING = Waiting()
-
-
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
     """Whether Kafka's messages are sorted in the fast lane."""
@@ -239,7 +213,7 @@ class StatusSnapshot:
     delay: DelayStatus | None = None
     lane: LaneStatus | None = None
     reload: ReloadStatus | None = None
-    waiting: Waiting = NO_WAITING
+    waiting: OpenMessages = field(default_factory=OpenMessages)
     activity: Activity = NO_ACTIVITY
 
     @property

@@ -15,7 +15,7 @@ from sidecar.config.sinks import SinkSettings
 from sidecar.config.tags import OFFSET_MSG_ID, Dedup, Tags, canonical
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import ReadingRules, ReadTags
 from sidecar.core.messages.cancels import cancel_reader

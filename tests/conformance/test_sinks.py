@@ -15,8 +15,7 @@ import deltalake
 import pytest
 
 from sidecar.config.sinks import SinkSection as SinkSettings
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.sinks.base import Sink
 from sidecar.sinks.console import ConsoleSink

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Life, Part
+from sidecar.core.parts import Batch, Intent, Life, Part
 from sidecar.core.records import Answer, Fragment, TopicPartition, Verdict, group_label
 from sidecar.sinks.endpoint import Endpoint, basic
 from sidecar.sinks.formats import make_framer

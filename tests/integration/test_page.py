@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.books import Books
+from sidecar.core.books import Books, OpenGroup, OpenMessages
 from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import LetterKind
-from sidecar.ops.snapshot import NO_ACTIVITY, GroupWaiting, PartitionStatus, RetryingGroup, StatusSnapshot, Waiting
+from sidecar.ops.snapshot import NO_ACTIVITY, PartitionStatus, RetryingGroup, StatusSnapshot
 from tests.support.chromium import Browser, browser
 from tests.support.jars import ROOT
 from tests.support.process import wait_until
@@ -54,7 +54,7 @@ STATES = {
         retries_waiting=1,
         retrying=(RetryingGroup("paid", 7, SINCE, "HTTP 503: the database is away", "2026-11-26T15:40:09+00:00"),),
         dead_letters=3,
-        waiting=Waiting({}, {"paid": GroupWaiting(1, 500, 120_000, 1_795_700_000_000)}),
+        waiting=OpenMessages({}, {"paid": OpenGroup(1, 500, 120_000, 1_795_700_000_000)}),
     ),
     "memory": replace(
         HEALTHY,

@@ -40,7 +40,7 @@ def asks() -> Mapping[str, Ask]:
     def answer(question: Any) -> None:
         question.answer.set_result({})
 
-    taps = Taps(Mock(), Mock(), Mock(), Mock())
+    taps = Taps(Mock(), Mock(), Mock())
     return {
         "delay": Questions(answer, lambda *_: {}).ask,
         "letters": PageLetters(folder, None).ask,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sidecar.core.batching import pick_keys
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
-from sidecar.core.intake.framing import fragment_of
+from sidecar.core.intake.intake import fragment_of
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, FailedRow, TopicPartition, Verdict
 from sidecar.ledger.memory import MemoryLedger

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.ranges.pipeline import Halved
+from sidecar.core.ranges import Halved
 from sidecar.core.records import Answer, Verdict
 from tests.simulation.plan import Row
 from tests.support.ranges import Attempt, KilledError, Receiver

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.core.batching import Buffer, Limits
-from sidecar.core.intents import Intent
 from sidecar.core.messages.tags import TagFilter
-from sidecar.core.parts import Part
+from sidecar.core.parts import Intent, Part
 from sidecar.core.records import Fragment, TopicPartition
 from sidecar.zone import columns as zone_columns
 from sidecar.zone.columns import record_batches

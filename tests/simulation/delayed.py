@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import (
     CancelHeld,
@@ -481,7 +481,7 @@ class Host:
 
     def _kept(self, ok: bool) -> None:
         if isinstance(self.commit, Keep):
-            self._do(self.order.ended(ok=ok, held=self.pipeline.commits.held_ids()))
+            self._do(self.order.ended(ok=ok, held=self.pipeline.take_held_ids()))
 
     def _land(self, items: Sequence[CommitItem]) -> bool:
         broker = self._world.broker
@@ -565,10 +565,10 @@ class Host:
     def retag(self) -> None:
         """Once all is quiet, the subscription changes, and a commit has it: no fault comes in between."""
         plan, pipeline = self.plan, self.pipeline
-        pipeline.orders.resting = True
+        pipeline.rest()
         for _ in range(20):
             self.settle_some()
-        pipeline.orders.resting = False
+        pipeline.rest(resting=False)
         if not pipeline.is_quiet:
             return
         unproved = pipeline.change_reading(
@@ -1012,7 +1012,7 @@ class World:
             if host.is_at_rest:
                 return
         partitions = {str(tp): each.state() for tp, each in host.pipeline.partitions.items()}
-        raise BrokenPromiseError("stuck", f"{partitions} {host.pipeline.gate.stops} {host.paused}")
+        raise BrokenPromiseError("stuck", f"{partitions} {host.pipeline.status().stops} {host.paused}")
 
     def _account(self) -> None:
         ended = self.ended()

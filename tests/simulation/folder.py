@@ -84,7 +84,7 @@ class Folder:
     def load(self, life: Life, pipeline: Pipeline, below: int) -> bool:
         """Load the window of this incarnation; whether it is to be written anew."""
         found = self._windows.get((life.number, life.scope))
-        return found is not None and pipeline.intake.positions.load(pipeline.partitions[TPS[life.number]], found, below)
+        return found is not None and pipeline.load_settled(TPS[life.number], found, below)
 
     def facts(self, life: Life, recalled: Recalled) -> set[int]:
         """What this process knows to be settled, whatever the broker says."""

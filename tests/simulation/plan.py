@@ -12,7 +12,7 @@ from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.records import TopicPartition

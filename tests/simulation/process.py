@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
-from sidecar.core.cutting.cutting import UNIT_BYTES
-from sidecar.core.cutting.memory import held_by
+from sidecar.core.cutting import UNIT_BYTES
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, StoreDeadLetters
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition_state import Tries
-from sidecar.core.parts import Part
+from sidecar.core.parts import Part, held_by
 from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Publish, Settle, SettledIds, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Attempt, DeadLetter, Run, TopicPartition
@@ -160,7 +159,7 @@ class Process:
         for number in self.positions:
             partition = self.pipeline.partitions.get(TPS[number])
             if partition is not None:
-                self.folder.snapshot(self.lives[number], self.pipeline.intake.positions.dump(partition))
+                self.folder.snapshot(self.lives[number], self.pipeline.settled_offsets(TPS[number])[0])
 
     def _window(self, number: int) -> RotatingSet:
         window = self.pipeline.intake.ids.window(TPS[number])
@@ -189,7 +188,7 @@ class Process:
                 self.order.ended(ok=self._durable(self.commit))
             self.acknowledged = self.commit = None
             self.pipeline.committed({}, self.now_ms)
-        step: Step | None = self.order.begin(self.pipeline.commits.begin(tps))
+        step: Step | None = self.order.begin(self.pipeline.begin_commit(tps))
         while isinstance(step, Journal | Settle):
             step = self.order.ended(ok=self._durable(step))
         if isinstance(step, Publish) and self._chance() < 0.8:
@@ -270,11 +269,12 @@ class Process:
     def _change(self, rules: int) -> None:
         """What decides where messages go applies when all is quiet; it does not wait for that all the time."""
         pipeline = self.pipeline
-        if pipeline.orders.resting and pipeline.is_quiet:
+        if pipeline.resting and pipeline.is_quiet:
             pipeline.change_reading(*self._plan.version(rules), self.now_ms)
-            self.rules, self.next_rules, pipeline.orders.resting = rules, None, False
+            self.rules, self.next_rules = rules, None
+            pipeline.rest(resting=False)
         else:
-            pipeline.orders.resting = self._chance() < 0.9
+            pipeline.rest(resting=self._chance() < 0.9)
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, Report):

@@ -8,7 +8,7 @@ from typing import Any
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
 from sidecar.core.claims import ClaimEnd
-from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Commit, CommitItem, Effect, Flow, Reload, Report, Send, StoreDeadLetters
 from sidecar.core.intake.reading import ReadingRules
@@ -112,7 +112,7 @@ class Shell:
 
     def _commit_now(self) -> None:
         self.pipeline.committed({}, self.now_ms)
-        items = self._durable(self.pipeline.commits.begin(list(self.pipeline.partitions)))
+        items = self._durable(self.pipeline.begin_commit(list(self.pipeline.partitions)))
         self.pipeline.committed(self.source.commit_now(items or []), self.now_ms)
 
     # The listener
@@ -124,12 +124,12 @@ class Shell:
 
     def handing_over(self, tps: Collection[TopicPartition]) -> bool:
         """Read no more of these, and settle what was read."""
-        self.pipeline.orders.leave(tps)
+        self.pipeline.leave(tps)
         return self.pipeline.has_settled(tps)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         """Commit once more."""
-        self.pipeline.partitions.fence(tps)
+        self.pipeline.fence(tps)
         self._commit_now()
         self.pipeline.forget(tps)
 

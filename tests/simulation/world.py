@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from sidecar.core.delivery.stages import Stage
-from sidecar.core.partition.standing import Phase, standing
+from sidecar.core.delivery.outbox import Stage
+from sidecar.core.partition.promises import Phase, standing
 from sidecar.core.records import Answer
 from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker
@@ -134,10 +134,10 @@ class World:
                 self._assign(list(process.positions))
         elif kind < 0.8:
             if process.member and not process.fenced_for and process.positions:
-                process.pipeline.partitions.fence([TPS[number] for number in process.positions])
+                process.pipeline.fence([TPS[number] for number in process.positions])
                 process.fenced_for = 1 + self._pick(12)
         elif process.member:
-            process.pipeline.orders.drain()
+            process.pipeline.drain()
 
     def _arrive(self, request: Request) -> Answer:
         if self.outage is not None:
@@ -230,7 +230,7 @@ class World:
                 self._assign(process.revoke())
         elif not process.member and self._chance() < 0.1:
             process.lose()
-        elif process.pipeline.orders.draining and process.member and process.pipeline.idle:
+        elif process.pipeline.draining and process.member and process.pipeline.idle:
             self._stop(process)
 
     def _stop(self, process: Process) -> None:
@@ -301,7 +301,7 @@ class World:
         if not process.alive:
             return True
         length = self.plan.length
-        if process.commit or process.sends or process.claims or process.fenced_for or process.pipeline.orders.draining:
+        if process.commit or process.sends or process.claims or process.fenced_for or process.pipeline.draining:
             return False
         return all(position == length for position in process.positions.values()) and process.pipeline.idle
 

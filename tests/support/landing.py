@@ -16,9 +16,8 @@ import pytest
 from pyroaring import BitMap64
 
 from sidecar import files
-from sidecar.core.intents import Intent
 from sidecar.core.messages.tags import TagFilter
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, Header, TopicPartition
 from sidecar.storage import Root, storage_of
 from sidecar.zone import Entry, Tail, read

@@ -22,7 +22,7 @@ import sidecar_fastlane as fastlane
 from sidecar.config.model import Settings
 from sidecar.core.intake.intake import Intake, Sorted
 from sidecar.core.lineage import Lineage
-from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.partition import Ownerships
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Answer, Fragment, TopicPartition
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.formats import FormatName, make_framer

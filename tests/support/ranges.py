@@ -12,7 +12,7 @@ from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Report, Send, StoreDeadLetters
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.parts import Batch
-from sidecar.core.ranges.pipeline import Halve, Halved, RangePipeline
+from sidecar.core.ranges import Halve, Halved, RangePipeline
 from sidecar.core.records import Answer, DeadLetter, Run, TopicPartition
 from sidecar.ledger.interface import Ledger
 from tests.simulation.plan import Columns, LineFramer, Row, read_ids, read_keys, read_tags

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Commit, Effect, Flow, Reload, Report, Send, StoreDeadLetters
 from sidecar.core.intake.reading import ReadingRules
@@ -99,7 +99,7 @@ class Shell:
         self.ledger = ledger
         chance = random.Random(1).random if ledger else lambda: 1.0  # tokens are drawn
         self.pipeline = Pipeline(reading, batch_rules, delivery, chance)
-        self.pipeline.partitions.limit(room)
+        self.pipeline.limit(room)
         self.pipeline.assign(TP, "5c0pe000", start)
         self._order = CommitOrder()
         self.now_ms = 0.0

@@ -17,7 +17,7 @@ import sidecar
 from sidecar.core.books import Tally
 from sidecar.core.effects import CancelHeld
 from sidecar.core.messages.tags import TagFilter
-from sidecar.core.partition.passed import Passed
+from sidecar.core.partition.partition import Passed
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.cancels import Cancels
 from sidecar.daemon.status.taps import Tap
@@ -119,7 +119,7 @@ def test_what_is_remembered_of_large_values_is_small(fill: Callable[[], object])
 
 def test_names_that_wait_to_be_cancelled_stop_reading_by_their_bytes() -> None:
     """Not by their number alone: a name is a header of any size."""
-    pipeline = SimpleNamespace(puts=SimpleNamespace(expects=lambda effect: True))
+    pipeline = SimpleNamespace(expects=lambda effect: True)
     cancels = Cancels(cast(Any, pipeline), cast(Any, None), {}, cast(Any, None), cast(Any, None))
     for number, text in enumerate(texts()):
         if cancels.is_full:

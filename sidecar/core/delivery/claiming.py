@@ -6,26 +6,94 @@ no claim while it waits, so no wait cycle can form.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import pick
 from sidecar.core.claims import DUPLICATE, HELD, Want
-from sidecar.core.delivery.admission import Admission
-from sidecar.core.delivery.answers.settlement import Settlement
-from sidecar.core.delivery.askings import Asking, Askings
-from sidecar.core.delivery.outbox import Outbox
+from sidecar.core.delivery.outbox import Event, Outbox, Stage, StrayEventError
 from sidecar.core.delivery.output import Carried, Changed, GivenUp, Output
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.stages import Event
+from sidecar.core.delivery.settlement import Admission, Settlement
 from sidecar.core.effects import Claim
-from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.partition import Ownerships
 from sidecar.core.parts import Batch, Part, PartClaim
 from sidecar.core.records import Fragment
+
+ASKED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Parts to be claimed in one transaction: all of a batch, or each to become its own batch."""
+
+    parts: Sequence[Part]
+    batch: Batch | None = None
+    at_ms: float = 0.0
+    """Time of the request, monotonic."""
+
+
+class _Askings:
+    """Claims that are outstanding, and claims that wait; each is in one of the two, and none is lost between them."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, _Asking] = {}
+        self._later: list[tuple[float, int, _Asking]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._asked) + len(self._later)
+
+    def __iter__(self) -> Iterator[_Asking]:
+        yield from self._asked.values()
+        yield from (asking for _, _, asking in self._later)
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages whose twin is claimed."""
+        return sum(part.count for asking in self if asking.batch is None for part in asking.parts)
+
+    @property
+    def held_alone(self) -> bool:
+        """Whether parts wait for their twins, and no batch waits for the ledger."""
+        return bool(len(self)) and all(asking.batch is None for asking in self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the maximum number of claims is outstanding."""
+        return len(self._asked) >= ASKED_MAX
+
+    def begin(self, asking: _Asking) -> int:
+        """Add an outstanding claim; return the number that its answer has."""
+        self._number += 1
+        self._asked[self._number] = asking
+        return self._number
+
+    def end(self, number: int) -> _Asking:
+        """Remove and return a claim that the ledger answered.
+
+        Raises:
+            StrayEventError: No claim has this number, or it was answered before.
+        """
+        if number not in self._asked:
+            raise StrayEventError(f"claim {number}", Stage.ENDED, Event.CLAIMED)
+        return self._asked.pop(number)
+
+    def put_off(self, asking: _Asking, due_ms: float) -> None:
+        """Put off a claim until `due_ms`."""
+        self._number += 1
+        heapq.heappush(self._later, (due_ms, self._number, asking))
+
+    def take_due(self, now_ms: float) -> Iterator[_Asking]:
+        """Remove and return the claims that are due by now."""
+        while self._later and self._later[0][0] <= now_ms:
+            yield heapq.heappop(self._later)[2]
+
 
 HELD_WAITS = Backoff(100, 2_000)
 """Wait between two requests for rows that a twin holds; the twin's end is written within 200 ms of the answer."""
@@ -66,7 +134,7 @@ class Claiming:
         self._admission = admission
         self._settlement = settlement
         self._output = output
-        self.askings = Askings()
+        self.askings = _Askings()
         """Claims that are outstanding or put off."""
 
     def ours(self, batch: Batch, now_ms: float) -> bool:
@@ -78,7 +146,7 @@ class Claiming:
 
     def ask(self, batch: Batch, now_ms: float) -> None:
         """Claim a batch; it becomes ready once all its rows are owned."""
-        self._ask(Asking(batch.parts, batch), now_ms)
+        self._ask(_Asking(batch.parts, batch), now_ms)
 
     def step(self, now_ms: float) -> None:
         """Ask again for claims that are due: all held pieces, and each batch for which the ledger failed."""
@@ -89,9 +157,9 @@ class Claiming:
             else:
                 self._ask(asking, now_ms)
         if loose:
-            self._ask(Asking(loose), now_ms)
+            self._ask(_Asking(loose), now_ms)
 
-    def _ask(self, asking: Asking, now_ms: float) -> None:
+    def _ask(self, asking: _Asking, now_ms: float) -> None:
         parts = [part for part in asking.parts if part.life.alive]
         if asking.batch is not None:
             if not parts:
@@ -184,7 +252,7 @@ class Claiming:
             own = piece.hold
             if tokens[own.token] is rows.get(HELD):
                 own.tries += 1
-                self.askings.put_off(Asking([piece.part]), now_ms + HELD_WAITS.wait_ms(own.tries, self._chance()))
+                self.askings.put_off(_Asking([piece.part]), now_ms + HELD_WAITS.wait_ms(own.tries, self._chance()))
                 continue
             own.at_ms = at_ms
             if own.token == hold.token:
@@ -218,7 +286,7 @@ class Claiming:
         pieces = self._replace(part, part.hold, {token + i: half for i, half in enumerate(halves)})
         for piece in pieces:
             piece.hold.was = part.hold.token
-        self.askings.put_off(Asking([piece.part for piece in pieces]), 0.0)
+        self.askings.put_off(_Asking([piece.part for piece in pieces]), 0.0)
 
 
 def _told_apart_elsewhere(hold: PartClaim, verdict: Sequence[int]) -> bool:

@@ -1,36 +1,98 @@
 """Conducts batches from cut to end: sends those that may be sent, and applies each answer.
 
-Cuts nothing, reads nothing, and knows no commit: results that concern these are in `outcomes`.
+Cuts nothing, reads nothing, and knows no commit: outcomes that concern these go to the pipeline that is built on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.books import Tally
-from sidecar.core.cutting.memory import ATTEMPT_BYTES, PART_BYTES, Memory, held_by
-from sidecar.core.delivery.admission import Admission
-from sidecar.core.delivery.answers.dead_letters import DeadLetters
-from sidecar.core.delivery.answers.receiver import Receiver
-from sidecar.core.delivery.answers.refusals import Refusals
-from sidecar.core.delivery.answers.retries import Retries
-from sidecar.core.delivery.answers.settlement import Settlement
 from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.delivered import Deliveries
-from sidecar.core.delivery.outbox import Outbox
-from sidecar.core.delivery.output import Output
+from sidecar.core.delivery.outbox import Event, Outbox, Stage, StrayEventError
+from sidecar.core.delivery.output import Outcome, Output
 from sidecar.core.delivery.parking import Parker
+from sidecar.core.delivery.refusals import Receiver, Refusals, Retries
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.sending import Sending
-from sidecar.core.delivery.stages import Event, Stage, StrayEventError
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
-from sidecar.core.parts import Batch, Part
+from sidecar.core.delivery.settlement import Admission, DeadLetters, Settlement
+from sidecar.core.effects import Send
+from sidecar.core.partition.partition import Ownerships, Partition
+from sidecar.core.parts import ATTEMPT_BYTES, PART_BYTES, Batch, Memory, Part, held_by
 from sidecar.core.records import Answer, Attempt, Verdict
+
+
+class Sending:
+    """Sends ready batches, and claims them first if there is a ledger.
+
+    Nothing of a fenced partition is sent. A failing group is tested with one batch. With `ordered`, a part waits for
+    all parts before it in its lane. With a ledger, rows that are not owned are claimed first.
+    """
+
+    def __init__(
+        self, rules: DeliveryRules, owned: Ownerships, outbox: Outbox, claims: Claiming | None, output: Output
+    ) -> None:
+        self._rules = rules
+        self._owned = owned
+        self._outbox = outbox
+        self._claims = claims
+        self._output = output
+
+    def step(self, now_ms: float) -> None:
+        """Send batches that may be sent by now; claiming continues while all senders are busy."""
+        if self._claims is not None:
+            self._claims.step(now_ms)
+        for batch in self._outbox.batches(Stage.READY):
+            if self._claims is not None and not self._claims.ours(batch, now_ms):
+                self._claim(self._claims, batch, now_ms)
+            elif self._outbox.count(Stage.SENDING) < self._rules.concurrency:
+                self._send_if_it_may_go(batch)
+            elif self._claims is None:
+                break  # with a ledger, later batches can be claimed while all senders are busy
+            else:
+                self._outbox.put_last(batch)
+
+    def _claim(self, claims: Claiming, batch: Batch, now_ms: float) -> None:
+        if not claims.askings.busy and self._may_go(batch):
+            claims.ask(batch, now_ms)
+        else:
+            self._outbox.put_last(batch)
+
+    def _send_if_it_may_go(self, batch: Batch) -> None:
+        if not self._may_go(batch):
+            self._outbox.put_last(batch)
+        elif alive := batch.alive:
+            batch = self._outbox.shrink(batch, alive)
+            self._outbox.move(batch, Event.SENT)
+            self._output.ask(Send(batch))
+        else:
+            self._outbox.end(batch, "released")
+
+    def _may_go(self, batch: Batch) -> bool:
+        # One send tests whether a failing group works again: more would fail with it, or overtake it if it does.
+        groups = self._outbox.groups
+        if groups.failing(batch.group) and groups[batch.group].sending:
+            return False
+        if self._owned.holds_back(batch):
+            return False
+        return not self._rules.ordered or all(self._owned[part.tp].outstanding.is_next(part) for part in batch.alive)
+
 
 A_COMMIT = "a commit"
 """What a batch waits for whose promises are not durable yet."""
+
+
+class FailingGroup(NamedTuple):
+    """A group whose last send failed; times are monotonic."""
+
+    name: str
+    attempts: int
+    since_ms: float
+    reason: str
+    next_try_ms: float
 
 
 class Delivery:
@@ -190,9 +252,83 @@ class Delivery:
         """Whether fewer batches are being sent than may be at once."""
         return self.outbox.count(Stage.SENDING) < self._rules.concurrency
 
+    def failing(self) -> list[FailingGroup]:
+        """The groups whose last send failed."""
+        return [
+            FailingGroup(each.name, each.attempts, each.failing_since_ms or 0.0, each.reason, each.next_try_ms)
+            for each in self.outbox.groups.all_failing()
+        ]
+
     def held_up(self) -> Iterator[tuple[str, Batch]]:
         """Batches that wait for something other than their group's retry, each with the reason."""
         waits = {A_COMMIT: Stage.HELD_BACK, "a free sender": Stage.READY, "an answer": Stage.SENDING}
         for what, stage in waits.items():
             waiting = self.outbox.batches(stage)
             yield from ((what, batch) for batch in waiting if not self.outbox.groups.failing(batch.group))
+
+
+class DeliveryPipeline(ABC):
+    """What conducts the delivery of messages: each event is applied with all outcomes before the next one.
+
+    Args:
+        jitter: Uniform in [0, 1); the only source of chance.
+    """
+
+    def __init__(self, rules: DeliveryRules, jitter: Callable[[], float]) -> None:
+        self.partitions = Ownerships(rules.separator)
+        self.memory = Memory()
+        self.delivery = Delivery(rules, self.partitions, self.memory, jitter)
+
+    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
+        """Handle the sink's answer to one `Send`.
+
+        Raises:
+            StrayEventError: The batch is not being sent.
+        """
+        self.delivery.answered(batch_id, answer, now_ms, wall_ms)
+        self._apply_outcomes(now_ms)
+
+    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
+        """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked.
+
+        Raises:
+            StrayEventError: No such claim is open.
+        """
+        self.delivery.claimed(number, verdicts, now_ms)
+        self._apply_outcomes(now_ms)
+
+    def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
+        """Record that the dead letters of one `StoreDeadLetters` are durable, or could not be stored."""
+        self.delivery.stored(token, ok=ok, now_ms=now_ms)
+        self._apply_outcomes(now_ms)
+
+    def _apply_outcomes(self, now_ms: float) -> None:
+        for outcome in self.delivery.output.take_outcomes():
+            self._apply(outcome, now_ms)
+
+    @abstractmethod
+    def _apply(self, outcome: Outcome, now_ms: float) -> None:
+        """Apply an outcome before anything else happens."""
+
+    @property
+    def refusal(self) -> tuple[str, str]:
+        """Why the receiver takes nothing: a word and the reason; both empty if it is not so."""
+        receiver = self.delivery.receiver
+        if receiver.halted:
+            return "halted", receiver.halted
+        return ("refused", "") if receiver.refuses else ("", "")
+
+    @property
+    def failing(self) -> list[FailingGroup]:
+        """The groups whose last send failed."""
+        return self.delivery.failing()
+
+    @property
+    def sends(self) -> Mapping[tuple[str, str], int]:
+        """Answered sends by group and verdict."""
+        return self.delivery.sends.counts()
+
+    @property
+    def ended(self) -> Mapping[tuple[str, str], int]:
+        """Ended batches by group and result."""
+        return self.delivery.outbox.ended.counts()

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sidecar.core.cutting.memory import Memory, held_by
-from sidecar.core.delivery.outbox import Outbox
+from sidecar.core.delivery.outbox import Event, Outbox, Stage
 from sidecar.core.delivery.output import Changed, Fetched, Output
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.stages import Event, Stage
 from sidecar.core.effects import Fetch, Park, Unpark
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
-from sidecar.core.parts import Batch, Part
+from sidecar.core.partition.partition import Ownerships, Partition
+from sidecar.core.parts import Batch, Memory, Part, held_by
 from sidecar.core.records import Fragment, Parked, TopicPartition, group_label
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, groupby, repeat
 from operator import call, itemgetter, not_
 
 from pyroaring import BitMap64
 
-from sidecar.core.batching import Buffer, held_bytes
-from sidecar.core.intake.framing import fragment_of
-from sidecar.core.intake.identities import Identities
-from sidecar.core.intake.positions import Positions
+from sidecar.core.batching import UNFRAMEABLE, Buffer, held_bytes, pick_keys
+from sidecar.core.intake.known import Identities, Positions
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.intake.unwanted import LOOKS, Unwanted
-from sidecar.core.intents import Intent
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
@@ -25,8 +23,50 @@ from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
-from sidecar.core.records import Fragment, Message, Run, RunSorter, TopicPartition
+from sidecar.core.parts import Intent
+from sidecar.core.records import NO_ID, Fragment, Message, Run, RunSorter, TopicPartition
 from sidecar.core.windows.dedup import Deduplicator
+
+
+def fragment_of(
+    reading: ReadingRules,
+    tp: TopicPartition,
+    messages: list[Message],
+    now_ms: float,
+    refused: Mapping[int, str],
+) -> Fragment:
+    """The fragment of messages that were read together, at least one; an unframeable message has only its offset.
+
+    Args:
+        refused: Offsets of messages that are given up, perhaps of others too, with the reasons.
+    """
+    offsets: array[int] = array("q", reading.columns.offsets(messages))
+    reasons = {offset: refused[offset] for offset in offsets if offset in refused} if refused else {}
+    if reasons:
+        accepted = [message for message, offset in zip(messages, offsets, strict=True) if offset not in reasons]
+        rest = fragment_of(reading, tp, accepted, now_ms, {}) if accepted else _without_rows(reading)
+        rest.unframeable = {o: reasons.get(o, UNFRAMEABLE) for o in sorted([*rest.unframeable, *reasons])}
+        rest.at_ms = now_ms
+        return rest
+    data, odd = reading.framer.frame(tp.source, messages)
+    ids = None
+    if reading.ids is not None and not tp.delayed:
+        ids = array("q", [NO_ID if number is None else number for number in reading.ids(tp, messages)])
+    keys = b"" if reading.keys is None else reading.keys(tp, messages)
+    unframeable: Sequence[int] = ()
+    if odd:
+        unframeable = array("q", [offsets[i] for i in odd])
+        left_out = set(odd)
+        keep = [i for i in range(len(messages)) if i not in left_out]
+        offsets = array("q", [offsets[i] for i in keep])
+        ids = ids and array("q", [ids[i] for i in keep])
+        keys = pick_keys(keys, keep)
+    return Fragment(offsets, data, ids, unframeable, now_ms, keys)
+
+
+def _without_rows(reading: ReadingRules) -> Fragment:
+    return Fragment(array("q"), b"", None if reading.ids is None else array("q"))
+
 
 CHOSEN_MAX, CHOSEN_CHARACTERS_MAX = 256, 64 << 10
 _Placed = tuple[str, Intent | Lane | Holding | None, list[Message]]
@@ -37,6 +77,8 @@ _Placed = tuple[str, Intent | Lane | Holding | None, list[Message]]
 class Sorted:
     """The result of sorting a run."""
 
+    replayed: bool = False
+    """Whether an earlier owner had read these messages; only for a tap."""
     duplicate: int = 0
     filtered: int = 0
     judged: int = 0
@@ -61,6 +103,9 @@ class Sorted:
     """Why messages are given up, by offset."""
     cancels: dict[bytes, int] = field(default_factory=dict)
     """By name, the offset below which held messages are cancelled."""
+
+
+ShowRun = Callable[[ReadingRules, TopicPartition, Sequence[Message], Sorted], None]
 
 
 class _Appends(Memo[Raw, Callable[[Message], None]]):
@@ -102,7 +147,7 @@ class Intake:
 
     def __init__(self, reading: ReadingRules) -> None:
         self._r = reading
-        self.tap: Callable[[ReadingRules, Partition, Sequence[Message], Sorted], None] | None = None
+        self.tap: ShowRun | None = None
         """Is shown each run and what became of it; None as long as nobody looks."""
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
@@ -170,7 +215,8 @@ class Intake:
         if not partition.is_delayed:
             result.is_all_unwanted = self.unwanted.add(result.judged - result.filtered, result.filtered)
         if self.tap is not None:
-            self.tap(self._r, partition, run.messages, result)
+            result.replayed = partition.reach.replaying
+            self.tap(self._r, partition.tp, run.messages, result)
         return result
 
     def _sorted(self, partition: Partition, run: Run, now_ms: float) -> Sorted:

@@ -11,7 +11,7 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.masks import TagMask
 from sidecar.core.messages.tag_index import TagIndex
-from sidecar.core.messages.tags import Refused
+from sidecar.core.messages.tags import RefusedTags
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
 from sidecar.core.windows.idruns import Search, search
 
@@ -70,5 +70,5 @@ class ReadingRules:
     unwanted: Collection[str] = ()
     may_want: Callable[[Raw], bool] = lambda raw: True
     plain_mask: TagMask | None = None
-    refused: Refused = field(default_factory=Refused)
+    refused: RefusedTags = field(default_factory=RefusedTags)
     filtered_at_broker: bool = False

@@ -2,17 +2,261 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.library.batch import BatcherCounts, BatchState, Callbacks, G, M, MessageBatch, _nothing
-from sidecar.core.library.budget import Budget
-from sidecar.core.library.filling import Filling
-from sidecar.core.library.flight import Flight, Retries
 
 
-class Teller(Protocol[G, M]):
+class _Filling(Generic[G, M]):
+    """Open batches by group, oldest first. While a group is busy, none of its batches is due, which keeps its order.
+
+    Args:
+        max_messages: Upper bound of a batch.
+        max_bytes: Upper bound of the sizes in a batch; a larger message travels alone.
+        linger_ms: Longest time that a message waits for others.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int, linger_ms: float) -> None:
+        self._max_messages, self._max_bytes, self._linger_ms = max_messages, max_bytes, linger_ms
+        self._open: dict[G, list[MessageBatch[G, M]]] = {}
+        self._lingering: OrderedDict[MessageBatch[G, M], None] = OrderedDict()  # open, not due by age; oldest first
+        self._idle: OrderedDict[G, None] = OrderedDict()  # groups with open batches and none outstanding
+        self._due: OrderedDict[G, None] = OrderedDict()  # idle groups whose first batch is due
+        self._busy: set[G] = set()  # groups with a batch outstanding
+
+    def room(self, group: G, size_bytes: int) -> MessageBatch[G, M] | None:
+        """The open batch for a message of this size; None if a new one must be begun."""
+        batches = self._open.get(group)
+        if not batches or self._is_full(batches[-1]) or batches[-1].size_bytes + size_bytes > self._max_bytes:
+            return None
+        return batches[-1]
+
+    def begin(self, group: G, now_ms: float) -> MessageBatch[G, M]:
+        """Begin a new batch, behind the group's others."""
+        batch: MessageBatch[G, M] = MessageBatch(group, [], begun_ms=now_ms)
+        self._open.setdefault(group, []).append(batch)
+        self._lingering[batch] = None
+        return batch
+
+    def added(self, batch: MessageBatch[G, M]) -> None:
+        """Record that a message was added to this batch."""
+        if len(batch.messages) == 1 or self._is_full(batch):
+            self._sort(batch.group)
+
+    def _is_full(self, batch: MessageBatch[G, M]) -> bool:
+        return len(batch.messages) >= self._max_messages or batch.size_bytes >= self._max_bytes
+
+    def _sort(self, group: G) -> None:
+        """Classify the group: busy, idle, or idle and due."""
+        batches = self._open.get(group)
+        if not batches or group in self._busy:
+            self._idle.pop(group, None)
+            self._due.pop(group, None)
+            return
+        self._idle[group] = None
+        if len(batches) > 1 or self._is_full(batches[0]) or batches[0] not in self._lingering:
+            self._due[group] = None
+
+    def ripen(self, now_ms: float) -> None:
+        """Make batches due that have lingered long enough by now."""
+        while self._lingering and next(iter(self._lingering)).begun_ms + self._linger_ms <= now_ms:
+            batch, _ = self._lingering.popitem(last=False)
+            self._sort(batch.group)
+
+    def flush(self) -> None:
+        """Make all open batches due, whatever their age."""
+        self._lingering.clear()
+        self._due.update(self._idle)
+
+    def has_due(self, *, everything: bool) -> bool:
+        """Whether `take` would return a batch."""
+        return bool(self._due or (everything and self._idle))
+
+    def take(self, *, everything: bool) -> MessageBatch[G, M] | None:
+        """Remove and return the next batch that is due, or with `everything` any; its group is busy until `free`."""
+        groups = self._due or (self._idle if everything else self._due)
+        if not groups:
+            return None
+        group = next(iter(groups))
+        batch = self._open[group].pop(0)
+        if not self._open[group]:
+            del self._open[group]
+        self._lingering.pop(batch, None)
+        self._busy.add(group)
+        self._sort(group)
+        return batch
+
+    def free(self, group: G) -> None:
+        """Record that the group's batch is no longer outstanding."""
+        self._busy.remove(group)
+        self._sort(group)
+
+    def drop(self, group: G) -> None:
+        """Remove a group without open and outstanding batches."""
+        for batch in self._open.pop(group, ()):
+            self._lingering.pop(batch, None)
+        self._busy.discard(group)
+        self._sort(group)
+
+    def due_ms(self) -> float | None:
+        """Time at which the oldest lingering batch is due; None if no batch lingers."""
+        return next(iter(self._lingering)).begun_ms + self._linger_ms if self._lingering else None
+
+    def batches(self) -> list[MessageBatch[G, M]]:
+        """All open batches."""
+        return [batch for batches in self._open.values() for batch in batches]
+
+
+HIGH = 0.8
+"""Share of the budget above which everything open is due."""
+MESSAGE_BYTES = 56
+"""Memory of a message beyond its size: the object's head, and its slot in a list that grows by an eighth."""
+BATCH_BYTES = 1_024
+"""Memory of an empty batch, with its group."""
+
+
+class _Budget(Generic[G, M]):
+    """Counts each message in, and out with the end of its batch: added = ended + held, at any time."""
+
+    def __init__(self, held_max_bytes: int) -> None:
+        self._held_max_bytes = held_max_bytes
+        self._held_bytes = 0
+        self._added = 0
+        self._ended = dict.fromkeys((BatchState.DELIVERED, BatchState.DEAD_LETTERED, BatchState.RELEASED), 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes held now; 0 at rest."""
+        return self._held_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether the budget is so full that everything open is due."""
+        return self._held_bytes > HIGH * self._held_max_bytes
+
+    def check(self, size_bytes: int) -> None:
+        """Raise a ValueError unless a message of this size can be held at all."""
+        if size_bytes < 0:
+            raise ValueError(f"size said {size_bytes} of a message: it must be at least 0")
+        if size_bytes + MESSAGE_BYTES + BATCH_BYTES > self._held_max_bytes:
+            raise ValueError(f"a message of {size_bytes} bytes is beyond held_max_bytes {self._held_max_bytes}")
+
+    def admits(self, size_bytes: int, *, begins: bool) -> bool:
+        """Whether a message of this size may be held now, with a new batch if it begins one."""
+        return self._held_bytes + _bytes(size_bytes, begins=begins) <= self._held_max_bytes
+
+    def take(self, batch: MessageBatch[G, M], message: M, size_bytes: int) -> None:
+        """Add the message to the batch."""
+        held_bytes = _bytes(size_bytes, begins=not batch.messages)
+        batch.messages.append(message)
+        batch.size_bytes += size_bytes
+        batch.held_bytes += held_bytes
+        self._held_bytes += held_bytes
+        self._added += 1
+
+    def end(self, batch: MessageBatch[G, M], state: BatchState) -> None:
+        """Record the end of the batch."""
+        batch.state = state
+        self._held_bytes -= batch.held_bytes
+        self._ended[state] += len(batch.messages)
+
+    @property
+    def added(self) -> int:
+        """Number of messages added."""
+        return self._added
+
+    def ended(self, state: BatchState) -> int:
+        """Number of messages with this end."""
+        return self._ended[state]
+
+
+def _bytes(size_bytes: int, *, begins: bool) -> int:
+    return size_bytes + MESSAGE_BYTES + (BATCH_BYTES if begins else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retries:
+    """Rules by which a failed batch is sent again or given up.
+
+    Args:
+        give_up_after: Failed sends after which it is given up; None for never.
+        jitter: Uniform in [0, 1).
+    """
+
+    backoff: Backoff
+    give_up_after: int | None
+    jitter: Callable[[], float]
+
+    def gives_up(self, attempt: int) -> bool:
+        """Whether this number of failed sends is enough."""
+        return self.give_up_after is not None and attempt >= self.give_up_after
+
+    def wait_ms(self, attempt: int, retry_after_ms: float | None) -> float:
+        """Wait after the failed send of this number, in milliseconds."""
+        return self.backoff.wait_ms(attempt, self.jitter(), retry_after_ms)
+
+
+class _Flight(Generic[G, M]):
+    """Batches in flight between `send` and their answer; a second answer, or another batcher's batch, is an error."""
+
+    def __init__(self) -> None:
+        self._in_flight: set[MessageBatch[G, M]] = set()
+        self._waiting: list[tuple[float, int, MessageBatch[G, M]]] = []
+        self._sequence = 0
+
+    def send(self, batch: MessageBatch[G, M]) -> None:
+        """Add a batch that is handed out."""
+        batch.attempt += 1
+        batch.state = BatchState.IN_FLIGHT
+        self._in_flight.add(batch)
+
+    def check(self, batch: MessageBatch[G, M]) -> None:
+        """Raise a ValueError unless the batch is in flight."""
+        if batch not in self._in_flight:
+            raise ValueError(f"this batch of group {batch.group!r} is not in flight: it {batch.state.value}")
+
+    def end(self, batch: MessageBatch[G, M]) -> None:
+        """Remove a batch that was answered and has ended."""
+        self.check(batch)
+        self._in_flight.remove(batch)
+
+    def put_off(self, batch: MessageBatch[G, M], due_ms: float) -> None:
+        """Schedule a batch that was answered to be sent again at `due_ms`."""
+        self.end(batch)
+        batch.state = BatchState.WAITING
+        self._sequence += 1
+        heapq.heappush(self._waiting, (due_ms, self._sequence, batch))
+
+    def take_due(self, now_ms: float) -> MessageBatch[G, M] | None:
+        """Remove and return the next batch whose retry is due by now; None if there is none."""
+        return heapq.heappop(self._waiting)[2] if self._waiting and self._waiting[0][0] <= now_ms else None
+
+    def due_ms(self) -> float | None:
+        """Time of the next retry; None if no batch waits."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def batches(self) -> list[MessageBatch[G, M]]:
+        """All batches that have not ended."""
+        return [*self._in_flight, *(batch for _, _, batch in self._waiting)]
+
+    def drop(self, batches: set[MessageBatch[G, M]]) -> None:
+        """Remove these batches, which have ended; later answers are errors."""
+        self._in_flight -= batches
+        self._waiting = [entry for entry in self._waiting if entry[2] not in batches]
+        heapq.heapify(self._waiting)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Numbers of batches in flight and waiting."""
+        return len(self._in_flight), len(self._waiting)
+
+
+class _Teller(Protocol[G, M]):
     """Observer of ends and retries: `Callbacks`, or an object that keeps them for later."""
 
     def ended(self, batch: MessageBatch[G, M]) -> None:
@@ -102,12 +346,12 @@ class Batcher(Generic[G, M]):
         _check(1, give_up_after=1 if give_up_after is None else give_up_after)
         _check(0, linger_ms=linger_ms)
         self.callbacks = Callbacks(on_message, on_delivered, on_retry, on_dead_lettered, on_released)
-        self._teller: Teller[G, M] = self.callbacks
+        self._teller: _Teller[G, M] = self.callbacks
         self._size = size
-        self._retries = Retries(backoff, give_up_after, jitter)
-        self._budget: Budget[G, M] = Budget(held_max_bytes)
-        self._filling: Filling[G, M] = Filling(max_messages, max_bytes, linger_ms)
-        self._flight: Flight[G, M] = Flight()
+        self._retries = _Retries(backoff, give_up_after, jitter)
+        self._budget: _Budget[G, M] = _Budget(held_max_bytes)
+        self._filling: _Filling[G, M] = _Filling(max_messages, max_bytes, linger_ms)
+        self._flight: _Flight[G, M] = _Flight()
         self._draining = False
 
     def add(self, group: G, message: M, now_ms: float) -> bool:
@@ -257,7 +501,7 @@ class Batcher(Generic[G, M]):
         )
 
 
-def divert(batcher: Batcher[G, M], teller: Teller[G, M]) -> None:
+def divert(batcher: Batcher[G, M], teller: _Teller[G, M]) -> None:
     """Report ends and retries of this batcher to `teller` from now on, instead of calling the callbacks."""
     batcher._teller = teller
 
@@ -268,7 +512,7 @@ def _check(least: float, **numbers: float) -> None:
             raise ValueError(f"{name} must be at least {least}, not {number}")
 
 
-def _tell_all(teller: Teller[G, M], batches: list[MessageBatch[G, M]]) -> None:
+def _tell_all(teller: _Teller[G, M], batches: list[MessageBatch[G, M]]) -> None:
     errors: list[Exception] = []
     for batch in batches:
         try:

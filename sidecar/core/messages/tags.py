@@ -139,7 +139,7 @@ class Memo(dict[K, V], Generic[K, V]):
         self._nbytes = 0
 
 
-class Refused(dict[Raw, None]):
+class RefusedTags(dict[Raw, None]):
     """The first contents that a mask refused; further ones are counted.
 
     A topic may have few tags, and then a look-up is quicker than a hash. If it has many, a memo is for the wanted ones.
@@ -191,7 +191,7 @@ class TagFilter:
         self._excluded = excluded
         self.wants = TagMask(None if self._wanted is None else self._wanted - excluded)
         """Says of most unwanted tags that they are unwanted, before the exact look."""
-        self.refused = Refused()
+        self.refused = RefusedTags()
         """Of which contents it said so."""
         self._separator = split.encode()
         self.unwanted: dict[str, None] = {}

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sidecar.core.claims import ClaimEnd
-from sidecar.core.intents import Barrier, Intent
 from sidecar.core.partition_state import PartitionState
+from sidecar.core.parts import Barrier, Intent
 
 
 @dataclass(slots=True)

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sidecar.core.batching import body_bytes, ids_of
-from sidecar.core.intents import Intent
 from sidecar.core.partition.dues import CommitEntries
 from sidecar.core.partition.lanes import Lanes
 from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition_state import Tries, derived_scope, lane_key
-from sidecar.core.parts import Life, Part
+from sidecar.core.parts import Intent, Life, Part
 from sidecar.core.records import Fragment, Parked, TopicPartition
 
 

@@ -21,7 +21,7 @@ from sidecar.core.parts import Part
 from sidecar.core.records import Parked
 
 
-class EndedRecord(NamedTuple):
+class _EndedRecord(NamedTuple):
     """A record that is not needed any more."""
 
     number: int
@@ -53,7 +53,7 @@ class ParkedRecords:
         """Message ids of stored records that no commit of this owner counts yet: a successor may send another part."""
         self._halved: dict[int, int] = {}
         """Numbers of records that are replaced by halves, with that of the second half."""
-        self._ended: list[EndedRecord] = []
+        self._ended: list[_EndedRecord] = []
         self.groups: Counter[str] = Counter()
         """Number of records by group, with those on the way."""
 
@@ -94,7 +94,7 @@ class ParkedRecords:
             # After an operator's reset all count, also what was parked anew because a commit had failed.
             if record.number in void or not record.offsets.isdisjoint(known):
                 self._ended.insert(
-                    0, EndedRecord(record.number, None)
+                    0, _EndedRecord(record.number, None)
                 )  # halves before their whole: without it, they count
             else:
                 known |= record.offsets
@@ -204,9 +204,9 @@ class ParkedRecords:
         """All messages of a record have their outcome, or are in other records."""
         record = self._records.pop(number)
         self.loaded.discard(number)
-        self._ended.append(EndedRecord(number, record.group))
+        self._ended.append(_EndedRecord(number, record.group))
 
-    def take_ended(self) -> list[EndedRecord]:
+    def take_ended(self) -> list[_EndedRecord]:
         """Remove and return the records that are not needed any more."""
         if not self.is_proved:
             return []

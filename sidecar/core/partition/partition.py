@@ -1,4 +1,4 @@
-"""One ownership of a partition, from assignment to revocation. No batch, no retry, no clock.
+"""The owned partitions: each ownership from assignment to revocation. No batch, no retry, no clock.
 
 Below the watermark all is settled. Between it and `seen`, the next offset never read, a group's messages are unsettled
 if an intent covers them, or if they are at or above the offset from which the group is open; everything else there is
@@ -8,26 +8,192 @@ settled. `state()` is exactly that: a successor on another host continues from i
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 
+from pyroaring import BitMap64
+
+from sidecar.core.batching import Limits
 from sidecar.core.effects import CommitItem
-from sidecar.core.intents import Intent
-from sidecar.core.lineage import Lineage
+from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
 from sidecar.core.partition.dues import BegunCommit, CommitEntries
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.lanes import Lane, Lanes
-from sidecar.core.partition.opening import Opening
 from sidecar.core.partition.outstanding import Outstanding
 from sidecar.core.partition.parking import ParkedRecords
-from sidecar.core.partition.passed import Passed
 from sidecar.core.partition.promises import Promises
-from sidecar.core.partition.reach import CountedReach, Reach
 from sidecar.core.partition.room import StateBudget
-from sidecar.core.partition.stamps import Stamps
 from sidecar.core.partition_state import PartitionState, lane_key
-from sidecar.core.parts import Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition
+
+
+class _Opening:
+    """Cuts lanes. Each message of the group in an intent's range is open or in that part, and none is settled.
+
+    Args:
+        promises: Gets an intent for each cut.
+        passed: Settled messages, which must not be in the range of a shared intent.
+        reach: The offsets read so far.
+    """
+
+    def __init__(
+        self, lanes: Lanes, promises: Promises, passed: Passed, outstanding: Outstanding, reach: Reach
+    ) -> None:
+        self._lanes = lanes
+        self._promises = promises
+        self._passed = passed
+        self._outstanding = outstanding
+        self._reach = reach
+
+    def share(self, limits: Limits) -> list[Part]:
+        """Cut all open lanes completely; from here on one cut serves all groups.
+
+        If the room for intents is used up, the last part of a lane takes the rest, beyond the limits.
+        """
+        # Completely: a shared intent begins at the position, so a successor would take open messages below it for
+        # settled.
+        parts = []
+        for lane in list(self._lanes.values()):
+            while lane.buffer.fragments:
+                whole = Limits(lane.buffer.count, lane.buffer.nbytes)
+                parts.append(self._cut(lane, limits if self._promises.may_cut(lane) else whole))
+        self._promises.share(self._reach.position)
+        return parts
+
+    def cut(self, lane: Lane, limits: Limits) -> list[Part]:
+        """Cut the lane's first open messages into a part; if groups share intents, one part of each lane."""
+        return [self._cut(lane, limits)] if self._promises.shared_from is None else self._cut_shared(limits)
+
+    def _cut(self, lane: Lane, limits: Limits) -> Part:
+        fragments = lane.buffer.take(limits)
+        intent = self._promises.promise(lane.key, fragments[0].first, fragments[-1].last)
+        return self._outstanding.add(lane.group, intent, fragments)
+
+    def _cut_shared(self, limits: Limits) -> list[Part]:
+        lanes = self._lanes.open()
+        fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
+        short = [within for within, end in fits if within < end]
+        first = min(lane.buffer.fragments[0].first for lane in lanes)
+        # The range must not contain settled messages: it covers every group, and a successor would send them.
+        passed = self._passed.first_from(first)
+        short += [passed - 1] if passed is not None else []
+        last = min(short, default=self._reach.position - 1)
+        lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
+        intent = self._promises.promise(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
+        parts = [self._outstanding.add(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
+        rest = bool(short) or self._reach.replaying
+        self._promises.shared_up_to(last, len(parts), self._lanes, rest=rest)
+        return parts
+
+
+class _Stamps:
+    """Numbers commits, so that the order of two states can be decided.
+
+    Args:
+        lineage: The commits that the ownership's state came after.
+    """
+
+    def __init__(self, lineage: Lineage) -> None:
+        self._lineage = lineage
+        self._newest: Fingerprint | None = None
+        self._commits = 0
+        self._trail = Trail(lineage.fingerprints)
+
+    def read(self, newest: Fingerprint) -> None:
+        """Record the last message read: its fingerprint becomes durable with the next commit, and not before."""
+        self._newest = newest
+
+    def next(self) -> tuple[Stamp, Lineage]:
+        """The stamp of a commit that begins now, the commits it comes after, and the log's fingerprints so far."""
+        self._commits += 1
+        if self._newest is not None:
+            self._trail.add(self._newest)
+        return Stamp(self._lineage.token, self._commits), replace(self._lineage, fingerprints=self._trail.dump())
+
+
+class Passed:
+    """Their offsets: by group until the group's next fragment, for all groups until a shared intent is past them."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        """By the hashes of groups: a producer's tag may be as large as a message."""
+        self._all = BitMap64()
+
+    def add(self, group: str, offsets: Sequence[int]) -> None:
+        """Add offsets of a group that were read again, in rising order."""
+        self._last[lane_key(group)] = offsets[-1]
+        self._all.update(offsets)
+
+    def pop(self, group: str) -> int:
+        """The group's last offset if it is settled, for `Fragment.after`; else -1."""
+        return self._last.pop(lane_key(group), -1) if self._last else -1
+
+    def first_from(self, offset: int) -> int | None:
+        """The lowest offset from `offset` on, of any group. Lower ones are dropped: nothing is cut there any more."""
+        self._all.remove_range(0, offset)
+        return self._all.min() if self._all else None
+
+
+@dataclass(slots=True)
+class Reach:
+    """Offsets of one ownership: `committed` is never above `position`, and `position` never above `seen`."""
+
+    position: int
+    """The next offset to read."""
+    seen: int
+    """The next offset that no owner ever read."""
+    committed: int
+    """The durable watermark."""
+
+    @property
+    def replaying(self) -> bool:
+        """Whether messages that an earlier owner had read are being read again."""
+        return self.position < self.seen
+
+    @property
+    def span(self) -> int:
+        """Number of offsets between the durable watermark and the position."""
+        return self.position - self.committed
+
+    def commit(self, watermark: int) -> None:
+        """Record that a commit of this watermark succeeded."""
+        self.committed = watermark
+
+    def advance(self, position: int) -> None:
+        """Record that all offsets below `position` were read; it never goes back."""
+        self.position = max(self.position, position)
+        self.seen = max(self.seen, self.position)
+
+    def took(self, last: int, count: int) -> None:
+        """Record that `count` messages up to the offset `last` were read."""
+
+
+@dataclass(slots=True)
+class CountedReach(Reach):
+    """The same for positions of delayed messages, a million for each millisecond: their span is counted in messages."""
+
+    _taken: deque[tuple[int, int]] = field(default_factory=deque)
+    """Last position and number of messages of what was read at or above the durable watermark."""
+    _count: int = 0
+
+    @property
+    def span(self) -> int:
+        """Number of messages between the durable watermark and the position."""
+        return self._count
+
+    def took(self, last: int, count: int) -> None:
+        """Record that `count` messages up to the position `last` were read."""
+        self._taken.append((last, count))
+        self._count += count
+
+    def commit(self, watermark: int) -> None:
+        """Record that a commit of this watermark succeeded."""
+        self.committed = watermark
+        while self._taken and self._taken[0][0] < watermark:
+            self._count -= self._taken.popleft()[1]
 
 
 class Partition:
@@ -47,8 +213,11 @@ class Partition:
         separator: bytes,
         lineage: Lineage = Lineage(),  # noqa: B008  # frozen
         room: StateBudget = StateBudget(),  # noqa: B008  # frozen
+        epoch: int = 0,
     ) -> None:
         self.tp = tp
+        self.epoch = epoch
+        """The number of this ownership, in this process."""
         self.scope = scope
         self.is_delayed = tp.delayed
         """Whether its messages come from the store of delayed messages."""
@@ -56,12 +225,12 @@ class Partition:
         self.lanes = Lanes(separator)
         self.promises = Promises(state, room, durable=lineage.durable)
         self.dues = CommitEntries()
-        self.stamps = Stamps(lineage)
+        self.stamps = _Stamps(lineage)
         self.passed = Passed()
         self.holding = Holding()
         self.parking = ParkedRecords()
         self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues, self.parking)
-        self.opening = Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
+        self.opening = _Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
 
     @property
     def watermark(self) -> int:
@@ -183,3 +352,61 @@ def _offsets(fragments: Iterable[Fragment]) -> Iterator[Sequence[int]]:
     """Offsets of all messages of the fragments, with and without a row."""
     for fragment in fragments:
         yield from (fragment.offsets, list(fragment.unframeable))
+
+
+class Ownerships(dict[TopicPartition, Partition]):
+    """Owned partitions by name. A live part belongs to the ownership that is listed here."""
+
+    def __init__(self, separator: bytes) -> None:
+        super().__init__()
+        self._separator = separator
+        self._room = StateBudget()
+        self._fenced: set[TopicPartition] = set()
+        self._epochs = count(1)
+        self._replays: set[TopicPartition] = set()
+
+    @property
+    def fenced(self) -> Collection[TopicPartition]:
+        """Partitions that are about to be revoked: nothing of them is cut, sent or committed."""
+        return self._fenced
+
+    def fence(self, tps: Iterable[TopicPartition]) -> None:
+        """Fence partitions that are about to be revoked; others are ignored, because nothing would lift their fence."""
+        self._fenced.update(self.keys() & set(tps))
+
+    def holds_back(self, batch: Batch) -> bool:
+        """Whether a partition of the batch is fenced."""
+        return bool(self._fenced) and any(part.tp in self._fenced for part in batch.parts)
+
+    def limit(self, room: StateBudget) -> None:
+        """Set the room for the state of partitions taken from now on."""
+        self._room = room
+
+    def separate(self, separator: bytes) -> None:
+        """Set the rows' separator, while nothing is open or outstanding."""
+        self._separator = separator
+        for partition in self.values():
+            partition.lanes.separator = separator
+
+    def take(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage) -> None:
+        """Take a partition, starting from the predecessor's state; it must not be owned already."""
+        self._replays.add(tp)
+        room = self._room.for_positions if tp.delayed else self._room
+        self[tp] = Partition(tp, scope, state, self._separator, lineage, room, next(self._epochs))
+
+    @property
+    def replaying(self) -> bool:
+        """Whether any partition still replays messages that an earlier owner had read.
+
+        Called at every turn, so a partition that has finished is not checked again.
+        """
+        self._replays = {tp for tp in self._replays if tp in self and self[tp].reach.replaying}
+        return bool(self._replays)
+
+    def close(self, tp: TopicPartition) -> Partition | None:
+        """Release a partition and end its parts; return it, or None if it was not owned."""
+        self._fenced.discard(tp)
+        partition = self.pop(tp, None)
+        if partition is not None:
+            partition.outstanding.close()  # an answer that comes late finds parts that live no more
+        return partition

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
 
-from sidecar.core.intents import Intent
 from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
-from sidecar.core.parts import Part
+from sidecar.core.parts import Intent, Part
 from sidecar.core.records import Parked
 
 INTENT_BYTES = 10
@@ -190,3 +191,40 @@ def _longest_tried(intents: Iterable[Intent], most: int) -> dict[tuple[int, int,
     failed = [intent for intent in intents if intent.key is not None and intent.tries.attempts]
     longest = heapq.nlargest(most, failed, key=lambda intent: intent.tries.seconds)
     return {(intent.key or 0, intent.first, intent.last): intent.tries for intent in longest}
+
+
+class Phase(Enum):
+    """Where a message stands."""
+
+    SETTLED = "settled"
+    """Delivered, or kept as a dead letter, or dropped: the state does not tell which."""
+    FIXED = "fixed"
+    """In a part whose members are fixed: it is being sent, or waits for its next attempt."""
+    OPEN = "open"
+    """Read, and in no part yet."""
+    UNREAD = "unread"
+    """At or above the offset from which nothing was read."""
+
+
+class Standing(NamedTuple):
+    """A phase, and of `FIXED` the part."""
+
+    phase: Phase
+    first: int = 0
+    last: int = 0
+    tries: Tries = NO_TRIES
+    """Failed sends up to the commit, as far as the state has them."""
+
+
+def standing(state: PartitionState, group: str, offset: int) -> Standing:
+    """The standing of a message of this group at this offset, when the state was committed."""
+    if offset < state.watermark:
+        return Standing(Phase.SETTLED)
+    if offset >= state.seen:
+        return Standing(Phase.UNREAD)
+    key = lane_key(group)
+    intents, open_from = Promises(state, StateBudget(), durable=True).of(key, state.seen)
+    for intent in intents:
+        if intent.covers(key, offset):
+            return Standing(Phase.FIXED, intent.first, intent.last, intent.tries)
+    return Standing(Phase.OPEN if offset >= open_from else Phase.SETTLED)

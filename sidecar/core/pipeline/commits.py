@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 from sidecar.core.effects import Commit, CommitItem, Reload
-from sidecar.core.intake.identities import Identities
+from sidecar.core.intake.known import Identities
 from sidecar.core.partition.dues import BegunCommit
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
+from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.records import TopicPartition
 

@@ -2,80 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from sidecar.core.cutting.cutting import BatchRules
-from sidecar.core.cutting.memory import Memory
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.effects import Flow
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
-from sidecar.core.pipeline.origins import Origins
+from sidecar.core.intake.known import Identities
+from sidecar.core.partition.partition import Ownerships, Partition
+from sidecar.core.parts import Memory
 from sidecar.core.records import TopicPartition
+
+
+class Origins:
+    """Determines which partitions wait for others.
+
+    Args:
+        identities: Know which partitions have copies.
+        any_copies: Whether any partition may have copies.
+    """
+
+    def __init__(self, owned: Ownerships, identities: Identities, *, any_copies: bool) -> None:
+        self._owned = owned
+        self._identities = identities
+        self._any_copies = any_copies
+
+    def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Partitions with copies of messages of these: they wait until the ids of these are known."""
+        if not self._any_copies or not tps:
+            return set()
+        brokers = {tp.broker for tp in tps}
+        owned = [tp for tp in self._owned if tp.broker in brokers and not tp.delayed]
+        return {tp for tp in owned if self._identities.has_copies(tp)}
+
+    def awaited(self) -> set[TopicPartition]:
+        """Partitions with copies, while others of their broker are replayed: until then it is unknown what was sent."""
+        if not self._any_copies:
+            return set()
+        again = [
+            tp
+            for tp, partition in self._owned.items()
+            if partition.reach.replaying and not tp.delayed and not self._identities.has_copies(tp)
+        ]
+        return self.copies_of(again)
+
 
 HIGH, LOW = 0.8, 0.5
 
 
+@dataclass(slots=True)
 class Orders:
-    """Requests of the shell; the next step applies them."""
+    """What the shell asked for; `Pipeline` has a method for each, and the next step applies them."""
 
-    def __init__(self) -> None:
-        self._draining = False
-        self._state_lost = ""
-        self._store_full = ""
-        self._unwritten_bytes = 0
-        self._leaving: frozenset[TopicPartition] = frozenset()
-        self.resting = False
-        """Whether to stop reading and to cut at once, until nothing is open: messages are to be read otherwise then."""
-
-    def drain(self) -> None:
-        """Stop reading and cut all that is open, until everything is settled or the process ends."""
-        self._draining = True
-
-    @property
-    def draining(self) -> bool:
-        """Whether `drain` was called."""
-        return self._draining
-
-    def lose_state(self, reason: str) -> None:
-        """Stop reading while stored state would be lost, for this reason; an empty text ends it."""
-        self._state_lost = reason
-
-    @property
-    def state_lost(self) -> str:
-        """The last reason set; empty if there is none."""
-        return self._state_lost
-
-    def fill_store(self, reason: str) -> None:
-        """Read no partition but delayed messages while their store is full, for this reason; an empty text ends it."""
-        self._store_full = reason
-
-    @property
-    def store_full(self) -> str:
-        """The last reason set; empty if there is none."""
-        return self._store_full
-
-    def count_unwritten(self, nbytes: int) -> None:
-        """Set the bytes of settled ids that are not written yet."""
-        self._unwritten_bytes = nbytes
-
-    @property
-    def unwritten_bytes(self) -> int:
-        """The last value set."""
-        return self._unwritten_bytes
-
-    def leave(self, tps: Iterable[TopicPartition]) -> None:
-        """Stop reading these partitions and cut them at once: their next owner will know only the watermark."""
-        self._leaving = frozenset(tps)
-
-    @property
-    def leaving(self) -> frozenset[TopicPartition]:
-        """The owned partitions that are to be left."""
-        return self._leaving
-
-    def forget(self, tp: TopicPartition) -> None:
-        """Drop a partition that is no longer owned."""
-        self._leaving -= {tp}
+    draining: bool = False
+    """Nothing is read, and all that is open is cut, until everything is settled or the process ends."""
+    resting: bool = False
+    """Nothing is read, and all is cut at once, until nothing is open: messages are to be read otherwise then."""
+    leaving: frozenset[TopicPartition] = frozenset()
+    """Owned partitions that are not read, and are cut at once: their next owner will know only the watermark."""
+    state_lost: str = ""
+    """Why stored state would be lost, so that nothing is read; empty if it would not."""
+    store_full: str = ""
+    """Why the store takes no delayed messages, so that only these are read; empty if it does."""
+    unwritten_bytes: int = 0
+    """Memory of settled ids that are not written yet."""
 
 
 class Gate:

@@ -1,42 +1,67 @@
 """The daemon's decisions: takes (event, now), returns effects. No thread, socket, clock, random number, file or logger.
 
-Events are methods: `assign`, `read`, `read_past`, `held`, `cancelled`, `committed`, `claimed`, `answered`, `stored` and
-`forget`. `step` cuts, commits and sends what is due and returns all effects since the last step. Times are monotonic
-milliseconds.
+This is the only door to the core. Events are methods; `step` cuts, commits and sends what is due, and returns all
+effects since the last step, which the caller performs in their order. Times are monotonic milliseconds.
+
+| effect | answered by | otherwise an event |
+|---|---|---|
+| `Flow` | | `read`, `read_past`: messages, or offsets without messages, of a partition that is not paused |
+| `Send` | `answered` | |
+| `Commit` | `committed` | `begin_commit`: a commit of some partitions now, as at a revocation |
+| `Claim` | `claimed` | |
+| `StoreDeadLetters` | `stored` | |
+| `HoldUntilDue` | `held` | `know_held`: what the store has of a partition that was just taken; `moved` |
+| `CancelHeld` | `cancelled` | |
+| `Park`, `Unpark` | `parked` | `restore_parked`: the parts that the store has of a partition that was just taken |
+| `Fetch` | `fetched`, `not_fetched` | |
+| `Reload` | `forget`, `assign` | `assign`, then `load_settled`; `fence`, `forget`: ownership changes |
+| `Report` | | |
+
+An answer to an earlier ownership of a partition is ignored. The shell may also ask for a state: `drain`, `leave`,
+`rest`, `lose_state`, `fill_store`. What it reads are values: `status`, `open_messages`, `held_up`, `patience_ms`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from math import inf
 
-from sidecar.core.books import Accounts
-from sidecar.core.cutting.cutting import BatchRules, Cutter
-from sidecar.core.cutting.memory import Memory
-from sidecar.core.delivery.delivery import A_COMMIT, Delivery
+from pyroaring import BitMap64
+
+from sidecar.core.books import Accounts, OpenMessages
+from sidecar.core.cutting import BatchRules, Cutter
+from sidecar.core.delays import may_leave_unread
+from sidecar.core.delivery.delivery import A_COMMIT, DeliveryPipeline
 from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Effect
-from sidecar.core.intake.intake import Intake
-from sidecar.core.intake.positions import HoleError
+from sidecar.core.effects import CancelHeld, CommitItem, Effect, Fetch, HoldUntilDue, Park
+from sidecar.core.intake.intake import Intake, ShowRun
+from sidecar.core.intake.known import HoleError
 from sidecar.core.intake.reading import ReadingRules
-from sidecar.core.intents import Barrier
 from sidecar.core.lineage import Fingerprint, Lineage
-from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.partition.partition import Partition
-from sidecar.core.partition_state import PartitionState
+from sidecar.core.partition.room import StateBudget
+from sidecar.core.partition_state import PartitionState, Stores
+from sidecar.core.parts import Barrier, Batch
+from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.commits import COMMIT_SPACING_MS, Commits
-from sidecar.core.pipeline.gate import Gate, Orders
-from sidecar.core.pipeline.origins import Origins
+from sidecar.core.pipeline.gate import Gate, Orders, Origins
 from sidecar.core.pipeline.puts import Puts
-from sidecar.core.records import Answer, Parked, Run, TopicPartition
+from sidecar.core.pipeline.status import PipelineStatus, open_messages, status_of
+from sidecar.core.records import Parked, Run, TopicPartition
+from sidecar.core.windows.dedup import IdCounts
+from sidecar.core.windows.idruns import SortedRun
 
+BUSY_MS, OPEN_MS = 5.0, 20.0
+"""Longest waits of the shell for the source while batches are outstanding, or messages are open."""
 SETTLE_DELAY_MS = 200
 """Time that a commit waits for more messages to settle."""
 
 
-class Pipeline:
+class Pipeline(DeliveryPipeline):
     """Conducts reading, cutting, commits and delivery; each knows only lower modules, and none knows this class.
 
     Args:
@@ -46,15 +71,12 @@ class Pipeline:
     def __init__(
         self, reading: ReadingRules, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]
     ) -> None:
-        separator = reading.framer.separator
+        super().__init__(rules, jitter)
         self._batching, self._rules = batching, rules
         self._digest = reading.digest
         self._output = Output()
-        self.partitions = Ownerships(separator)
         self.books = Accounts()
-        self.memory = Memory()
         self.intake = Intake(reading)
-        self.delivery = Delivery(rules, self.partitions, self.memory, jitter)
         groups, has_ids = self.delivery.outbox.groups, reading.ids is not None
         self.cutter = Cutter(
             batching, rules.concurrency, self.partitions, groups, self.memory,
@@ -65,8 +87,8 @@ class Pipeline:
         self.puts = Puts(self.partitions, self.intake)
         self._is_starved = False
         """Whether a sender was free while the commit was under way."""
-        self.orders = Orders()
-        self.gate = Gate(batching, self.orders, self.partitions, self.origins, self.delivery, self.memory)
+        self.orders = orders = Orders()
+        self.gate = Gate(batching, orders, self.partitions, self.origins, self.delivery, self.memory)
 
     # Ownership
 
@@ -87,7 +109,7 @@ class Pipeline:
         """Drop partitions that are no longer owned: unsettled messages are released, late answers are ignored."""
         for tp in tps:
             self.commits.forget(tp)
-            self.orders.forget(tp)
+            self.orders.leaving -= {tp}
             self.puts.forget(tp)
             partition = self.partitions.close(tp)
             if partition is not None:
@@ -95,6 +117,32 @@ class Pipeline:
                 self.cutter.forget(tp)
                 self.books.release(tp)
                 self.intake.forget(tp)
+
+    def fence(self, tps: Iterable[TopicPartition]) -> None:
+        """Cut, send and commit nothing more of partitions that are about to be revoked."""
+        self.partitions.fence(tps)
+
+    def limit(self, budget: StateBudget) -> None:
+        """Bound the state of partitions that are taken from now on."""
+        self.partitions.limit(budget)
+
+    @property
+    def owned(self) -> Collection[TopicPartition]:
+        """The owned partitions, a view."""
+        return self.partitions.keys()
+
+    def epoch(self, tp: TopicPartition) -> int | None:
+        """The number of the partition's present ownership; None if it is not owned."""
+        partition = self.partitions.get(tp)
+        return None if partition is None else partition.epoch
+
+    def is_sending(self, tps: Collection[TopicPartition]) -> bool:
+        """Whether a batch with parts of these partitions is being sent."""
+        return self.delivery.outbox.sending(set(tps))
+
+    def in_flight(self, tps: Iterable[TopicPartition]) -> int:
+        """Number of messages of these partitions that are read and not settled."""
+        return sum(self.books[tp].in_flight for tp in tps if tp in self.books)
 
     def has_settled(self, tps: Iterable[TopicPartition]) -> bool:
         """Whether all messages read of these partitions, by this owner or an earlier one, are settled."""
@@ -109,7 +157,7 @@ class Pipeline:
         if partition is None:
             return
         if run.tp in self.origins.awaited():  # it arrived before the partition could be paused
-            self._apply([GivenUp(run.tp, "what its messages may be copies of is read again first")], now_ms)
+            self._apply(GivenUp(run.tp, "what its messages may be copies of is read again first"), now_ms)
             return
         reach = partition.reach
         try:
@@ -121,7 +169,7 @@ class Pipeline:
                 self._read_past(run.tp, reach.seen, now_ms)
             self._read(partition, run, now_ms)
         except HoleError as hole:
-            self._apply([GivenUp(run.tp, f"{hole} was skipped before")], now_ms)
+            self._apply(GivenUp(run.tp, f"{hole} was skipped before"), now_ms)
 
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
         sorted_run, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
@@ -153,6 +201,64 @@ class Pipeline:
         count, tags = self.intake.unwanted.count, self.intake.unwanted_tags
         self._output.report("messages.all_filtered", "warning", count=count, tags=tags)
 
+    def know_held(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:
+        """Take, right after `assign`, what the store of delayed messages has.
+
+        Args:
+            offsets: The offsets of its messages, at or above `seen`.
+            stores: This store and those of earlier owners.
+
+        Returns:
+            The token with which `held` is to be called once that is durable.
+        """
+        return self.puts.know(tp, offsets, stores)
+
+    def seen(self, tp: TopicPartition) -> int | None:
+        """The next offset that no owner ever read; None if the partition is not owned."""
+        partition = self.partitions.get(tp)
+        return None if partition is None else partition.reach.seen
+
+    def committed_watermark(self, tp: TopicPartition) -> int | None:
+        """The durable watermark; None if the partition is not owned."""
+        partition = self.partitions.get(tp)
+        return None if partition is None else partition.reach.committed
+
+    def is_replaying(self, tp: TopicPartition) -> bool:
+        """Whether messages of an owned partition that an earlier owner had read are being read again."""
+        return self.partitions[tp].reach.replaying
+
+    def unproven_from(self, tp: TopicPartition) -> int | None:
+        """The position from which on nothing may be read out of the store yet; None if there is none."""
+        return self.partitions[tp].holding.deliverable_below
+
+    def tag_index(self, tp: TopicPartition) -> TagIndex | None:
+        """Tells of held messages of an owned store whether they need be read; None if all must."""
+        may_leave = may_leave_unread(is_replaying=self.is_replaying(tp), is_tapped=self.intake.tap is not None)
+        return self.intake.tag_index if may_leave else None
+
+    def is_behind(self, tp: TopicPartition) -> bool:
+        """Whether messages that are to be read next are in the store: until they are read, it delivers nothing."""
+        return self.partitions[tp].holding.is_behind
+
+    def moved(self, tp: TopicPartition, position: int) -> None:
+        """Record that a held message of an owned partition, which may be unproven, has this position from now on."""
+        self.partitions[tp].holding.moved(position)
+
+    def count_held(self, tp: TopicPartition, messages: int) -> None:
+        """Count messages that a store has held since before its partition, which is this, was taken."""
+        self.books[tp].restore(messages)
+
+    def count_cancelled(self, tp: TopicPartition, messages: int) -> None:
+        """Count held messages as cancelled."""
+        self.books[tp].cancel(messages)
+
+    def expects(self, asked: HoldUntilDue | CancelHeld | Park) -> bool:
+        """Whether the ownership that asked for this continues, and has not got it yet."""
+        if isinstance(asked, Park):
+            partition = self.partitions.get(asked.tp)
+            return partition is not None and partition.parking.expects(asked.record)
+        return self.puts.expects(asked)
+
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
         """Record that the store has the messages of each `HoldUntilDue` up to a token, and that this is durable.
 
@@ -162,7 +268,8 @@ class Pipeline:
             now_ms: Monotonic time.
         """
         count = self.puts.end(tp, token, position)
-        self._apply([Settled(tp, "delayed", count)] if count else (), now_ms)
+        if count:
+            self._apply(Settled(tp, "delayed", count), now_ms)
 
     def cancelled(self, tp: TopicPartition, token: int) -> None:
         """Record that the store has done each `CancelHeld` up to a token, and that this is durable."""
@@ -190,23 +297,21 @@ class Pipeline:
             else:
                 self.delivery.known(part)
         self.commits.touch(tp, now_ms + SETTLE_DELAY_MS)
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+        self._apply_outcomes(now_ms)
 
     # Results
 
-    def _apply(self, outcomes: Iterable[Outcome], now_ms: float) -> None:
-        """Apply the outcomes of an event before anything else happens."""
-        for outcome in outcomes:
-            if isinstance(outcome, Settled):
-                self.books[outcome.tp].settle(outcome.outcome, outcome.messages)
-                self.commits.touch(outcome.tp, now_ms + SETTLE_DELAY_MS)
-            elif isinstance(outcome, Fetched):
-                self.books[outcome.tp].fetch(outcome.messages)
-            elif isinstance(outcome, GivenUp):
-                self.forget([outcome.tp])  # at once: a commit in this very step would settle skipped messages
-                self.commits.reload(outcome.tp, outcome.reason)
-            else:
-                self.commits.touch(outcome.tp, now_ms)
+    def _apply(self, outcome: Outcome, now_ms: float) -> None:
+        if isinstance(outcome, Settled):
+            self.books[outcome.tp].settle(outcome.outcome, outcome.messages)
+            self.commits.touch(outcome.tp, now_ms + SETTLE_DELAY_MS)
+        elif isinstance(outcome, Fetched):
+            self.books[outcome.tp].fetch(outcome.messages)
+        elif isinstance(outcome, GivenUp):
+            self.forget([outcome.tp])  # at once: a commit in this very step would settle skipped messages
+            self.commits.reload(outcome.tp, outcome.reason)
+        else:
+            self.commits.touch(outcome.tp, now_ms)
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """Handle the end of the outstanding commit; partitions missing in `results` failed and are retried."""
@@ -216,20 +321,50 @@ class Pipeline:
             self.cutter.committed(starved=self._is_starved)
         self._is_starved = False
 
-    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
-        """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked."""
-        self.delivery.claimed(number, verdicts, now_ms)
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+    # Offsets and ids of earlier processes
 
-    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        """Handle the sink's answer to one send."""
-        self.delivery.answered(batch_id, answer, now_ms, wall_ms)
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+    def load_settled(self, tp: TopicPartition, dumped: tuple[bytes, bytes], below: int) -> bool:
+        """Take, right after `assign`, the offsets that an earlier process settled, see `Positions.load`.
 
-    def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """Record that the dead letters of one `StoreDeadLetters` are durable, or could not be stored."""
-        self.delivery.stored(token, ok=ok, now_ms=now_ms)
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+        Raises:
+            ValueError: They are of another form.
+        """
+        return self.intake.positions.load(self.partitions[tp], dumped, below)
+
+    def settled_offsets(self, tp: TopicPartition) -> tuple[tuple[bytes, bytes], int]:
+        """The settled offsets of an owned partition, for `load_settled`, and the durable watermark."""
+        partition = self.partitions[tp]
+        return self.intake.positions.dump(partition), partition.reach.committed
+
+    @property
+    def remembers_ids(self) -> bool:
+        """Whether messages have ids that are compared here."""
+        return self.intake.identities.remembered
+
+    def limit_ids(self, newest: int) -> None:
+        """Set how many of the newest ids of all partitions are kept outside of sorted runs."""
+        self.intake.ids.room.resize(newest)
+
+    def restore_ids(
+        self,
+        tp: TopicPartition,
+        runs: Mapping[int, Sequence[SortedRun]],
+        begun_ms: Mapping[int, float],
+        now_ms: float,
+        decided: int,
+    ) -> int:
+        """Take the ids that an earlier process stored, before `assign`; return their number.
+
+        Args:
+            runs: The ids by generation.
+            begun_ms: Start of each generation, in monotonic time; now, if unknown.
+            decided: The highest offset of messages that these ids may have decided.
+        """
+        return self.intake.identities.restore(tp, runs, begun_ms, now_ms, decided)
+
+    def install_ids(self, tp: TopicPartition, runs: Mapping[int, Sequence[SortedRun]]) -> None:
+        """Use all runs of ids that the shell stored of a partition, by generation."""
+        self.intake.identities.install(tp, runs)
 
     # Parked parts
 
@@ -254,14 +389,88 @@ class Pipeline:
     def parked(self, tp: TopicPartition, number: int, now_ms: float) -> None:
         """Record that the store has the parts of each `Park` up to a number, and that this is durable."""
         self.delivery.parker.stored(tp, number)
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+        self._apply_outcomes(now_ms)
+
+    def parked_part(self, tp: TopicPartition, number: int) -> Parked:
+        """The parked part of an owned partition with this number."""
+        return self.partitions[tp].parking.record(number)
+
+    def parked_with(self, tp: TopicPartition, offset: int) -> Parked | None:
+        """The parked part that has the message at this offset; None if there is none."""
+        partition = self.partitions.get(tp)
+        records = () if partition is None else partition.parking.records()
+        return next((record for record in records if offset in record.offsets), None)
+
+    def not_fetched(self, fetch: Fetch) -> None:
+        """Record that the rows of a parked part could not be read: they are asked for again."""
+        self.delivery.parker.not_fetched(fetch)
 
     def fetched(self, tp: TopicPartition, number: int, rows: bytes, now_ms: float) -> None:
         """Take the rows of a parked part, which the store has."""
         self.delivery.parker.fetched(tp, number, rows)
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+        self._apply_outcomes(now_ms)
+
+    # Requests of the shell
+
+    def drain(self) -> None:
+        """Stop reading and cut all that is open, until everything is settled or the process ends."""
+        self.orders.draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self.orders.draining
+
+    def leave(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop reading these partitions and cut them at once: their next owner will know only the watermark."""
+        self.orders.leaving = frozenset(tps)
+
+    def lose_state(self, reason: str) -> None:
+        """Stop reading while stored state would be lost, for this reason; an empty text ends it."""
+        self.orders.state_lost = reason
+
+    @property
+    def state_lost(self) -> str:
+        """The last reason of `lose_state`; empty if there is none."""
+        return self.orders.state_lost
+
+    def fill_store(self, reason: str) -> None:
+        """Read no partition but delayed messages while their store is full, for this reason; an empty text ends it."""
+        self.orders.store_full = reason
+
+    @property
+    def store_full(self) -> str:
+        """The last reason of `fill_store`; empty if there is none."""
+        return self.orders.store_full
+
+    def count_unwritten(self, nbytes: int) -> None:
+        """Set the bytes of settled ids that are not written yet."""
+        self.orders.unwritten_bytes = nbytes
+
+    def tap(
+        self,
+        runs: ShowRun | None,
+        batches: Callable[[Batch], None] | None,
+    ) -> None:
+        """Show each run with what became of it, and each batch that was accepted as a whole; None to show nothing."""
+        self.intake.tap, self.delivery.delivered.tap = runs, batches
 
     # Changed rules
+
+    def rest(self, *, resting: bool = True) -> None:
+        """Stop reading and cut at once, until nothing is open: messages are to be read otherwise then."""
+        self.orders.resting = resting
+
+    @property
+    def resting(self) -> bool:
+        """Whether `rest` was asked for."""
+        return self.orders.resting
+
+    @property
+    def failing_groups(self) -> list[str]:
+        """The groups whose last send failed, or else those with parked parts."""
+        groups = self.delivery.outbox.groups
+        return [group.name for group in groups.all_failing()] or list(groups.parked)
 
     def change(self, batching: BatchRules, rules: DeliveryRules) -> None:
         """Go on with other limits, waits and bounds; what decides where a message goes stays."""
@@ -310,13 +519,59 @@ class Pipeline:
             self._output.ask(commit)
         self.delivery.step(now_ms, fetches=not self.orders.draining)
         self._is_starved |= self.commits.outstanding and self.delivery.has_free_sender
-        self._apply(self.delivery.output.take_outcomes(), now_ms)
+        self._apply_outcomes(now_ms)
         flow = self.gate.flow(wide)
         if flow is not None:
             self._output.ask(flow)
         return self._output.take_effects() + self.delivery.output.take_effects()
 
+    # Committing
+
+    def begin_commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+        """Begin a commit of these partitions now; `committed` must follow. Empty if nothing changed."""
+        return self.commits.begin([tp for tp in tps if tp in self.partitions])
+
+    def take_held_ids(self) -> list[SettledIds]:
+        """Remove and return the ids of held messages; the commit under way settles them."""
+        return list(self.commits.held_ids())
+
+    # Reading, from the source's side
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        """The partitions that are not read."""
+        return self.gate.paused
+
+    def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Partitions with copies of messages of these: they wait until the ids of these are known."""
+        return self.origins.copies_of(tps)
+
+    def patience_ms(self, now_ms: float) -> float:
+        """How long nothing need be read or done; infinite if nothing is under way."""
+        if self.commits.outstanding:  # batches wait for its end, which may be far away
+            return min(BUSY_MS, (now_ms - self.commits.begun_ms) / 4)
+        if self.delivery.outbox.groups:
+            return BUSY_MS
+        return inf if self.idle else min(OPEN_MS, self.cutter.patience_ms(now_ms))
+
     # Status
+
+    def status(self) -> PipelineStatus:
+        """All counts, and what is wrong at present."""
+        parts = self.partitions, self.books, self.gate, self.delivery, self.intake, self.cutter
+        return status_of(*parts)
+
+    def open_messages(self) -> OpenMessages:
+        """The unsettled messages of each partition and group."""
+        return open_messages(self.partitions)
+
+    def remembered_ids(self) -> IdCounts:
+        """What is remembered of ids."""
+        return self.intake.ids.count()
+
+    def close_books(self, now_ms: float) -> None:
+        """Keep only the sum of the books of partitions that have not been owned for some seconds."""
+        self.books.close(self.partitions.keys(), now_ms)
 
     def held_up(self, now_ms: float) -> Iterator[tuple[str, str | None, float]]:
         """Messages that wait for something other than a retry: what for, the group, since when the oldest is open.

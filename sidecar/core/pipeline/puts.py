@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pyroaring import BitMap64
 
 from sidecar.core.effects import CancelHeld, HoldUntilDue
-from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.intake import Intake, Sorted
+from sidecar.core.intake.known import Identities
 from sidecar.core.partition.holding import Put
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
+from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 
@@ -39,15 +38,7 @@ class Puts:
         self._busy.discard(tp)
 
     def know(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:
-        """Tell, right after `Pipeline.assign`, what the store of delayed messages has.
-
-        Args:
-            offsets: The offsets of its messages, at or above `seen`.
-            stores: This store and those of earlier owners.
-
-        Returns:
-            The token with which `Pipeline.held` is to be called once that is durable.
-        """
+        """Take what the store of delayed messages has, see `Pipeline.know_held`."""
         partition = self._owned[tp]
         partition.holding.know(offsets, partition.reach.seen, stores)
         return self._begin(partition, Put(-1, 0, []))

@@ -195,6 +195,20 @@ class RotatingSet:
             ids.added = len(ids)
 
 
+class IdCounts(NamedTuple):
+    """What windows of ids remember, all of them together."""
+
+    remembered: int
+    memory_bytes: int
+    """Bytes in memory, without those in files."""
+    file_bytes: int
+    """Bytes in mapped files."""
+    begun_ms: float | None
+    """Monotonic time of the oldest; None if there is none."""
+    rotations: int
+    """Generations forgotten since the start."""
+
+
 class RotatingBitmap:
     """Two generations of offsets, or of dense ids, in 64-bit Roaring bitmaps.
 
@@ -364,6 +378,18 @@ class Deduplicator(Generic[K]):
     def keys(self) -> list[K]:
         """The keys that have a window."""
         return list(self._windows)
+
+    def count(self) -> IdCounts:
+        """Count the numbers of all windows that are no bitmaps."""
+        windows = [window for window in self._windows.values() if isinstance(window, RotatingSet)]
+        sets = [generation for window in windows for generation in (window.young, window.old) if len(generation)]
+        return IdCounts(
+            sum(map(len, sets)),
+            sum(generation.nbytes for generation in sets),
+            sum(run.nbytes for generation in sets for run in generation.stored),
+            min((generation.begun_ms for generation in sets), default=None),
+            self.room.rotations,
+        )
 
     def dump(self, key: K) -> bytes:
         """Snapshot of the window of `key`, for `load`. Take it while nothing of the key is in flight: see above."""

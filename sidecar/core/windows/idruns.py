@@ -54,7 +54,7 @@ class _RunPiece(NamedTuple):
     bits: NDArray[np.uint8]
 
 
-class Sizes(NamedTuple):
+class RunSizes(NamedTuple):
     """Dimensions of a run, in bits of a key's beginning: of each slice, of the index, of the filter."""
 
     slice_bits: int
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
     filter_bits: int
 
     @classmethod
-    def of(cls, count: int) -> Sizes:
+    def of(cls, count: int) -> RunSizes:
         """The dimensions of a run of at most `count` keys."""
         slice_bits = (count // SLICE).bit_length()
         index_bits = max(slice_bits, (count // _BUCKET).bit_length() - 1, 1)
@@ -142,8 +142,8 @@ def rising(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:
 
 
 def merged(runs: Sequence[Keys]) -> Iterator[_RunPiece]:
-    """Merge rising keys, slice by slice; the pieces in sequence are a run, with the `Sizes` of all keys."""
-    slice_bits, index_bits, filter_bits = Sizes.of(sum(map(len, runs)))
+    """Merge rising keys, slice by slice; the pieces in sequence are a run, with the `RunSizes` of all keys."""
+    slice_bits, index_bits, filter_bits = RunSizes.of(sum(map(len, runs)))
     bounds = [_cuts(keys, slice_bits) for keys in runs]
     count = 0
     for number in range(1 << slice_bits):

@@ -87,7 +87,7 @@ class Cancels:
     def add(self, effect: CancelHeld) -> None:
         """Take a request; what was to be held before is in the store."""
         asked = self._asked.get(effect.tp)
-        if asked is None or not self._pipeline.puts.expects(asked.last):
+        if asked is None or not self._pipeline.expects(asked.last):
             asked = self._asked[effect.tp] = _Asked({}, effect)
         asked.names |= effect.names  # offsets rise
         asked.nbytes += sum(map(len, effect.names))
@@ -112,7 +112,7 @@ class Cancels:
             if turn is not Turn.WAIT:
                 del self._asked[tp]
             if turn is Turn.GO_ON:
-                lowest, number = changeable_from(self._pipeline.partitions[tp.store].reach.seen), self._numbers[tp]
+                lowest, number = changeable_from(self._pipeline.seen(tp.store)), self._numbers[tp]
                 self._search = _Search(asked, number, self._store.cancel_named(number, lowest, asked.names))
                 return True
         return False
@@ -140,8 +140,8 @@ class Cancels:
         return True
 
     def _turn(self, last: CancelHeld) -> Turn:
-        has_store = last.tp.store in self._pipeline.partitions
-        return turn_of_search(is_expected=self._pipeline.puts.expects(last), has_store=has_store)
+        has_store = last.tp.store in self._pipeline.owned
+        return turn_of_search(is_expected=self._pipeline.expects(last), has_store=has_store)
 
     def _begin_anew(self, search: _Search) -> None:
         self._search, tp = None, search.asked.last.tp

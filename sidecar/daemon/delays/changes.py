@@ -10,8 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sidecar.core.delays import Turn, turn_of_change
-from sidecar.core.intents import Barrier
-from sidecar.core.partition.partition import Partition
+from sidecar.core.parts import Barrier
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.delay.interface import HeldStore
@@ -22,8 +21,9 @@ class _Change(NamedTuple):
     number: int
     cancelled: Sequence[int]
     """Positions of messages that were cancelled; of others, nothing is to be forgotten."""
-    source: Partition
-    delayed: Partition
+    source: int | None
+    """The ownership, like that of its delayed messages below."""
+    delayed: int | None
     patience_ms: float
     tell: Callable[[bool], None]
 
@@ -60,8 +60,8 @@ class Changes:
             tell: Called once the change is final; with False if the ownership ended before.
             patience_ms: Time that the commit may wait for more.
         """
-        partitions = self._pipeline.partitions
-        change = _Change(tp, number, cancelled, partitions[tp], partitions[tp.store], patience_ms, tell)
+        epoch = self._pipeline.epoch
+        change = _Change(tp, number, cancelled, epoch(tp), epoch(tp.store), patience_ms, tell)
         self._when_durable(partial(self._durable, change))
 
     def tend(self, now_ms: float) -> None:
@@ -73,17 +73,16 @@ class Changes:
 
     def _durable(self, change: _Change) -> None:
         """The change is durable, and so are the messages, which count as delayed since then."""
-        partitions = self._pipeline.partitions
-        if change.cancelled and partitions.get(change.tp.store) is change.delayed:
-            self._pipeline.books[change.tp.store].cancel(len(change.cancelled))
-        if partitions.get(change.tp) is change.source:
+        if change.cancelled and self._pipeline.epoch(change.tp.store) == change.delayed:
+            self._pipeline.count_cancelled(change.tp.store, len(change.cancelled))
+        if self._pipeline.epoch(change.tp) == change.source:
             barrier = self._pipeline.prove(change.tp, self._now_ms + change.patience_ms)
             self._proving.append((change, barrier))
         else:
             change.tell(False)  # noqa: FBT003
 
     def _prove(self, change: _Change, barrier: Barrier) -> None:
-        is_owned = self._pipeline.partitions.get(change.tp) is change.source
+        is_owned = self._pipeline.epoch(change.tp) == change.source
         match turn_of_change(is_owned=is_owned, is_proved=barrier.durable):
             case Turn.DROP:
                 change.tell(False)  # noqa: FBT003

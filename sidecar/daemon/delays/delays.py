@@ -19,12 +19,10 @@ from sidecar.core.delays import (
     commit_may_go_on,
     deliverable_below,
     is_replayed,
-    may_leave_unread,
     wait_s,
     why_not_read,
 )
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
-from sidecar.core.partition.reach import Reach
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers, Receive
@@ -152,7 +150,7 @@ class Delays(NoDelays):
             self._parked.fetch(effect)
         except StateError as error:
             self._writing.problem = str(error)
-            self._pipeline.delivery.parker.not_fetched(effect)
+            self._pipeline.not_fetched(effect)
 
     def _do_all(self) -> bool:
         """Do what the store could not do yet; return whether it has done everything."""
@@ -185,7 +183,7 @@ class Delays(NoDelays):
                 self._parked.unpark(effect)
 
     def _put(self, hold: HoldUntilDue) -> None:
-        if not self._pipeline.puts.expects(hold):  # what an earlier ownership read is read again, and put then
+        if not self._pipeline.expects(hold):  # what an earlier ownership read is read again, and put then
             return
         columns, messages = self._columns, hold.messages
         # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.
@@ -219,7 +217,7 @@ class Delays(NoDelays):
         self._told_damages = len(self._store.damages)
 
     def _watch_size(self) -> None:
-        was_full = bool(self._pipeline.orders.store_full)
+        was_full = bool(self._pipeline.store_full)
         reason = why_not_read(
             undone=self._writing.problem if self._waiting else "",
             used=self._store.disk_bytes(),
@@ -228,7 +226,7 @@ class Delays(NoDelays):
             searches_are_many=self._cancels.is_full,
         )
         if bool(reason) != was_full:
-            self._pipeline.orders.fill_store(reason)
+            self._pipeline.fill_store(reason)
 
     def ended(self, synced: Synced, now_ms: float) -> None:
         """Handle the end of a write.
@@ -287,20 +285,19 @@ class Delays(NoDelays):
         return replace(counted(self._store, self.owned.numbers.values(), now_ms), read=self._contents)
 
     def _may_read(self, tp: TopicPartition) -> bool:
-        is_paused = tp.store in self._pipeline.gate.paused
-        return tp in self._pipeline.partitions and not is_paused and tp not in self.takeovers.loading
+        is_paused = tp.store in self._pipeline.paused
+        return tp in self._pipeline.owned and not is_paused and tp not in self.takeovers.loading
 
     def _following(self, tp: TopicPartition, number: int) -> tuple[int | None, int | None]:
-        return self._store.next(number), self._pipeline.partitions[tp].holding.deliverable_below
+        return self._store.next(number), self._pipeline.unproven_from(tp)
 
     def _read(self, tp: TopicPartition, number: int, now_ms: float) -> None:
-        partition = self._pipeline.partitions.get(tp.store)
-        if partition is None:
+        seen = self._pipeline.seen(tp.store)
+        if seen is None:
             return
-        reach, unproven = partition.reach, self._pipeline.partitions[tp].holding.deliverable_below
-        below = deliverable_below(self._wall_ms, reach.seen, unproven)
+        below = deliverable_below(self._wall_ms, seen, self._pipeline.unproven_from(tp))
         try:
-            held = self._store.take(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(reach))
+            held = self._store.take(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(tp.store))
         except StateError as error:
             self._writing.problem = str(error)
             return
@@ -311,14 +308,13 @@ class Delays(NoDelays):
             self._pipeline.read(run, now_ms)
             self._contents += len(messages)
             self._any_due = True
-        elif reach.replaying and is_replayed(below, reach.seen, self._store.next(number)):
-            self._pipeline.read_past(tp.store, reach.seen, now_ms)
+        elif self._pipeline.is_replaying(tp.store) and is_replayed(below, seen, self._store.next(number)):
+            self._pipeline.read_past(tp.store, seen, now_ms)
 
-    def _leave(self, reach: Reach) -> Leave | None:
+    def _leave(self, tp: TopicPartition) -> Leave | None:
         """Says which messages need not be read, as the tags that are subscribed now are in none of them."""
-        intake = self._pipeline.intake
-        may_leave = may_leave_unread(is_replaying=reach.replaying, is_tapped=intake.tap is not None)
-        return intake.tag_index.leave if may_leave and intake.tag_index is not None else None
+        index = self._pipeline.tag_index(tp)
+        return None if index is None else index.leave
 
     # Committing
 

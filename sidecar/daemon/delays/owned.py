@@ -76,7 +76,7 @@ class Owned:
             known.remove_range(0, seen)
             place = self._store.place(number)
             stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
-            self._tell_held(tp, self._pipeline.puts.know(tp, known, stores), 0)
+            self._tell_held(tp, self._pipeline.know_held(tp, known, stores), 0)
             counted = max(progress.parked, assignment.state.parked_in(place.store))
             found = self._parked.find(tp)
             self._parked.take(tp, found, counted)
@@ -124,7 +124,7 @@ class Owned:
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._parked.take(tp.store, found, progress.state.parked)
         self._store.rewind(number)
-        self._pipeline.books[tp.store].restore(self._store.held(number))
+        self._pipeline.count_held(tp.store, self._store.held(number))
 
     def reload(self, tp: TopicPartition) -> None:
         """Take delayed messages again that the core gave up, from the state that was kept."""
@@ -159,7 +159,7 @@ class Owned:
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
         """Forget what is below the watermarks of partitions that were committed."""
         for tp, is_committed in results.items():
-            partition, number = self._pipeline.partitions.get(tp), self.numbers.get(tp.source)
-            if is_committed and partition is not None and number is not None:
+            watermark, number = self._pipeline.committed_watermark(tp), self.numbers.get(tp.source)
+            if is_committed and watermark is not None and number is not None:
                 forget = self._store.committed if tp.delayed else self._store.floor
-                forget(number, partition.reach.committed)
+                forget(number, watermark)

@@ -77,9 +77,9 @@ class ParkedParts:
             StateError: The store cannot take it at present.
         """
         tp, record, rows = effect.tp, effect.record, effect.rows
-        partition = self._pipeline.partitions.get(tp)
-        if partition is None or not partition.parking.expects(record):  # the part will be read again
+        if not self._pipeline.expects(effect):  # the part will be read again
             return
+        ownership = self._pipeline.epoch(tp)
         # The order of parts of both kinds, which makes the position unique.
         sequence = (2 * record.number + tp.delayed) % _SEQUENCES
         position = PARKED_FROM + (self._wall_ms() << SEQUENCE_BITS) + sequence
@@ -90,7 +90,7 @@ class ParkedParts:
         self._spots.setdefault(tp, {})[record.number] = Spot(position, epoch, origin)
 
         def durable() -> None:
-            if self._pipeline.partitions.get(tp) is partition:
+            if self._pipeline.epoch(tp) == ownership:
                 self._pipeline.parked(tp, record.number, self._now_ms())
 
         self._when_durable(durable)
@@ -103,9 +103,7 @@ class ParkedParts:
         if not record.half_of:
             found |= self._store.origins(number, list(record.offsets))
         elif (whole := self._store.find(number, self._spots[tp][record.half_of].position)) is not None:
-            found |= zip(
-                self._pipeline.partitions[tp].parking.record(record.half_of).offsets, origins_of(whole), strict=True
-            )
+            found |= zip(self._pipeline.parked_part(tp, record.half_of).offsets, origins_of(whole), strict=True)
         return array("q", [found.get(position, UNKNOWN) for position in record.offsets])
 
     def fetch(self, effect: Fetch) -> None:
@@ -168,13 +166,11 @@ class ParkedParts:
         Raises:
             StateError: A file cannot be read.
         """
-        partition = self._pipeline.partitions.get(tp)
-        for record in () if partition is None else partition.parking.records():
-            if position in record.offsets:
-                spot = self._spots[tp][record.number]
-                held = self._store.find(self._numbers[tp.source], spot.position)
-                return None if held is None else origins_of(held)[record.offsets.rank(position) - 1]
-        return None
+        record = self._pipeline.parked_with(tp, position)
+        if record is None:
+            return None
+        held = self._store.find(self._numbers[tp.source], self._spots[tp][record.number].position)
+        return None if held is None else origins_of(held)[record.offsets.rank(position) - 1]
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""

@@ -86,12 +86,12 @@ class Requests:
 
     def _one(self, question: Question, asked: One) -> Answer | None:
         """The answer; None if there is none yet."""
-        tp, partitions = asked.tp, self._pipeline.partitions
+        tp, owned = asked.tp, self._pipeline.owned
         turn = turn_of_request(
-            is_owned=tp in partitions,
+            is_owned=tp in owned,
             is_loading=self._is_loading(tp),
-            has_store=tp.store in partitions,
-            is_behind=tp in partitions and partitions[tp].holding.is_behind,
+            has_store=tp.store in owned,
+            is_behind=tp in owned and self._pipeline.is_behind(tp),
         )
         if turn is Turn.DROP:
             return {"outcome": "not_owned"}
@@ -118,12 +118,11 @@ class Requests:
             return self._store.cancel(number, position)
         earlier = self._store.release(number, position, self._wall_ms())
         if earlier is not None:
-            self._pipeline.partitions[tp].holding.moved(earlier)
+            self._pipeline.moved(tp, earlier)
         return earlier is not None
 
     def _lowest(self, tp: TopicPartition) -> int:
-        partition = self._pipeline.partitions.get(tp.store)
-        return changeable_from(None if partition is None else partition.reach.seen)
+        return changeable_from(self._pipeline.seen(tp.store))
 
     def _final(self, question: Question, asked: One, position: int, is_final: bool) -> None:
         _tell(question, {"outcome": DONE[asked.what], "due": time_of(position)} if is_final else _LOST)

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import structlog
 
-from sidecar.core.delivery.delivery import Delivery
-from sidecar.core.delivery.stages import Stage
+from sidecar.core.pipeline.status import PipelineStatus
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.ops.health import DEGRADED, HEALTHY, KINDS, STARTING, STOPPED, Health, Problem, in_order, judge
 
@@ -91,20 +90,20 @@ class Chronicle:
             log.warning("ids.unusable", **tp.fields(), reason=why, count=self._unusable)
             self._unusable, self._unusable_at_s = 0, now_s + SUMMARY_EVERY_S
 
-    def outage(self, delivery: Delivery, now_s: float) -> None:
+    def outage(self, now: PipelineStatus, now_s: float) -> None:
         """Log a line a minute while sends to any group fail."""
-        failing = delivery.outbox.groups.all_failing()
+        failing = now.failing
         if not failing:
             self._summary_at_s = 0.0
         elif not self._summary_at_s:
-            self._summary_at_s, self._failed = now_s + SUMMARY_EVERY_S, _failed(delivery)
+            self._summary_at_s, self._failed = now_s + SUMMARY_EVERY_S, _failed(now)
         elif now_s >= self._summary_at_s:
             self._summary_at_s += SUMMARY_EVERY_S
-            before, self._failed = self._failed, _failed(delivery)
+            before, self._failed = self._failed, _failed(now)
             log.warning(
                 "outage.continued", groups=[group_label(group.name) for group in failing[:GROUPS_NAMED_MAX]],
                 count=len(failing), failed_sends=self._failed - before,
-                batches_waiting=delivery.outbox.count(Stage.WAITING), reason=failing[0].reason,
+                batches_waiting=now.retries_waiting, reason=failing[0].reason,
             )  # fmt: skip
 
 
@@ -117,5 +116,5 @@ def _tell(event: str, level: str, **fields: object) -> None:
     getattr(log, level)(event, **fields)
 
 
-def _failed(delivery: Delivery) -> int:
-    return sum(count for (_, verdict), count in delivery.sends.counts().items() if verdict in _FAILED)
+def _failed(now: PipelineStatus) -> int:
+    return sum(count for (_, verdict), count in now.sends.items() if verdict in _FAILED)

@@ -9,15 +9,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 
 from sidecar import threads
-from sidecar.core.books import Books
-from sidecar.core.delivery.stages import Stage
-from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import TopicPartition, group_label
+from sidecar.core.books import OpenMessages
+from sidecar.core.pipeline.status import PartitionCounts, PipelineStatus
+from sidecar.core.records import group_label
 from sidecar.daemon.reload import ConfigReload
-from sidecar.daemon.status.blocking import blocking
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.status.problems import Problems
-from sidecar.daemon.status.waiting import waiting
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
 from sidecar.ops.health import Problem, in_order
@@ -26,11 +23,11 @@ from sidecar.ops.snapshot import (
     LEDGER_KINDS,
     RETRYING_MAX,
     Activity,
+    BlockingGroup,
     LaneStatus,
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
-    Waiting,
 )
 from sidecar.runtime.build import known_groups
 from sidecar.runtime.lane import refusal
@@ -43,8 +40,6 @@ LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 WAITING_EVERY_S = 2.0
 """Interval at which all open groups are looked through."""
-CLOSE_AFTER_S = 4.0
-"""Time for which a revoked partition stays listed: a reload leaves no gap, and its last counts can be read."""
 
 
 class StatusKeeper:
@@ -75,10 +70,9 @@ class StatusKeeper:
         self._problems = Problems(supervisor, ledger, self._chronicle)
         self._started = datetime.now(UTC)
         self._dead_letters = 0
-        self._went_s: dict[TopicPartition, float] = {}
-        """The time at which each listed partition was first seen revoked, monotonic."""
-        self._waiting, self._waiting_at_s = Waiting(), 0.0
-        self._latest = self._build()
+        self._waiting, self._waiting_at_s = OpenMessages(), 0.0
+        now_s = time.monotonic()
+        self._latest = self._build(self._look(now_s), now_s)
 
     def latest(self) -> StatusSnapshot:
         """The last snapshot; `live` and `reload` are those of now, so that a hanging loop is seen."""
@@ -96,42 +90,42 @@ class StatusKeeper:
 
     def refresh(self) -> None:
         """Take a new snapshot, and log a change of health."""
-        self._latest = self._build()
         now_s = time.monotonic()
+        now = self._look(now_s)
+        self._latest = self._build(now, now_s)
         self._chronicle.health(self._latest.problems, now_s)
-        self._chronicle.outage(self._supervisor.pipeline.delivery, now_s)
+        self._chronicle.outage(now, now_s)
 
-    def _build(self) -> StatusSnapshot:
-        pipeline, now_s = self._supervisor.pipeline, time.monotonic()
-        self._close_books(pipeline, now_s)
-        partitions = tuple(self._partition(pipeline, tp) for tp in sorted({tp.source for tp in pipeline.books}))
-        books = (pipeline.books.closed, *pipeline.books.values())
-        totals = Books(*map(sum, zip(*(account.counts() for account in books), strict=True)))
-        retrying = self._retrying(pipeline)
-        problems = self._problems.find(partitions, totals, retrying, now_s)
+    def _look(self, now_s: float) -> PipelineStatus:
+        self._supervisor.pipeline.close_books(now_s * 1000)
+        return self._supervisor.pipeline.status()
+
+    def _build(self, now: PipelineStatus, now_s: float) -> StatusSnapshot:
+        partitions = tuple(map(self._partition, now.partitions))
+        retrying = _retrying(now, now_s)
+        problems = self._problems.find(now, partitions, retrying, now_s)
         lags = [partition.lag for partition in partitions if partition.lag is not None]
-        delivery = pipeline.delivery
         return StatusSnapshot(
             group_id=self._group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),
             version=VERSION,
             live=True,
-            totals=totals,
+            totals=now.totals,
             lag=sum(lags) if lags else None,
             partitions=partitions,
-            intake_stopped=tuple(pipeline.gate.stops),
+            intake_stopped=tuple(now.stops),
             problems=in_order(problems),
-            held_bytes=pipeline.gate.held_bytes,
+            held_bytes=now.held_bytes,
             budget_bytes=self._budget_bytes,
-            ids=self._supervisor.ids.status(now_s),
-            retries_waiting=delivery.outbox.count(Stage.WAITING),
+            ids=self._supervisor.ids.status(now_s, now.unusable_ids.messages),
+            retries_waiting=now.retries_waiting,
             retrying=tuple(retrying),
-            blocking=tuple(blocking(pipeline)),
+            blocking=tuple(BlockingGroup(tp.topic, tp.partition, group, tp.broker) for tp, group in now.blocking),
             dead_letters=self._count_dead_letters(),
             delay=self._supervisor.delays.status(),
             lane=self._lane(),
-            waiting=self._find_waiting(pipeline, now_s),
-            activity=self._activity(pipeline),
+            waiting=self._find_waiting(now_s),
+            activity=self._activity(now),
         )
 
     def _lane(self) -> LaneStatus | None:
@@ -144,15 +138,10 @@ class StatusKeeper:
             reason = f"the fast lane does not do {refused}"
         return LaneStatus(not reason, reason, source.lane_bytes)
 
-    def _find_waiting(self, pipeline: Pipeline, now_s: float) -> Waiting:
+    def _find_waiting(self, now_s: float) -> OpenMessages:
         if now_s >= self._waiting_at_s:
-            self._waiting, self._waiting_at_s = waiting(pipeline.partitions), now_s + WAITING_EVERY_S
+            self._waiting, self._waiting_at_s = self._supervisor.pipeline.open_messages(), now_s + WAITING_EVERY_S
         return self._waiting
-
-    def _close_books(self, pipeline: Pipeline, now_s: float) -> None:
-        gone = pipeline.books.keys() - pipeline.partitions.keys()
-        self._went_s = {tp: self._went_s.get(tp, now_s) for tp in gone}
-        pipeline.books.close([tp for tp, went_s in self._went_s.items() if now_s >= went_s + CLOSE_AFTER_S])
 
     def _count_dead_letters(self) -> int:
         """Count dead letters; return the last count if the file cannot be read: status must not end the daemon."""
@@ -160,44 +149,43 @@ class StatusKeeper:
             self._dead_letters = self._state.letters.count()
         return self._dead_letters
 
-    def _partition(self, pipeline: Pipeline, tp: TopicPartition) -> PartitionStatus:
-        counts, owned = pipeline.books.of(tp).counts(), pipeline.partitions.get(tp)
-        if owned is None:
-            return PartitionStatus.of(tp, counts)
-        end, watermark = self._supervisor.source.end(tp), owned.watermark
-        lag = max(0, end - watermark) if end is not None else None
-        return PartitionStatus.of(tp, counts, watermark, owned.reach.position, lag)
+    def _partition(self, now: PartitionCounts) -> PartitionStatus:
+        if now.watermark is None or now.position is None:
+            return PartitionStatus.of(now.tp, now.counts)
+        end = self._supervisor.source.end(now.tp)
+        lag = max(0, end - now.watermark) if end is not None else None
+        return PartitionStatus.of(now.tp, now.counts, now.watermark, now.position, lag)
 
-    def _retrying(self, pipeline: Pipeline) -> list[RetryingGroup]:
-        now_ms, now = time.monotonic() * 1000, datetime.now(UTC)
-        failing = pipeline.delivery.outbox.groups.all_failing()
-
-        def stamp(at_ms: float) -> str:
-            return (now + timedelta(milliseconds=at_ms - now_ms)).isoformat(timespec="milliseconds")
-
-        return [
-            RetryingGroup(g.name, g.attempts, stamp(g.failing_since_ms or 0.0), g.reason, stamp(g.next_try_ms))
-            for g in failing[:RETRYING_MAX]
-        ]
-
-    def _activity(self, pipeline: Pipeline) -> Activity:
+    def _activity(self, now: PipelineStatus) -> Activity:
         record, sink = self._supervisor.record, self._supervisor.senders.sink
         return Activity(
-            batches=pipeline.delivery.outbox.ended.counts(),
-            sends=pipeline.delivery.sends.counts(),
-            cuts=dict(pipeline.cutter.cuts),
+            batches=now.batches,
+            sends=now.sends,
+            cuts=now.cuts,
             groups=tuple(map(group_label, known_groups(self._reload.settings))),
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),
             ledger={**_NO_TRANSACTIONS, **self._ledger.transactions} if self._ledger.is_there else {},
-            twins_waiting=pipeline.delivery.claims.askings.waiting if pipeline.delivery.claims else 0,
-            tags_refused=dict(pipeline.intake.refused),
+            twins_waiting=now.twins_waiting,
+            tags_refused=now.tags_refused,
             maintenance=dict(sink.maintained) if isinstance(sink, Maintains) else {},
             send_seconds=record.send_seconds.read(),
             commit_seconds=record.commits.seconds.read(),
-            delivered=pipeline.delivery.delivered.read(),
+            delivered=now.delivered,
         )
+
+
+def _retrying(now: PipelineStatus, now_s: float) -> list[RetryingGroup]:
+    wall = datetime.now(UTC)
+
+    def stamp(at_ms: float) -> str:
+        return (wall + timedelta(milliseconds=at_ms - now_s * 1000)).isoformat(timespec="milliseconds")
+
+    return [
+        RetryingGroup(each.name, each.attempts, stamp(each.since_ms), each.reason, stamp(each.next_try_ms))
+        for each in now.failing[:RETRYING_MAX]
+    ]
 
 
 def status_line(now: StatusSnapshot) -> str:

@@ -9,10 +9,9 @@ from typing import Generic, TypeVar
 
 from sidecar.core.books import Books
 from sidecar.core.delivery.delivery import A_COMMIT
-from sidecar.core.pipeline.pipeline import Pipeline
+from sidecar.core.pipeline.status import PipelineStatus, SpentSpan, UnusableIds
 from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
-from sidecar.daemon.status.blocking import holders
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem, all_filtered, causes
@@ -51,6 +50,13 @@ def _unread(reason: str) -> str:
     return f"nothing is read: {reason}"
 
 
+def _spent(span: SpentSpan) -> Problem:
+    if span.group is None:
+        return Problem("commit_slow", f"{span.tp} waits: commits are batch.span_max behind")
+    does = "fails" if span.fails else "waits"
+    return Problem("span", f"{span.tp} is not read: group {group_label(span.group)} {does}, batch.span_max behind")
+
+
 class Problems:
     """Checks a daemon periodically, on its main thread.
 
@@ -74,20 +80,23 @@ class Problems:
         self._lettered, self._lettered_at_s, self._lettered_at = 0, 0.0, ""
 
     def find(
-        self, partitions: Iterable[PartitionStatus], totals: Books, retrying: Iterable[RetryingGroup], now_s: float
+        self,
+        now: PipelineStatus,
+        partitions: Iterable[PartitionStatus],
+        retrying: Iterable[RetryingGroup],
+        now_s: float,
     ) -> list[Problem]:
         """All problems.
 
         Args:
-            partitions: The partitions in the status.
+            retrying: The failing groups.
             now_s: Monotonic time.
         """
         supervisor = self._supervisor
-        pipeline = supervisor.pipeline
-        problems = list(supervisor.record.problems(now_s, storing_letters=bool(pipeline.delivery.letters)))
+        problems = list(supervisor.record.problems(now_s, storing_letters=now.storing_letters))
         problems += supervisor.ids.problems(now_s)
         told = _unread(supervisor.delays.problem)
-        problems += [problem for problem in self._intake(pipeline, now_s) if problem.text != told]
+        problems += [problem for problem in self._intake(now, now_s) if problem.text != told]
         problems += supervisor.delays.problems()
         source = supervisor.source
         for key, text in source.problems().items():
@@ -98,30 +107,23 @@ class Problems:
             problems.append(
                 Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
             )
-        problems += [self._spent(pipeline, tp) for tp in sorted(pipeline.gate.spent)]
-        problems += self._dead_letters(totals, now_s)
-        problems += self._odd_ids(pipeline, now_s)
-        if pipeline.intake.unwanted.is_all:
-            problems.append(Problem("all_filtered", all_filtered(pipeline.intake.unwanted_tags)))
+        problems += map(_spent, now.spent)
+        problems += self._dead_letters(now.totals, now_s)
+        problems += self._odd_ids(now.unusable_ids, now_s)
+        if now.all_filtered is not None:
+            problems.append(Problem("all_filtered", all_filtered(now.all_filtered)))
         # Waits that a known stop causes are no further problem.
         stopped = any(problem.state == STOPPED for problem in problems)
-        self._look(() if stopped else partitions, pipeline, now_s, stopped=stopped)
+        self._look(now, () if stopped else partitions, now_s, stopped=stopped)
         return causes([*problems, *self._stuck(now_s)])
 
-    def _intake(self, pipeline: Pipeline, now_s: float) -> list[Problem]:
-        stops = pipeline.gate.stops
+    def _intake(self, now: PipelineStatus, now_s: float) -> list[Problem]:
+        stops = now.stops
         self._stops.look(stops, now_s)
         lasting = self._stops.longer_than(FULL_S, now_s)
         worth = [word for word in stops if word != "memory" or word in lasting]
         self._chronicle.intake(stops, worth, now_s)
         return [Problem(word, _unread(stops[word])) for word in worth]
-
-    def _spent(self, pipeline: Pipeline, tp: TopicPartition) -> Problem:
-        groups = holders(pipeline, pipeline.partitions[tp])
-        if not groups:
-            return Problem("commit_slow", f"{tp} waits: commits are batch.span_max behind")
-        does = "fails" if pipeline.delivery.outbox.groups.failing(groups[0]) else "waits"
-        return Problem("span", f"{tp} is not read: group {group_label(groups[0])} {does}, batch.span_max behind")
 
     def _dead_letters(self, totals: Books, now_s: float) -> Iterator[Problem]:
         if totals.dead_lettered > self._lettered:
@@ -130,21 +132,21 @@ class Problems:
         if self._lettered_at and now_s - self._lettered_at_s < TOLD_S:
             yield Problem("dead_letters", f"dead letters were added, the last at {self._lettered_at}")
 
-    def _odd_ids(self, pipeline: Pipeline, now_s: float) -> Iterator[Problem]:
-        odd = pipeline.intake.odd_ids
-        if odd is None or odd.last is None:
+    def _odd_ids(self, odd: UnusableIds, now_s: float) -> Iterator[Problem]:
+        if odd.last is None:
             return
-        if odd.count > self._odd:
-            self._chronicle.ids_unusable(odd.last, odd.why, odd.count - self._odd, now_s)
-            self._odd, self._odd_at_s = odd.count, now_s
+        if odd.messages > self._odd:
+            self._chronicle.ids_unusable(odd.last, odd.why, odd.messages - self._odd, now_s)
+            self._odd, self._odd_at_s = odd.messages, now_s
         if now_s - self._odd_at_s < TOLD_S:
             yield Problem("ids_unusable", f"ids of {odd.last.topic} count as missing: {odd.why}")
 
-    def _look(self, partitions: Iterable[PartitionStatus], pipeline: Pipeline, now_s: float, *, stopped: bool) -> None:
+    def _look(self, now: PipelineStatus, partitions: Iterable[PartitionStatus], now_s: float, *, stopped: bool) -> None:
         if now_s < self._look_at_s:
             return
         self._look_at_s = now_s + LOOK_EVERY_S
-        held_up = {} if stopped else {(group, key): what for what, group, key in pipeline.held_up(now_s * 1000)}
+        waits = () if stopped else self._supervisor.pipeline.held_up(now_s * 1000)
+        held_up = {(group, since_ms): what for what, group, since_ms in waits}
         self._waiting.look(held_up, now_s)
         self._waits = {key: self._waits.get(key, Counter()) + Counter([what]) for key, what in held_up.items()}
         self._unread.look(
@@ -153,8 +155,7 @@ class Problems:
                 for partition in partitions
                 if partition.lag is not None
                 and partition.watermark + partition.lag > partition.position
-                and (tp := TopicPartition(partition.topic, partition.partition, partition.broker))
-                not in pipeline.gate.paused
+                and (tp := TopicPartition(partition.topic, partition.partition, partition.broker)) not in now.paused
             ],
             now_s,
         )

@@ -15,12 +15,11 @@ from typing import Any, ParamSpec
 
 import structlog
 
-from sidecar.core.delivery.delivered import Deliveries
-from sidecar.core.intake.intake import Intake, Sorted
+from sidecar.core.intake.intake import Sorted
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.messages.fields import Raw, texts
-from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Batch, Part
+from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import DeadLetter, Message, TopicPartition, group_label
 from sidecar.daemon.supervisor import Effects
 from sidecar.errors import UnavailableError
@@ -85,20 +84,18 @@ class Taps:
     """All taps. `sorted`, `delivered` and `given_up` are for the main thread, `ask` for any.
 
     Args:
-        intake: Its hook, and those of the others, are set while there is a tap.
-        deliveries: Has the hook for batches that were accepted as a whole.
+        pipeline: Its hooks, and that of the others, are set while there is a tap.
         effects: Has the hook for dead letters.
         origin: The offset at the source of a delayed message, by its position in the store; None if it is unknown.
     """
 
     def __init__(
         self,
-        intake: Intake,
-        deliveries: Deliveries,
+        pipeline: Pipeline,
         effects: Effects,
         origin: Callable[[TopicPartition, int], int | None],
     ) -> None:
-        self._intake, self._deliveries, self._effects, self._origin = intake, deliveries, effects, origin
+        self._pipeline, self._effects, self._origin = pipeline, effects, origin
         self._taps: Mapping[str, Tap] = {}
         """Replaced, never changed: threads read it without a lock."""
 
@@ -138,8 +135,10 @@ class Taps:
 
     def _keep(self, taps: Mapping[str, Tap]) -> None:
         self._taps = taps
-        self._intake.tap = self._guarded(self.sorted) if taps else None
-        self._deliveries.tap = self._guarded(self.delivered) if taps else None
+        if taps:
+            self._pipeline.tap(self._guarded(self.sorted), self._guarded(self.delivered))
+        else:
+            self._pipeline.tap(None, None)
         self._effects.letters_tap = self._guarded(self.given_up) if taps else None
 
     def _guarded(self, show: Callable[P, None]) -> Callable[P, None]:
@@ -160,7 +159,7 @@ class Taps:
         if len(heard) < len(self._taps):
             self._keep(heard)
 
-    def sorted(self, reading: ReadingRules, partition: Partition, messages: Sequence[Message], found: Sorted) -> None:
+    def sorted(self, reading: ReadingRules, tp: TopicPartition, messages: Sequence[Message], found: Sorted) -> None:
         """Show what was filtered, and what was a duplicate. What is read again after a takeover is not called one."""
         self._drop_silent()
         taken: set[int] | None = None
@@ -168,12 +167,12 @@ class Taps:
             if not tap.outcomes & {"filtered", "duplicate"}:
                 continue
             some = [messages[place] for place in tap.picked(len(messages))]
-            for raw, offset in zip(reading.tags(partition.tp, some), reading.columns.offsets(some), strict=True):
+            for raw, offset in zip(reading.tags(tp, some), reading.columns.offsets(some), strict=True):
                 group = reading.groups[raw]
-                row = partial(self._row, partition.tp, offset, raw)
+                row = partial(self._row, tp, offset, raw)
                 if group is None:
                     tap.show("filtered", None, row)
-                elif found.duplicate and not partition.reach.replaying:
+                elif found.duplicate and not found.replayed:
                     taken = _taken(reading, found) if taken is None else taken
                     if offset not in taken:
                         tap.show("duplicate", group, row)

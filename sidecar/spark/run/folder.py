@@ -36,7 +36,7 @@ from sidecar.spark.ranges.shared import names, read, read_if_there, remove, writ
 from sidecar.spark.run.outcome import Outcome, books_of, joined
 
 if TYPE_CHECKING:
-    from sidecar.core.ranges.pipeline import Halved
+    from sidecar.core.ranges import Halved
 
 HALVED_KEPT = 2
 """Number of micro-batches: a task that was given up may still look for the halves of the previous one."""

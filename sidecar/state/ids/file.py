@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from sidecar import files
-from sidecar.core.windows.idruns import Keys, Sizes, SortedRun, merged
+from sidecar.core.windows.idruns import Keys, RunSizes, SortedRun, merged
 
 _HEAD = struct.Struct("<8sQQQQ")
 """Magic, bytes of the filter, bytes of the index, bytes of the keys, bytes of the checksums at the end."""
@@ -103,7 +103,7 @@ def write(path: Path, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None
 
 
 def _write(fd: int, runs: Sequence[Keys], stopped: Callable[[], bool]) -> None:
-    _, index_bits, filter_bits = Sizes.of(sum(map(len, runs)))
+    _, index_bits, filter_bits = RunSizes.of(sum(map(len, runs)))
     filter_bytes, index_bytes = 1 << (filter_bits - 3), (4 << index_bits) + _INDEX_END.size
     bits, starts = _DATA_AT, _DATA_AT + filter_bytes
     keys = keys_at = starts + index_bytes

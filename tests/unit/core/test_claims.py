@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
-from sidecar.core.delivery.stages import StrayEventError
+from sidecar.core.delivery.outbox import StrayEventError
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
 from sidecar.core.partition_state import LaneState, PartitionState, lane_key
@@ -166,8 +166,8 @@ def test_memory_that_waits_for_twins_never_stops_what_alone_can_free_it() -> Non
         shell.twin(row)
     shell.read(*rows)
     shell.run(20)
-    assert shell.pipeline.gate.stops.keys() == {"memory"}
-    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.status().stops.keys() == {"memory"}
+    assert shell.pipeline.paused == {TP}
 
 
 def test_twins_in_one_batch_wait_for_each_other() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sidecar.core.books import GROUPS_MAX, OTHER, Books, Tally
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition, group_label
 
 TP = TopicPartition("orders", 3)

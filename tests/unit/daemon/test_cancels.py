@@ -167,12 +167,12 @@ def test_a_cancelled_message_is_forgotten_after_a_commit_that_began_later(scene:
     """It may wait for other settlements; a lost partition forgets nothing."""
     scene.ask(b"x", 1)
     scene.cancels.step(inf)
-    scene.core.commits.begin([TP])
+    scene.core.begin_commit([TP])
     scene.sync()
     scene.core.committed({TP: True}, 0.0)
     scene.changes.tend(0.0)
     assert scene.store.forgotten == []
-    scene.core.commits.begin([TP])
+    scene.core.begin_commit([TP])
     scene.core.committed({TP: True}, 0.0)
     scene.changes.tend(0.0)
     assert scene.store.forgotten == [0, 1, 2, 3, 4, 5]

@@ -11,7 +11,6 @@ from typing import Any
 
 import structlog
 
-from sidecar.core.pipeline.gate import Orders
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.lifecycle import leave
 from sidecar.daemon.supervisor import Supervisor
@@ -26,10 +25,12 @@ TP = TopicPartition("orders", 3)
 def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
     """A row that does not check when it is read, long after the start, has its line in the log."""
     nothing: Any = SimpleNamespace(
-        partitions={},
+        owned=(),
         committed=lambda *_: None,
-        commits=SimpleNamespace(begin=lambda _: []),
-        orders=Orders(),
+        begin_commit=lambda _: [],
+        take_held_ids=list,
+        count_unwritten=lambda _: None,
+        lose_state=lambda _: None,
     )
     broker: Any = SimpleNamespace(commit_now=lambda _: {}, close=lambda: None)
     dead_letter_writer: Any = SimpleNamespace(close=lambda: None)

@@ -196,16 +196,16 @@ def test_a_store_that_is_full_stops_reading_until_there_is_room(scene: Scene) ->
     """Somewhat less than the limit, so that it does not go on and off."""
     scene.store.size = DISK_MAX
     scene.delays.tend(0.0)
-    assert scene.core.orders.store_full == ""
+    assert scene.core.store_full == ""
     scene.store.size = DISK_MAX + 1
     scene.delays.tend(0.0)
-    assert scene.core.orders.store_full == "delayed messages take up delay.disk_max"
+    assert scene.core.store_full == "delayed messages take up delay.disk_max"
     scene.store.size = int(DISK_MAX * GOES_ON_AT) + 1
     scene.delays.tend(0.0)
-    assert scene.core.orders.store_full != ""
+    assert scene.core.store_full != ""
     scene.store.size = int(DISK_MAX * GOES_ON_AT)
     scene.delays.tend(0.0)
-    assert scene.core.orders.store_full == ""
+    assert scene.core.store_full == ""
 
 
 def test_the_status_has_what_is_held(scene: Scene) -> None:

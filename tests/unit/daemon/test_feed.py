@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+from math import inf
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
-from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, OPEN_POLL_S, Feed
+from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, Feed
 from sidecar.daemon.ids import TakenPartition
 from sidecar.sources.base import Assignment, ReadPast, SettledWindow
 from sidecar.state.interface import PartitionSnapshot
@@ -31,10 +31,10 @@ class Fed:
 
     def __init__(self, *, has_ledger: bool = False, delays: Any = None) -> None:
         delays = delays or NoDelays(NoTakeovers())
-        self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True, commits=Mock(outstanding=False))
-        self.pipeline.delivery.outbox.groups = ()
-        self.pipeline.origins.copies_of.side_effect = lambda tps: frozenset({COPIES} if TP in tps else ())
-        self.pipeline.intake.positions.load.return_value = False
+        self.pipeline: Any = Mock(paused=frozenset())
+        self.pipeline.patience_ms.return_value = inf
+        self.pipeline.copies_of.side_effect = lambda tps: frozenset({COPIES} if TP in tps else ())
+        self.pipeline.load_settled.return_value = False
         self.source: Any = Mock(idle_poll_s=0.7)
         self.ids: Any = Mock(loading={}, **{"take.return_value": True})
         self.snapshots: Any = Mock(assignments={}, **{"load.return_value": {}})
@@ -95,8 +95,7 @@ def test_ids_that_are_not_there_yet_give_nothing() -> None:
 def test_what_the_core_does_not_want_is_paused() -> None:
     """Its delayed messages are no matter of the source."""
     fed = Fed()
-    fed.pipeline.gate.paused = frozenset({OTHER, OTHER.store})
-    fed.feed.pause()
+    fed.feed.flow(frozenset({OTHER, OTHER.store}))
     assert fed.paused == {OTHER}
 
 
@@ -123,10 +122,9 @@ def test_a_window_of_the_folder_counts_where_it_is_of_these_messages(
     """Below the limit; it is written again at once if another incarnation begins. A ledger knows better."""
     fed = Fed(has_ledger=has_ledger)
     fed.snapshots.load.return_value = {} if known is None else {TP: known}
-    fed.pipeline.partitions = {TP: "partition"}
     fed.feed.take([assignment(**given)])
-    loaded = [call.args for call in fed.pipeline.intake.positions.load.call_args_list]
-    assert loaded == ([] if loads is None or known is None else [("partition", known.bitmaps, loads)])
+    loaded = [call.args for call in fed.pipeline.load_settled.call_args_list]
+    assert loaded == ([] if loads is None or known is None else [(TP, known.bitmaps, loads)])
     assert fed.snapshots.now.called == writes
 
 
@@ -134,8 +132,7 @@ def test_a_window_that_is_not_trusted_is_written_again() -> None:
     """Once for all partitions."""
     fed = Fed()
     fed.snapshots.load.return_value = {TP: SNAPSHOT, OTHER: SNAPSHOT}
-    fed.pipeline.partitions = {TP: 1, OTHER: 2}
-    fed.pipeline.intake.positions.load.side_effect = [True, False]
+    fed.pipeline.load_settled.side_effect = [True, False]
     fed.feed.take([assignment(), assignment(OTHER)])
     assert fed.snapshots.now.call_count == 1
 
@@ -145,28 +142,12 @@ def test_an_idle_core_lets_the_source_wait() -> None:
     assert Fed().waits() == 0.7
 
 
-def test_batches_that_wait_for_an_answer_shorten_the_wait() -> None:
-    """Senders report to the inbox, which is looked at between polls."""
+@pytest.mark.parametrize(("left_ms", "wait_s"), [(0.0, DUE_POLL_S), (7.0, 0.007)])
+def test_what_the_core_waits_for_shortens_the_wait(left_ms: float, wait_s: float) -> None:
+    """Not to nothing: the loop must not spin."""
     fed = Fed()
-    fed.pipeline.delivery.outbox.groups = ("paid",)
-    assert fed.waits() == BUSY_POLL_S
-
-
-@pytest.mark.parametrize(("left_ms", "wait_s"), [(0.0, DUE_POLL_S), (7.0, 0.007), (900.0, OPEN_POLL_S)])
-def test_open_messages_are_waited_for_until_they_are_due(left_ms: float, wait_s: float) -> None:
-    """Within bounds, so that the loop neither spins nor is late."""
-    fed = Fed()
-    fed.pipeline.idle = False
-    fed.pipeline.cutter.patience_ms.return_value = left_ms
+    fed.pipeline.patience_ms.return_value = left_ms
     assert fed.waits() == pytest.approx(wait_s)
-
-
-@pytest.mark.parametrize(("ago_ms", "least", "most"), [(0.0, DUE_POLL_S, 0.004), (12.0, 0.003, BUSY_POLL_S)])
-def test_the_end_of_a_commit_is_looked_for_ever_less_often(ago_ms: float, least: float, most: float) -> None:
-    """After a quarter of the time that it has taken so far."""
-    fed = Fed()
-    fed.pipeline.commits = Mock(outstanding=True, begun_ms=time.monotonic() * 1000 - ago_ms)
-    assert least <= fed.waits() <= most
 
 
 @pytest.mark.parametrize(("due_s", "wait_s"), [(0.3, 0.3), (60.0, 0.7), (0.0, DUE_POLL_S)])

@@ -51,7 +51,7 @@ def test_positions_are_rebuilt_for_the_same_incarnation_alone(incarnation: int, 
     state.save_partitions([PartitionSnapshot(TP, "topic-id", 7, 200, 0, written.dump())])
     found = Assignment(TP, "scope", PartitionState(200, 200), "topic-id", incarnation, resumed=resumed, read_from=200)
     pipeline = assigned(state, found)
-    bitmaps = map(BitMap64.deserialize, pipeline.intake.positions.dump(pipeline.partitions[TP]))
+    bitmaps = map(BitMap64.deserialize, pipeline.settled_offsets(TP)[0])
     assert any(150 in one for one in bitmaps) is known
 
 
@@ -62,7 +62,7 @@ def test_positions_that_are_no_bitmaps_count_as_none() -> None:
     found = Assignment(TP, "scope", PartitionState(200, 200), "topic-id", 7, resumed=True, read_from=200)
     with capture_logs() as logged:
         pipeline = assigned(state, found)
-    assert not any(map(BitMap64.deserialize, pipeline.intake.positions.dump(pipeline.partitions[TP])))
+    assert not any(map(BitMap64.deserialize, pipeline.settled_offsets(TP)[0]))
     assert [each["where"] for each in logged if each["event"] == "state.damaged"] == [f"{TP.topic}:{TP.queue}"]
 
 
@@ -77,5 +77,5 @@ def test_what_is_not_trusted_of_a_window_is_not_found_by_a_later_start(trusted_b
         settled = SettledWindow(7, below)
         found = Assignment(TP, "scope", PartitionState(100, 100), "topic-id", 7, True, 100, Lineage(), settled)  # noqa: FBT003
         pipeline = assigned(state, found)
-    young, _ = pipeline.intake.positions.dump(pipeline.partitions[TP])
+    young, _ = pipeline.settled_offsets(TP)[0]
     assert (145 in BitMap64.deserialize(young)) is known

@@ -81,7 +81,7 @@ class Daemon:
     @property
     def is_resting(self) -> bool:
         """Whether reading stops."""
-        return self.pipeline.orders.resting
+        return self.pipeline.resting
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_another_file_takes_the_place_of_one_that_waits(daemon: Daemon, monkeypa
 
 def test_nothing_is_changed_while_the_daemon_stops(daemon: Daemon) -> None:
     """The next process has the file."""
-    daemon.pipeline.orders.drain()
+    daemon.pipeline.drain()
     daemon.change(WHEN_QUIET)
     daemon.turn()
     assert (daemon.told[0], daemon.is_resting) == ("waiting", False)

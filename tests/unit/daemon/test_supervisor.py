@@ -10,12 +10,10 @@ from typing import Any, cast
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.books import Accounts
 from sidecar.core.effects import Commit, CommitItem, Effect
-from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.partition import Ownerships
 from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.pipeline.commit_order import SettledIds
-from sidecar.core.pipeline.gate import Orders
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.committer import Committer, StepEnded
@@ -47,11 +45,9 @@ class Core:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
-        self.delivery = self.outbox = self.commits = self.cutter = self
-        self.groups = self.outstanding = self.idle = False
-        self.orders, self.paused = Orders(), frozenset[TopicPartition]()
-        self.gate = self
-        self.partitions, self.books = Ownerships(b"\n"), Accounts()
+        self.idle, self.state_lost, self.store_full = False, "", ""
+        self.paused = self.owned = frozenset[TopicPartition]()
+        self.partitions = Ownerships(b"\n")
 
     def step(self, now_ms: float) -> list[Effect]:
         effects, self.effects = self.effects, []
@@ -63,14 +59,26 @@ class Core:
     def forget(self, tps: object) -> None:
         pass
 
-    def sending(self, tps: object) -> bool:
+    def fence(self, tps: object) -> None:
+        pass
+
+    def is_sending(self, tps: object) -> bool:
         return False
 
-    def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+    def in_flight(self, tps: object) -> int:
+        return 0
+
+    def begin_commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         return []
 
-    def held_ids(self) -> list[SettledIds]:
+    def take_held_ids(self) -> list[SettledIds]:
         return []
+
+    def count_unwritten(self, nbytes: int) -> None:
+        pass
+
+    def lose_state(self, reason: str) -> None:
+        pass
 
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         pass
@@ -181,12 +189,12 @@ def test_nothing_is_committed_while_the_state_is_lost() -> None:
     supervisor.turn()
     supervisor.listener.revoking([GONE])
     assert broker.begun == broker.made == []
-    assert supervisor.pipeline.gate.stops == {"state_lost": "state.db was removed"}
+    assert supervisor.pipeline.status().stops == {"state_lost": "state.db was removed"}
     state.is_lost = False
     wait_until(lambda: supervisor.turn() and broker.begun, 10, "it is committed")
     writer.close()
     assert [item.tp for item in broker.begun] == [KEPT]
-    assert supervisor.pipeline.gate.stops == {}
+    assert supervisor.pipeline.status().stops == {}
 
 
 def test_a_stop_does_not_wait_for_a_state_that_is_lost() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -415,8 +415,9 @@ class Fed:
 
     def __init__(self) -> None:
         self.takeovers: Any = Mock(loading={}, outdated=set(), **{"proved.return_value": [], "stale.return_value": {}})
-        self.pipeline: Any = Mock(gate=Mock(paused=frozenset()), idle=True, commits=Mock(outstanding=False))
-        self.pipeline.origins.copies_of.return_value = frozenset()
+        self.pipeline: Any = Mock(paused=frozenset())
+        self.pipeline.patience_ms.return_value = inf
+        self.pipeline.copies_of.return_value = frozenset()
         self.source: Any = Mock(idle_poll_s=0.0)
         ids: Any = Mock(loading={}, **{"take.return_value": True})
         snapshots: Any = Mock(assignments={}, **{"load.return_value": {}})
@@ -524,13 +525,3 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     assert takeovers.stale() == {}
     assert list(scene.store.known(scene.store.number(name_of(TP)))) == []
     assert scene.held() == 0
-
-
-@pytest.mark.parametrize(("in_ms", "wait_s"), [(60_000, 0.001), (-60_000, 0.005)])
-def test_the_end_of_a_commit_is_awaited_in_short_waits(in_ms: float, wait_s: float) -> None:
-    """Batches wait for it; but one that takes long, as while the broker is gone, must not make the loop spin."""
-    fed = Fed()
-    fed.pipeline.commits = Mock(outstanding=True, begun_ms=time.monotonic() * 1_000 + in_ms)
-    fed.delays.wait_s.return_value = 60.0
-    fed.poll()
-    assert fed.source.poll.call_args.args == (wait_s,)

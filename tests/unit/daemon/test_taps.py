@@ -26,7 +26,7 @@ class Looked:
         reading = pipeline.intake._r
         pipeline.intake.change(replace(reading, tags=lambda tp, messages: [b"tag"] * len(messages)))
         self.hooks = pipeline.intake, pipeline.delivery.delivered
-        self.taps = Taps(self.hooks[0], self.hooks[1], self.effects, lambda *_: None)
+        self.taps = Taps(pipeline, self.effects, lambda *_: None)
 
     def open(self, *outcomes: str, step: int = 1, group: str | None = None) -> dict[str, Any]:
         """A tap."""
@@ -133,7 +133,7 @@ def test_a_fault_ends_the_taps_and_not_the_daemon(capsys: pytest.CaptureFixture[
     intake = looked.shell.pipeline.intake
     intake.change(replace(intake._r, tags=lambda tp, messages: [1 / 0]))  # type: ignore[list-item]
     assert intake.tap is not None
-    intake.tap(intake._r, None, [1], None)  # type: ignore[arg-type]
+    intake.tap(intake._r, TopicPartition("t", 0), [1], None)  # type: ignore[arg-type]
     assert looked.is_off
     assert "tap.failed" in capsys.readouterr().out
 
@@ -141,7 +141,7 @@ def test_a_fault_ends_the_taps_and_not_the_daemon(capsys: pytest.CaptureFixture[
 def test_a_delayed_message_has_its_offset_at_the_source() -> None:
     """Positions in the store are not shown: where the offset is unknown, there is none."""
     looked = Looked()
-    taps = Taps(*looked.hooks, looked.effects, lambda tp, position: {1 << 60: 7}.get(position))
+    taps = Taps(looked.shell.pipeline, looked.effects, lambda tp, position: {1 << 60: 7}.get(position))
     tap = taps.ask("open", {"outcomes": ["dead"], "step": 1})
     store = TopicPartition("t", 0).store
     taps.given_up([DeadLetter(store, position, "s", "g", "why", None) for position in (1 << 60, 2 << 60)])

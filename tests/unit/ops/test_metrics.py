@@ -11,7 +11,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from sidecar.core.books import BOOKS, Books, Tally
+from sidecar.core.books import BOOKS, Books, OpenGroup, OpenMessages, Tally
 from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.histogram import Histogram
 from sidecar.core.records import TopicPartition
@@ -25,11 +25,9 @@ from sidecar.ops.snapshot import (
     Activity,
     BlockingGroup,
     DelayStatus,
-    GroupWaiting,
     PartitionStatus,
     RetryingGroup,
     StatusSnapshot,
-    Waiting,
 )
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operation.md"
@@ -70,7 +68,7 @@ def snapshot() -> StatusSnapshot:
         delay=DelayStatus(
             60, "2025-03-01T12:00:05Z", 4096, dict(zip(DUE_WITHIN, (10, 11, 12, 13, 14, 0), strict=True))
         ),
-        waiting=Waiting({TopicPartition("orders", 3): 1_500}, {"paid": GroupWaiting(2, 30, 400, 2_500)}),
+        waiting=OpenMessages({TopicPartition("orders", 3): 1_500}, {"paid": OpenGroup(2, 30, 400, 2_500)}),
         activity=Activity(
             ledger={("claim", "ok"): 3, ("settle", "failed"): 1},
             twins_waiting=4,

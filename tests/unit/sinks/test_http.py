@@ -9,8 +9,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Answer, Fragment, TopicPartition, Verdict
 from sidecar.sinks.endpoint import Endpoint
 from sidecar.sinks.formats import make_framer

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.intents import Intent
-from sidecar.core.parts import Batch, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.errors import ConfigError, StateError
 from sidecar.runtime.build import build

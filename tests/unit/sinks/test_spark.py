@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.core.intents import Intent
 from sidecar.core.parts import Batch as CoreBatch
-from sidecar.core.parts import Part
+from sidecar.core.parts import Intent, Part
 from sidecar.core.records import DeadLetter, Fragment, TopicPartition, Verdict
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.runtime.build import build

@@ -32,9 +32,8 @@ from sidecar.core.effects import (
     Unpark,
 )
 from sidecar.core.intake.reading import ReadingRules
-from sidecar.core.ranges.pipeline import Halve, RangePipeline
+from sidecar.core.ranges import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
-from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import SidecarError
 from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import ClaimAnswered
@@ -198,11 +197,10 @@ class _Note:
             return pipeline.stalled
         if ledger_problem:
             return f"nothing is sent: the ledger is unavailable: {ledger_problem}"
-        failing = [group for group in pipeline.delivery.outbox.groups.values() if group.failing_since_ms is not None]
-        if not failing:
+        if not pipeline.failing:
             return ""
-        longest = min(failing, key=lambda group: group.failing_since_ms or 0.0)
-        since_s = time.monotonic() - (longest.failing_since_ms or 0.0) / 1000
+        longest = min(pipeline.failing, key=lambda group: group.since_ms)
+        since_s = time.monotonic() - longest.since_ms / 1000
         return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
 
     def tell(self, text: str) -> None:
@@ -243,7 +241,7 @@ class _Delivery:
             again=task.again,
         )
         for taken, refused in folder.answers():  # a receiver that refuses everything must be known to the next task too
-            self._pipeline.delivery.receiver.recall(task.tp, taken, refused)
+            self._pipeline.recall(taken, refused)
         files = LetterFiles(task.letters or folder.path / "letters" / str(task.batch), task.stem)
         self._letters = _Letters(plan.broker, files, stack)
         self._note = _Note(folder.notes, task.note)
@@ -251,7 +249,7 @@ class _Delivery:
         self._windows: Windows | None = None
         if reading.ids is not None:
             self._windows = Windows(folder.path / "ids" / f"{task.ids_scope}-{task.tp.queue}")
-            self._windows.load(self._window, task.batch - 1)
+            self._windows.load(self._pipeline.ids, task.batch - 1)
         self._last = -1
 
     def feed(self, run: Run) -> None:
@@ -272,31 +270,24 @@ class _Delivery:
         self._turn()
         self._await(lambda: pipeline.idle and self._claims.at_rest)
         if self._windows is not None:
-            self._windows.save(self._window, task.batch)
-        sends, batches = pipeline.delivery.sends.counts(), pipeline.delivery.outbox.ended.counts()
+            self._windows.save(self._pipeline.ids, task.batch)
         letters = self._letters
         return Outcome(
             task.tp,
             self._last,
             pipeline.books,
             dict(pipeline.cuts),
-            sends,
-            batches,
+            dict(pipeline.sends),
+            dict(pipeline.ended),
             letters.files.names,
             letters.refused,
             carried=pipeline.carried,
             errors=self._claims.errors,
             scope=task.scope,
             odd_ids=self.reading.odd_ids.count if self.reading.odd_ids is not None else 0,
-            tags_refused=pipeline.intake.refused,
+            tags_refused=dict(pipeline.tags_refused),
             unwanted=list(self.reading.unwanted),
         )
-
-    @property
-    def _window(self) -> RotatingSet:
-        window = self._pipeline.intake.ids.window(self._task.tp)
-        assert isinstance(window, RotatingSet)
-        return window
 
     # The loop
 

@@ -24,7 +24,7 @@ from sidecar.core.batching import pick_keys
 from sidecar.core.books import Books
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
-from sidecar.core.intake.framing import fragment_of
+from sidecar.core.intake.intake import fragment_of
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.records import Fragment, TopicPartition
 from sidecar.errors import SidecarError

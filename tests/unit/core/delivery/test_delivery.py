@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.core.delivery.answers.receiver import Receiver
-from sidecar.core.delivery.outbox import Outbox
-from sidecar.core.delivery.stages import TRANSITIONS, Event, Stage, StrayEventError, after
-from sidecar.core.intents import Intent
+from sidecar.core.delivery.outbox import TRANSITIONS, Event, Outbox, Stage, StrayEventError, after
+from sidecar.core.delivery.refusals import Receiver
 from sidecar.core.partition.dues import CommitEntries
-from sidecar.core.parts import Part
+from sidecar.core.parts import Intent, Part
 from sidecar.core.records import Fragment, TopicPartition
 from tests.support.shell import ACK, REJECT, Shell, rows
 

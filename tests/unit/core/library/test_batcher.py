@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import sidecar
 from sidecar import Backoff, Batcher, BatchState, MessageBatch
 from sidecar.core.library import batcher as module
-from sidecar.core.library.budget import BATCH_BYTES, MESSAGE_BYTES
+from sidecar.core.library.batcher import BATCH_BYTES, MESSAGE_BYTES
 
 
 class Calls:

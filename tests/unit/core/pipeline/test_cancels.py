@@ -58,16 +58,16 @@ def test_a_commit_waits_until_all_is_cancelled() -> None:
     pipeline = _pipeline()
     (cancel,) = _read(pipeline, (0, 0, None, None, None, (b"a",)))
     (hold,) = _read(pipeline, (1, 0, None, DUE, None, ()))
-    assert pipeline.puts.expects(cancel)
+    assert pipeline.expects(cancel)
     pipeline.held(TP, hold.token, 0, 0.0)
     assert not pipeline.idle
-    (item,) = pipeline.commits.begin([TP])
+    (item,) = pipeline.begin_commit([TP])
     assert (item.state.watermark, item.puts) == (2, True)
     pipeline.cancelled(TP, cancel.token)
     assert pipeline.puts.idle
-    assert not pipeline.puts.expects(cancel)
+    assert not pipeline.expects(cancel)
     pipeline.committed({}, 0.0)
-    (item,) = pipeline.commits.begin([TP])
+    (item,) = pipeline.begin_commit([TP])
     assert not item.puts
 
 
@@ -85,7 +85,7 @@ def test_a_message_that_is_read_again_cancels_again() -> None:
     """Its commit may not have been made: the store must hear of it again."""
     pipeline = _pipeline()
     pipeline.assign(TP, "s", PartitionState(0, 2))
-    pipeline.held(TP, pipeline.puts.know(TP, BitMap64(), Stores(1)), 0, 0.0)
+    pipeline.held(TP, pipeline.know_held(TP, BitMap64(), Stores(1)), 0, 0.0)
     (cancel,) = _read(pipeline, (0, 0, None, DUE, b"a", ()), (1, 0, None, None, None, (b"a",)))
     assert isinstance(cancel, CancelHeld)
     assert cancel.names == {b"a": 1}

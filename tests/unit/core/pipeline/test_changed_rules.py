@@ -7,7 +7,7 @@ from typing import Any
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
-from sidecar.core.cutting.cutting import BatchRules
+from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.parts import Batch
@@ -96,13 +96,13 @@ def test_a_rest_stops_reading_and_cuts_at_once() -> None:
     """All partitions pause, and open messages do not wait for their linger; then all is quiet."""
     shell = Shell(linger_ms=10_000)
     shell.read(*rows(0, 4))
-    shell.pipeline.orders.resting = True
+    shell.pipeline.rest()
     assert not shell.pipeline.is_quiet
     shell.run(4)
     assert shell.flows[-1] == {TP}
     assert shell.sent
     assert shell.pipeline.is_quiet
-    shell.pipeline.orders.resting = False
+    shell.pipeline.rest(resting=False)
     shell.run(1)
     assert shell.flows[-1] == frozenset()
 
@@ -112,7 +112,7 @@ def test_a_rest_ends_with_messages_that_are_not_answered() -> None:
     shell = Shell()
     shell.answer = lambda batch, offsets: None  # type: ignore[method-assign]
     shell.read(*rows(0, 4))
-    shell.pipeline.orders.resting = True
+    shell.pipeline.rest()
     shell.run(20)
     assert not shell.pipeline.is_quiet
 

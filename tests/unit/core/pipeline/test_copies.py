@@ -54,21 +54,21 @@ def test_copies_wait_while_their_origins_are_read_again() -> None:
     """Not read meanwhile, however full memory is; what had come by then is read again later."""
     state = PartitionState(0, 2, {lane_key("g0"): LaneState(None, ((0, 1),))})
     shell = shell_of(state, state, held=1)
-    assert shell.pipeline.origins.copies_of([TP]) == {COPIES}
-    assert shell.pipeline.origins.copies_of([OTHER]) == shell.pipeline.origins.copies_of([]) == set()
+    assert shell.pipeline.copies_of([TP]) == {COPIES}
+    assert shell.pipeline.copies_of([OTHER]) == shell.pipeline.copies_of([]) == set()
     shell.run(1)
-    assert shell.pipeline.gate.paused == {COPIES}
+    assert shell.pipeline.paused == {COPIES}
     read(shell, COPIES, one(0, 1))
     shell.run(1)
     assert [reload.tp for reload in shell.reloads] == [COPIES]
     shell.pipeline.assign(COPIES, "5c0pe001", state)
     read(shell, TP, one(0, 1))
     shell.run(1)
-    assert COPIES in shell.pipeline.gate.paused
-    assert TP not in shell.pipeline.gate.paused
+    assert COPIES in shell.pipeline.paused
+    assert TP not in shell.pipeline.paused
     read(shell, TP, one(1, 2))
     shell.run()
-    assert COPIES not in shell.pipeline.gate.paused
+    assert COPIES not in shell.pipeline.paused
     read(shell, COPIES, one(0, 1), one(1, 3))
     shell.run()
     assert [(name.split("@")[0], offsets) for name, offsets, _ in shell.sent] == [("t", [0, 1]), ("copies", [1])]
@@ -81,8 +81,8 @@ def test_copies_do_not_wait_for_delayed_messages() -> None:
     for tp in (TP.store, COPIES.store):
         shell.pipeline.assign(tp, "5c0pe003", state)
     shell.run(1)
-    assert shell.pipeline.gate.paused == set()
-    assert shell.pipeline.origins.copies_of([TP.store]) == set()
+    assert shell.pipeline.paused == set()
+    assert shell.pipeline.copies_of([TP.store]) == set()
 
 
 class Origins(Columns):

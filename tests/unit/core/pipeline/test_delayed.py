@@ -7,7 +7,7 @@ from dataclasses import replace
 from pyroaring import BitMap64
 
 from sidecar.core.effects import Commit, Flow
-from sidecar.core.partition.reach import CountedReach
+from sidecar.core.partition.partition import CountedReach
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
 from sidecar.core.pipeline.commit_order import CommitOrder, Keep, Publish
@@ -61,10 +61,10 @@ def test_a_full_store_stops_partitions_and_not_what_is_held() -> None:
     pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
     for tp in (TP, TP.store):
         pipeline.assign(tp, "s", PartitionState(0, 0))
-    pipeline.orders.fill_store("no space")
+    pipeline.fill_store("no space")
     assert _flows(pipeline) == [frozenset({TP})]
-    assert pipeline.gate.stops == {"delay_full": "no space"}
-    pipeline.orders.fill_store("")
+    assert pipeline.status().stops == {"delay_full": "no space"}
+    pipeline.fill_store("")
     assert _flows(pipeline) == [frozenset()]
 
 
@@ -73,8 +73,8 @@ def test_a_full_store_does_not_stop_what_it_waits_for() -> None:
     plan = Circumstances.of(1)
     pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
     pipeline.assign(TP, "s", PartitionState(0, 0))
-    pipeline.puts.know(TP, BitMap64([4]), Stores(1))
-    pipeline.orders.fill_store("no space")
+    pipeline.know_held(TP, BitMap64([4]), Stores(1))
+    pipeline.fill_store("no space")
     assert pipeline.partitions[TP].holding.deliverable_below == 0
     assert _flows(pipeline) == []
     pipeline.read_past(TP, 5, 0.0)
@@ -134,14 +134,14 @@ def test_what_the_store_has_is_told_before_anything_is_read() -> None:
     plan = Circumstances.of(1)
     pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
     pipeline.assign(TP, "s", PartitionState(0, 0))
-    token = pipeline.puts.know(TP, BitMap64([4]), Stores(1))
+    token = pipeline.know_held(TP, BitMap64([4]), Stores(1))
     assert not pipeline.idle
-    (item,) = pipeline.commits.begin([TP])
+    (item,) = pipeline.begin_commit([TP])
     assert item.puts
     assert item.state.stores == Stores(1)
     pipeline.held(TP, token, 0, 0.0)
     pipeline.committed({}, 0.0)
-    (item,) = pipeline.commits.begin([TP])
+    (item,) = pipeline.begin_commit([TP])
     assert not item.puts
 
 
@@ -150,9 +150,9 @@ def _owning(stores: Stores) -> Pipeline:
     plan = Circumstances.of(1)
     pipeline = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
     pipeline.assign(TP, "s", PartitionState(0, 0))
-    pipeline.held(TP, pipeline.puts.know(TP, BitMap64(), stores), 0, 0.0)
+    pipeline.held(TP, pipeline.know_held(TP, BitMap64(), stores), 0, 0.0)
     pipeline.assign(TP.store, "d", PartitionState(0, 0))
-    pipeline.committed({item.tp: True for item in pipeline.commits.begin([TP, TP.store])}, 0.0)
+    pipeline.committed({item.tp: True for item in pipeline.begin_commit([TP, TP.store])}, 0.0)
     pipeline.read_past(TP.store, 9, 0.0)
     return pipeline
 
@@ -180,7 +180,7 @@ def test_a_state_is_not_committed_without_its_source() -> None:
     """A partition that was given up takes its delayed messages with it, though that is told later."""
     pipeline = _owning(Stores(1))
     pipeline.forget([TP])
-    assert pipeline.commits.begin([TP.store]) == []
+    assert pipeline.begin_commit([TP.store]) == []
 
 
 def test_an_owner_names_its_epoch() -> None:

@@ -216,7 +216,7 @@ def test_a_stop_does_not_wait_for_what_is_parked() -> None:
     """Nothing is fetched any more, and nothing is left to do."""
     shell = Shell()
     parked(shell)
-    shell.core.orders.drain()
+    shell.core.drain()
     shell.step(1_000)
     assert shell.all(Fetch) == []
     assert shell.core.idle

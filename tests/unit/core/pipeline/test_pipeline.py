@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from pyroaring import BitMap64
 
 from sidecar.core import batching
-from sidecar.core.cutting.cutting import READ_MS
-from sidecar.core.delivery.stages import Stage
+from sidecar.core.books import CLOSE_AFTER_MS
+from sidecar.core.cutting import READ_MS
+from sidecar.core.delivery.outbox import Stage
 from sidecar.core.effects import Commit
 from sidecar.core.lineage import ANCESTORS_NAMED, Stamp
 from sidecar.core.partition.room import METADATA_CHARACTERS, StateBudget
@@ -23,6 +25,7 @@ from sidecar.core.partition_state import (
     lane_key,
 )
 from sidecar.core.parts import Batch
+from sidecar.core.pipeline.pipeline import BUSY_MS, OPEN_MS
 from sidecar.core.records import Answer, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.core.windows.dedup import RotatingBitmap
 from sidecar.state.offset_map import Identity, decode, encode
@@ -64,12 +67,12 @@ def test_a_receiver_that_refuses_everything_empties_nothing() -> None:
     shell.run(400)
     assert len(shell.letters) == 100
     assert shell.pipeline.delivery.receiver.refuses
-    assert shell.pipeline.gate.paused == {TP}
-    assert list(shell.pipeline.gate.stops) == ["refused"]
+    assert shell.pipeline.paused == {TP}
+    assert list(shell.pipeline.status().stops) == ["refused"]
     broken = False
     shell.run(400)
     assert not shell.pipeline.delivery.receiver.refuses
-    assert shell.pipeline.gate.paused == frozenset()
+    assert shell.pipeline.paused == frozenset()
     assert len(shell.letters) == 100
     assert shell.pipeline.books[TP].delivered == 400
 
@@ -84,7 +87,7 @@ def test_a_receiver_that_heals_beside_real_poison() -> None:
     assert shell.pipeline.delivery.receiver.refuses
     broken = False
     shell.run(400)
-    assert shell.pipeline.gate.stops == {}
+    assert shell.pipeline.status().stops == {}
     assert shell.letters[-1].offset == 300
     assert shell.pipeline.idle
 
@@ -259,8 +262,8 @@ def test_a_halt_stops_intake_until_an_answer() -> None:
     shell.answer = lambda batch, offsets: Answer(Verdict.HALT, "unauthorized", 401) if halted else ACK  # type: ignore[method-assign]
     shell.read(*rows(0, 1))
     shell.run()
-    assert shell.pipeline.gate.paused == {TP}
-    assert shell.pipeline.gate.stops == {"halted": "the sink refuses every request: unauthorized"}
+    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.status().stops == {"halted": "the sink refuses every request: unauthorized"}
     assert shell.letters == []
     halted = False
     shell.run()
@@ -314,8 +317,11 @@ def test_of_what_is_not_ours_any_more_the_sum_is_kept() -> None:
     shell.read(*rows(0, 9))
     shell.run()
     shell.pipeline.forget([TP])
-    shell.pipeline.books.close([TP])
-    assert (shell.pipeline.books.closed.delivered, list(shell.pipeline.books)) == (10, [])
+    for now_ms in (0.0, CLOSE_AFTER_MS - 1.0):
+        shell.pipeline.close_books(now_ms)
+        assert list(shell.pipeline.books) == [TP]
+    shell.pipeline.close_books(CLOSE_AFTER_MS)
+    assert (shell.pipeline.status().totals.delivered, list(shell.pipeline.books)) == (10, [])
 
 
 def test_failed_dead_letters_are_tried_again() -> None:
@@ -378,14 +384,14 @@ def test_memory_pauses_at_80_percent_and_resumes_at_50() -> None:
     shell.answer = lambda batch, offsets: held.append(batch)  # type: ignore[method-assign]
     shell.read(*rows(10, 89))
     shell.run(3)
-    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.paused == {TP}
     assert shell.pipeline.cutter.cuts["memory"]
-    assert shell.pipeline.gate.stops
+    assert shell.pipeline.status().stops
     assert shell.pipeline.delivery.outbox.sending({TP})
     for batch in held:
         shell.pipeline.answered(batch.id, ACK, shell.now_ms, 0)
     shell.run(3)
-    assert shell.pipeline.gate.paused == frozenset()
+    assert shell.pipeline.paused == frozenset()
     assert shell.flows == [frozenset({TP}), frozenset()]
 
 
@@ -402,14 +408,14 @@ def test_memory_pauses_where_one_more_would_be_too_much() -> None:
 def test_a_lost_state_stops_the_intake() -> None:
     """While what is stored would be lost no partition is read; with the state back, reading goes on."""
     shell = Shell()
-    shell.pipeline.orders.lose_state("state.db was removed")
+    shell.pipeline.lose_state("state.db was removed")
     shell.run(3)
-    assert shell.pipeline.gate.paused == {TP}
-    assert shell.pipeline.gate.stops == {"state_lost": "state.db was removed"}
-    shell.pipeline.orders.lose_state("")
+    assert shell.pipeline.paused == {TP}
+    assert shell.pipeline.status().stops == {"state_lost": "state.db was removed"}
+    shell.pipeline.lose_state("")
     shell.run(3)
-    assert shell.pipeline.gate.paused == frozenset()
-    assert shell.pipeline.gate.stops == {}
+    assert shell.pipeline.paused == frozenset()
+    assert shell.pipeline.status().stops == {}
 
 
 def test_memory_never_stops_what_alone_can_free_it() -> None:
@@ -418,7 +424,7 @@ def test_memory_never_stops_what_alone_can_free_it() -> None:
     shell.read(*rows(0, 99))
     shell.run(3)
     assert shell.pipeline.memory.held_bytes > 800
-    assert shell.pipeline.gate.paused == frozenset()
+    assert shell.pipeline.paused == frozenset()
     shell.read(*rows(100, 199))
     shell.run()
     assert shell.sent == [("t@5c0pe000:0:0-199", list(range(200)), 2)]
@@ -437,17 +443,17 @@ def test_a_wide_span_pauses_its_partition_alone() -> None:
     assert shell.pipeline.cutter.cuts["span"] == 1
     shell.read(*rows(61, 120, tag=-1))
     shell.run(2)
-    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.paused == {TP}
     failing = False
     shell.run(60)
-    assert shell.pipeline.gate.paused == frozenset()
+    assert shell.pipeline.paused == frozenset()
 
 
 def test_draining_settles_and_commits_all() -> None:
     """A planned stop cuts at once, pauses reading, and leaves nothing above the watermark."""
     shell = Shell(linger_ms=100_000)
     shell.read(*rows(0, 9))
-    shell.pipeline.orders.drain()
+    shell.pipeline.drain()
     shell.run(10)
     assert shell.pipeline.idle
     assert shell.commits[-1] == PartitionState(10, 10)
@@ -464,12 +470,12 @@ def test_what_is_to_be_handed_over_is_settled_and_read_no_more() -> None:
     shell.pipeline.assign(other, "5c0pe000", FRESH)
     for tp in (TP, other):
         shell.pipeline.read(Run(tp, rows(0, 9), 0, 9), 0)
-    shell.pipeline.orders.leave({TP})
+    shell.pipeline.leave({TP})
     assert not shell.pipeline.has_settled([TP])
     shell.run(10)
     assert shell.pipeline.has_settled([TP])
     assert not shell.pipeline.has_settled([other])
-    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.paused == {TP}
     assert shell.pipeline.cutter.cuts == {"handover": 1}
     shell.pipeline.forget([TP])
     assert shell.pipeline.orders.leaving == frozenset()
@@ -478,15 +484,15 @@ def test_what_is_to_be_handed_over_is_settled_and_read_no_more() -> None:
 def test_an_earlier_lifes_part_is_made_whole_before_it_is_handed_over() -> None:
     """A partition that leaves is read on until what may have been sent was sent again under its name."""
     shell = Shell(start=PartitionState(0, 20, {lane_key("g0"): LaneState(None, ((0, 19),))}))
-    shell.pipeline.orders.leave({TP})
+    shell.pipeline.leave({TP})
     shell.read(*rows(0, 9))
     shell.run(2)
     assert not shell.pipeline.has_settled([TP])
-    assert shell.pipeline.gate.paused == frozenset()
+    assert shell.pipeline.paused == frozenset()
     shell.read(*rows(10, 19))
     shell.run(10)
     assert shell.pipeline.has_settled([TP])
-    assert shell.pipeline.gate.paused == {TP}
+    assert shell.pipeline.paused == {TP}
 
 
 def test_what_is_not_ours_is_ignored() -> None:
@@ -495,7 +501,7 @@ def test_what_is_not_ours_is_ignored() -> None:
     shell.pipeline.forget([TP, TopicPartition("t", 9)])
     shell.read(*rows(0, 1))
     shell.pipeline.read_past(TP, 5, 0)
-    assert shell.pipeline.commits.begin([TP]) == []
+    assert shell.pipeline.begin_commit([TP]) == []
     assert shell.pipeline.books[TP].consumed == 0
 
 
@@ -638,7 +644,7 @@ def test_what_the_window_knows_is_not_delivered_again() -> None:
     window = RotatingBitmap()
     window.update([1, 2, 5])
     shell = Shell(start=PartitionState(0, 0), max_messages=100)
-    shell.pipeline.intake.positions.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.pipeline.load_settled(TP, window.dump(), 100)
     shell.read(*[(offset, 0, None, b"a") for offset in range(4)])
     shell.read(*[(offset, 0, None, b"a") for offset in range(4, 8)])
     shell.read(*[(offset, 0, None, b"a") for offset in range(8, 10)])
@@ -652,7 +658,7 @@ def test_a_part_of_a_shared_intent_spans_nothing_of_any_group_that_the_window_kn
     window = RotatingBitmap()
     window.update([2])
     shell = Shell(start=PartitionState(0, 0, shared_from=0), max_messages=100)
-    shell.pipeline.intake.positions.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.pipeline.load_settled(TP, window.dump(), 100)
     shell.read(*[(offset, offset % 2, None, b"a") for offset in range(4)])
     shell.run()
     states = [state for state in shell.commits if state.shared]
@@ -666,7 +672,7 @@ def test_a_part_that_the_window_knows_wholly_is_not_sent_again() -> None:
     window = RotatingBitmap()
     window.update([0, 1, 2, 4])
     shell = Shell(start=state)
-    shell.pipeline.intake.positions.load(shell.pipeline.partitions[TP], window.dump(), 100)
+    shell.pipeline.load_settled(TP, window.dump(), 100)
     shell.read(*[(offset, 0, None, b"a") for offset in range(6)])
     shell.run()
     assert [offsets for _, offsets, _ in shell.sent] == [[3, 4, 5]]
@@ -686,3 +692,26 @@ def test_what_is_settled_stays_in_the_window_though_it_stands_in_the_range_of_wh
     assert [letter.offset for letter in shell.letters] == [2]
     young, _ = positions.dump(partition)
     assert list(BitMap64.deserialize(young)) == [1, 2]
+
+
+def test_the_shell_waits_as_long_as_nothing_need_be_done() -> None:
+    """For ever while all is settled; briefly while a batch is outstanding; until open messages are due, but read on."""
+    shell = Shell(linger_ms=400)
+    pipeline = shell.pipeline
+    shell.run(5)
+    assert pipeline.patience_ms(shell.now_ms) == inf
+    shell.read(*rows(0, 1))
+    assert pipeline.patience_ms(shell.now_ms) == OPEN_MS
+    assert pipeline.patience_ms(shell.now_ms + 397) == 3
+    shell.commit_ok, shell.answer = True, lambda batch, offsets: None  # type: ignore[method-assign]
+    shell.run(40)
+    assert pipeline.is_sending([TP])
+    assert pipeline.patience_ms(shell.now_ms) == BUSY_MS
+
+
+def test_the_end_of_a_commit_is_looked_for_ever_less_often() -> None:
+    """After a quarter of the time that it has taken so far: it may be far away, as while the broker is gone."""
+    pipeline = Shell().pipeline
+    (commit,) = [effect for effect in pipeline.step(100.0) if isinstance(effect, Commit)]
+    assert commit.items
+    assert [pipeline.patience_ms(100.0 + age_ms) for age_ms in (0.0, 12.0, 60_000.0)] == [0.0, 3.0, BUSY_MS]

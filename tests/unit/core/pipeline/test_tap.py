@@ -8,10 +8,10 @@ from tests.support.shell import TP, Shell, rows
 def test_each_run_and_each_batch_is_shown() -> None:
     """With what became of its messages; a batch once it was accepted."""
     shell, runs, batches = Shell(), list[tuple[int, int]](), list[int]()
-    shell.pipeline.intake.tap = lambda reading, partition, messages, found: runs.append(
-        (len(messages), found.duplicate) if partition.tp == TP else (0, 0)
+    shell.pipeline.tap(
+        lambda reading, tp, messages, found: runs.append((len(messages), found.duplicate) if tp == TP else (0, 0)),
+        lambda batch: batches.append(batch.count),
     )
-    shell.pipeline.delivery.delivered.tap = lambda batch: batches.append(batch.count)
     shell.read(*rows(0, 4))
     shell.run(10)
     shell.read(*rows(3, 5))

@@ -11,12 +11,10 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.core.books import Books
 from sidecar.daemon.lifecycle import Daemon
-from sidecar.daemon.status.blocking import blocking
 from sidecar.daemon.status.keeper import status_line
 from sidecar.errors import UnavailableError
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.snapshot import StatusSnapshot
-from tests.support.shell import ACK, RETRY, Shell
 
 BROKER_STEP = KINDS["broker"].next_step
 
@@ -61,13 +59,3 @@ def test_a_repaired_file_is_told(tmp_path: Path) -> None:
     assert [line["reason"] for line in lines if line["event"] == "file.repaired"] == [
         "4 bytes of a write that was cut short were removed"
     ]
-
-
-def test_the_groups_that_hold_a_watermark_are_named_where_one_cut_serves_all() -> None:
-    """Where one cut serves all groups, those of which something is left are named, the failing first."""
-    shell = Shell(span_max=100_000, max_messages=100_000, max_bytes=1 << 30, held=1 << 30)
-    answers = {"g66": RETRY, "g7": None}
-    shell.answer = lambda batch, offsets: answers.get(batch.group, ACK)  # type: ignore[method-assign]
-    shell.read(*((offset, offset % 70, None, b"x") for offset in range(14_000)))
-    shell.run(200)
-    assert [one.group for one in blocking(shell.pipeline)] == ["g66", "g7"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -12,8 +13,7 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from sidecar.core.books import Books
-from sidecar.core.delivery.delivery import Delivery
+from sidecar.core.pipeline.status import PipelineStatus, UnusableIds
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.delays.delays import Delays
@@ -35,14 +35,9 @@ class World:
     """A daemon that a test changes, and what is found of it."""
 
     def __init__(self) -> None:
-        delivery = SimpleNamespace(letters={})
         self.held_up: list[tuple[str, str | None, float]] = []
-        self.pipeline: Any = SimpleNamespace(
-            gate=SimpleNamespace(stops={}, paused=frozenset(), spent=frozenset()),
-            delivery=delivery,
-            held_up=lambda now_ms: list(self.held_up),
-            intake=SimpleNamespace(odd_ids=None, unwanted=SimpleNamespace(is_all=False), unwanted_tags="'a', no tag"),
-        )
+        self.now = PipelineStatus()
+        self.pipeline: Any = SimpleNamespace(held_up=lambda now_ms: list(self.held_up))
         self.record = LoopRecord()
         self.record.assigned()
         self.broker: dict[str, str] = {}
@@ -58,37 +53,39 @@ class World:
         )
         self.problems = Problems(self.supervisor, NoLedger(), Chronicle())
         self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
-        self.totals = Books()
 
-    def kinds(self, now_s: float) -> list[str]:
+    def find(self, now_s: float, **now: Any) -> list[Problem]:
+        """What is found at this time; the core is as before, but for this."""
+        self.now = replace(self.now, **now)
+        return self.problems.find(self.now, [self.place], [], now_s)
+
+    def kinds(self, now_s: float, **now: Any) -> list[str]:
         """What is found at this time."""
-        return [one.kind for one in self.problems.find([self.place], self.totals, [], now_s)]
+        return [one.kind for one in self.find(now_s, **now)]
 
 
 def test_that_everything_is_filtered_lasts_until_a_message_is_wanted() -> None:
     """The problem names the tags that were seen."""
     world = World()
     assert world.kinds(1.0) == []
-    world.pipeline.intake.unwanted.is_all = True
-    (found,) = world.problems.find([world.place], world.totals, [], 2.0)
+    (found,) = world.find(2.0, all_filtered="'a', no tag")
     assert (found.kind, found.state, "tags seen: 'a', no tag" in found.text) == ("all_filtered", "degraded", True)
-    world.pipeline.intake.unwanted.is_all = False
-    assert world.kinds(3.0) == []
+    assert world.kinds(3.0, all_filtered=None) == []
 
 
 def test_ids_that_cannot_be_compared_are_told_for_minutes() -> None:
     """The problem has the reason; the log has the number, at most once a minute."""
-    world, odd = World(), SimpleNamespace(count=0, last=None, why="its header is given more than once")
-    world.pipeline.intake.odd_ids = odd
+    world = World()
+
+    def unusable(messages: int) -> UnusableIds:
+        return UnusableIds(messages, TP, "its header is given more than once")
+
     assert world.kinds(1.0) == []
     with structlog.testing.capture_logs() as lines:
-        odd.count, odd.last = 3, TP
-        (found,) = world.problems.find([world.place], world.totals, [], 2.0)
+        (found,) = world.find(2.0, unusable_ids=unusable(3))
         assert found.text == "ids of orders count as missing: its header is given more than once"
-        odd.count = 5
-        assert world.kinds(3.0) == ["ids_unusable"]
-        odd.count = 6
-        assert world.kinds(2.0 + SUMMARY_EVERY_S) == ["ids_unusable"]
+        assert world.kinds(3.0, unusable_ids=unusable(5)) == ["ids_unusable"]
+        assert world.kinds(2.0 + SUMMARY_EVERY_S, unusable_ids=unusable(6)) == ["ids_unusable"]
     assert [(line["event"], line["topic"], line["count"]) for line in lines] == [
         ("ids.unusable", "orders", 3),
         ("ids.unusable", "orders", 3),
@@ -184,9 +181,9 @@ def test_a_store_that_cannot_be_written_is_told_once() -> None:
     """Not as a store that is full, too, which it is not."""
     world = World()
     world.supervisor.delays = Delayed("no space")
-    world.pipeline.gate.stops = {"delay_full": "no space"}
+    world.now = replace(world.now, stops={"delay_full": "no space"})
     assert world.kinds(0.0) == ["delay"]
-    world.pipeline.gate.stops = {"delay_full": "delayed messages take up delay.disk_max"}
+    world.now = replace(world.now, stops={"delay_full": "delayed messages take up delay.disk_max"})
     assert world.kinds(0.0) == ["delay_full", "delay"]
 
 
@@ -196,9 +193,9 @@ def test_a_message_that_waits_for_10_s_is_a_problem_unless_it_waits_for_a_known_
     world.held_up = [("a free sender", "paid", 1.0)]
     assert [world.kinds(second) for second in (0.0, 5.0, 9.0)] == [[], [], []]
     assert world.kinds(10.0) == ["waiting"]
-    world.pipeline.gate.stops = {"halted": "the sink refuses every request: HTTP 401"}
+    world.now = replace(world.now, stops={"halted": "the sink refuses every request: HTTP 401"})
     assert world.kinds(12.0) == ["halted"]
-    world.pipeline.gate.stops = {}
+    world.now = replace(world.now, stops={})
     assert world.kinds(14.0) == []
 
 
@@ -209,7 +206,7 @@ def test_a_log_that_goes_on_and_is_not_read_is_a_problem() -> None:
     assert world.kinds(0.0) == []
     world.supervisor.emptied_s = 11.0
     assert world.kinds(11.0) == ["unread"]
-    world.pipeline.gate.paused = frozenset({TP})
+    world.now = replace(world.now, paused=frozenset({TP}))
     assert world.kinds(22.0) == []
 
 
@@ -219,7 +216,7 @@ def spanned(shell: Shell, tags: tuple[int, int] = (7, 0)) -> list[Problem]:
     shell.read(*rows(0, 0, tags[0]), *rows(1, 200, tags[1]))
     shell.run(40)
     world.supervisor.pipeline = shell.pipeline
-    return world.problems.find([], world.totals, [], 0.0)
+    return world.problems.find(shell.pipeline.status(), [], [], 0.0)
 
 
 def test_a_used_up_span_names_its_group() -> None:
@@ -243,9 +240,9 @@ def test_a_partition_that_changes_hands_has_no_problem() -> None:
     """It is paused for less than its span: the next owner knows only the watermark."""
     shell = Shell(span_max=1_000)
     shell.answer = lambda batch, offsets: None  # type: ignore[method-assign]
-    shell.pipeline.orders.leave({SHELL_TP})
+    shell.pipeline.leave({SHELL_TP})
     assert spanned(shell) == []
-    assert shell.pipeline.gate.paused == {SHELL_TP}
+    assert shell.pipeline.paused == {SHELL_TP}
 
 
 def test_what_messages_wait_for_is_what_they_waited_for_most() -> None:
@@ -271,20 +268,20 @@ def test_messages_that_wait_in_the_client_are_no_problem() -> None:
 def test_full_memory_is_a_problem_when_it_lasts() -> None:
     """For a moment it is how a slow receiver slows the source."""
     world = World()
-    world.pipeline.gate.stops = {"memory": "it is used up"}
+    world.now = replace(world.now, stops={"memory": "it is used up"})
     assert (world.kinds(0.0), world.kinds(FULL_S - 0.1), world.kinds(FULL_S)) == ([], [], ["memory"])
 
 
 def test_dead_letters_are_a_problem_for_5_minutes() -> None:
     """From the last one on; and those that cannot be stored from 10 s on."""
     world = World()
-    world.totals.dead_lettered = 1
+    world.now.totals.dead_lettered = 1
     assert world.kinds(0.0) == ["dead_letters"]
     assert world.kinds(TOLD_S - 1) == ["dead_letters"]
-    world.totals.dead_lettered = 2
+    world.now.totals.dead_lettered = 2
     assert world.kinds(TOLD_S) == ["dead_letters"]
     assert world.kinds(2 * TOLD_S) == []
-    world.pipeline.delivery.letters = {1: "on its way"}
+    world.now = replace(world.now, storing_letters=True)
     world.record.letters_stored(1, "No space left on device", 1, 1_000.0)
     assert (world.kinds(1_005.0), world.kinds(1_010.0)) == ([], ["dead_letters_store"])
     world.record.letters_stored(1, "", 1, 1_011.0)
@@ -304,11 +301,10 @@ def test_an_outage_that_goes_on_is_one_line_a_minute() -> None:
     shell, chronicle = Shell(), Chronicle()
     shell.answer = lambda batch, offsets: RETRY  # type: ignore[method-assign]
     shell.read(*rows(0, 9), *rows(10, 19, 1))
-    delivery: Delivery = shell.pipeline.delivery
     with structlog.testing.capture_logs() as lines:
         for second in range(int(2 * SUMMARY_EVERY_S) + 5):
             shell.run(20)
-            chronicle.outage(delivery, float(second))
+            chronicle.outage(shell.pipeline.status(), float(second))
     assert [line["event"] for line in lines] == ["outage.continued"] * 2
     assert (lines[0]["groups"], lines[0]["count"], lines[0]["batches_waiting"]) == (["g0", "g1"], 2, 2)
     assert 2 * SUMMARY_EVERY_S * 0.5 < lines[0]["failed_sends"] < 2 * SUMMARY_EVERY_S * 1.5

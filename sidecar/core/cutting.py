@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from sidecar.core.batching import Limits, held_bytes
-from sidecar.core.cutting.memory import Memory
 from sidecar.core.groups import Groups
 from sidecar.core.partition.lanes import Lane
-from sidecar.core.partition.ownerships import Ownerships
-from sidecar.core.partition.partition import Partition
-from sidecar.core.parts import Part
+from sidecar.core.partition.partition import Ownerships, Partition
+from sidecar.core.parts import Memory, Part
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, TopicPartition
 
 LANE_BYTES, UNIT_BYTES = 900, 450

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.core.partition.standing import Phase, Standing, standing
+from sidecar.core.partition.promises import Phase, Standing, standing
 from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent, Tries, lane_key
 
 A, B = lane_key("a"), lane_key("b")

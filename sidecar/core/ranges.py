@@ -13,30 +13,93 @@ for a message of another range.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
 from sidecar.core.claims import ClaimEnd
-from sidecar.core.cutting.memory import Memory
-from sidecar.core.delivery.delivery import Delivery
-from sidecar.core.delivery.output import Carried, Settled
+from sidecar.core.delivery.delivery import DeliveryPipeline
+from sidecar.core.delivery.outbox import Event, Stage, StrayEventError
+from sidecar.core.delivery.output import Carried, Outcome, Settled
 from sidecar.core.delivery.output import Halved as OneHalved
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.stages import Event, Stage, StrayEventError
 from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import ReadingRules
-from sidecar.core.intents import Intent
 from sidecar.core.lineage import Lineage
-from sidecar.core.partition.ownerships import Ownerships
+from sidecar.core.partition.lanes import Lane
+from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
-from sidecar.core.parts import Part
-from sidecar.core.ranges.cutting import RangeCutter
-from sidecar.core.records import Answer, Fragment, Run, TopicPartition
+from sidecar.core.parts import Intent, Part
+from sidecar.core.records import Fragment, Run, TopicPartition
+from sidecar.core.windows.dedup import RotatingSet
+
+FLUSH_AHEAD = 256
+
+
+class RangeCutter:
+    """Cuts a range.
+
+    Args:
+        open_max_bytes: Size of the open rows above which the largest group is cut.
+        separator: The bytes between two rows of a body.
+    """
+
+    def __init__(self, range_: Partition, limits: Limits, open_max_bytes: int, separator: bytes) -> None:
+        self.cuts: Counter[str] = Counter()
+        """Batches cut, by reason."""
+        self._range = range_
+        self._limits = limits
+        self._open_max_bytes = open_max_bytes
+        self._separator = separator
+        self._open_bytes = 0
+
+    def open(self, group: str, fragment: Fragment) -> Iterator[Part]:
+        """Add rows; yield the parts that are full."""
+        if fragment.unframeable:
+            odd = Fragment((), b"", None, fragment.unframeable, fragment.at_ms)
+            yield self._part_without_rows(group, odd)
+            fragment = replace(fragment, unframeable=())
+        if not fragment.offsets:
+            return
+        lane = self._range.lanes.of(group)
+        self._open_bytes += lane.buffer.add(fragment)[1]
+        while reason := self._full(lane):
+            yield self._cut(lane, reason)
+
+    def _part_without_rows(self, group: str, fragment: Fragment) -> Part:
+        """A part of unframeable messages: they must not change where the others are cut."""
+        aside = Lane(group, self._separator)
+        aside.buffer.add(fragment)
+        (part,) = self._range.opening.cut(aside, Limits(1, 1))
+        return part
+
+    def _full(self, lane: Lane) -> str:
+        if lane.buffer.count >= self._limits.max_messages:
+            return "count"
+        return "bytes" if lane.buffer.nbytes >= self._limits.max_bytes else ""
+
+    def for_memory(self) -> Iterator[Part]:
+        """Cut by the size of open rows only, which follows from the rows: the batches being sent would add chance."""
+        while self._open_bytes > self._open_max_bytes:
+            largest = max(self._range.lanes.values(), key=lambda lane: (lane.buffer.nbytes, lane.group))
+            yield self._cut(largest, "memory")
+
+    def rest(self) -> Iterator[Part]:
+        """Cut the open rows after the last row of the range, part by part as there is room."""
+        for lane in list(self._range.lanes.values()):
+            while lane.buffer.fragments and len(self._range.promises.intents) < FLUSH_AHEAD:
+                yield self._cut(lane, "linger")  # a micro-batch lasts as long as the linger: see the trigger
+
+    def _cut(self, lane: Lane, reason: str) -> Part:
+        (part,) = self._range.opening.cut(lane, self._limits)
+        self._open_bytes -= part.nbytes
+        self.cuts[reason] += 1
+        return part
+
 
 INTENTS_MAX = 1_000
 """Maximum number of parts of a range that are cut and not settled; settling one scans all."""
@@ -97,7 +160,7 @@ class _Halvings:
             intent.durable = True
 
 
-class RangePipeline:
+class RangePipeline(DeliveryPipeline):
     """Connects reading, cutting and delivery of one range.
 
     Args:
@@ -120,17 +183,16 @@ class RangePipeline:
         halved: Collection[Halved] = (),
         again: bool = False,
     ) -> None:
+        super().__init__(rules, jitter)
         self._separator = reading.framer.separator
         self._held_max_bytes = held_max_bytes
         self._halvings = _Halvings(halved)
         self._again = again
-        owned = Ownerships(self._separator)
+        owned = self.partitions
         owned.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
         owned.take(tp, scope, PartitionState(0, 0), Lineage())
         self.range = owned[tp]
         self.intake = Intake(reading)
-        self.memory = Memory()
-        self.delivery = Delivery(rules, owned, self.memory, jitter)
         self.books = Books()
         self.carried: list[Carried] = []
         """Rows that twins hold: they count as in flight, and are claimed again once the range is at its end."""
@@ -174,25 +236,6 @@ class RangePipeline:
 
     # Delivery
 
-    def answered(self, batch_id: int, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        """Handle the sink's answer to one send."""
-        self.delivery.answered(batch_id, answer, now_ms, wall_ms)
-        self._apply()
-
-    def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
-        """Record that the dead letters of one `StoreDeadLetters` are durable, or could not be stored."""
-        self.delivery.stored(token, ok=ok, now_ms=now_ms)
-        self._apply()
-
-    def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
-        """Handle the ledger's verdicts on one `Claim`; None if it could not be asked.
-
-        Raises:
-            StrayEventError: No such claim is open.
-        """
-        self.delivery.claimed(number, verdicts, now_ms)
-        self._apply()
-
     def take_marks(self) -> tuple[ClaimEnd, ...]:
         """Remove and return the ends of claims that are due since the last call."""
         return self.range.dues.take_marks() + self.range.dues.take_errors()
@@ -212,25 +255,24 @@ class RangePipeline:
             for part in self._cutter.rest():
                 self._add(part)
         self.delivery.step(now_ms)
-        self._apply()
+        self._apply_outcomes(now_ms)
         effects: list[Effect | Halve] = list(self.delivery.output.take_effects())
         if fresh := self._halvings.take(self.range.promises.intents):
             effects.append(Halve(fresh))
         return effects
 
-    def _apply(self) -> None:
-        """Apply the outcomes of an event; nothing is committed here, so a changed state is as good as durable."""
-        for outcome in self.delivery.output.take_outcomes():
-            match outcome:
-                case Settled(_, name, messages):
-                    self.books.settle(name, messages)
-                case OneHalved(_, group, first, last):
-                    self._halvings.add((group, first, last))
-                case Carried():
-                    self.carried.append(outcome)
-                case _:  # `Changed`: a range has no owner that another one could replace
-                    self.range.dues.lift_barriers()
-                    self.delivery.release_durable()
+    def _apply(self, outcome: Outcome, now_ms: float) -> None:  # noqa: ARG002
+        """Nothing is committed here, so a changed state is as good as durable."""
+        match outcome:
+            case Settled(_, name, messages):
+                self.books.settle(name, messages)
+            case OneHalved(_, group, first, last):
+                self._halvings.add((group, first, last))
+            case Carried():
+                self.carried.append(outcome)
+            case _:  # `Changed`: a range has no owner that another one could replace
+                self.range.dues.lift_barriers()
+                self.delivery.release_durable()
 
     @property
     def cuts(self) -> Mapping[str, int]:
@@ -246,13 +288,28 @@ class RangePipeline:
     @property
     def stalled(self) -> str:
         """The reason why nothing proceeds, in words for an operator; empty if there is none."""
-        if self.delivery.receiver.halted:
-            return (
-                f"the sink refuses every request ({self.delivery.receiver.halted}); correct its address or credentials"
-            )
-        if self.delivery.receiver.refuses:
+        word, reason = self.refusal
+        if word == "halted":
+            return f"the sink refuses every request ({reason}); correct its address or credentials"
+        if word:
             return "the receiver refused more than a tenth of 1,000 messages; correct it, and it goes on by itself"
         return ""
+
+    @property
+    def tags_refused(self) -> Mapping[str, int]:
+        """Messages that were filtered by their tags, by what refused them."""
+        return self.intake.refused
+
+    @property
+    def ids(self) -> RotatingSet:
+        """The window of the partition's ids."""
+        window = self.intake.ids.window(self.range.tp)
+        assert isinstance(window, RotatingSet)
+        return window
+
+    def recall(self, taken: int, refused: int) -> None:
+        """Add answers of the receiver to an earlier attempt or range."""
+        self.delivery.receiver.recall(self.range.tp, taken, refused)
 
     @property
     def idle(self) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.core.delivery.stages import StrayEventError
+from sidecar.core import ranges
+from sidecar.core.delivery.outbox import StrayEventError
 from sidecar.core.effects import Send
-from sidecar.core.ranges import cutting, pipeline
-from sidecar.core.ranges.pipeline import Halve
+from sidecar.core.ranges import Halve
 from sidecar.core.records import Answer, Run, Verdict
 from tests.support.ranges import Attempt, Receiver
 from tests.support.shell import ACK, REJECT, RETRY, TP, rows
@@ -170,8 +170,8 @@ def test_a_receiver_that_is_at_fault_itself_is_named(answer: Answer, words: str)
 
 def test_parts_that_are_not_settled_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what is read nor the rest at the end is cut into more than so many parts at once."""
-    monkeypatch.setattr(pipeline, "INTENTS_MAX", 20)
-    monkeypatch.setattr(cutting, "FLUSH_AHEAD", 5)
+    monkeypatch.setattr(ranges, "INTENTS_MAX", 20)
+    monkeypatch.setattr(ranges, "FLUSH_AHEAD", 5)
     broken = True
     attempt = Attempt(Receiver(), lambda *_: RETRY if broken else ACK)
     attempt.read([(offset, offset, None, b"x") for offset in range(30)])

@@ -1,1 +1,0 @@
-"""Open messages, and when they become parts."""

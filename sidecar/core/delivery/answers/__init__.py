@@ -1,1 +1,0 @@
-"""The consequences of an answer."""

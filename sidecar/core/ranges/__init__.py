@@ -1,1 +1,0 @@
-"""One range of offsets, whose cuts follow only from its messages."""
