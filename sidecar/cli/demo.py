@@ -41,9 +41,8 @@ def demo(messages: int, sink: Sink | None, source: Source, delay: bool, keep: bo
     """Show the daemon at work on generated messages; no broker is needed."""
     from rich.console import Console
 
-    from sidecar.demo.needs import lacking
     from sidecar.demo.show import Show
-    from sidecar.demo.stage import DemoStage
+    from sidecar.demo.stage import DemoStage, lacking
 
     if delay and (sink == "spark" or source == "rocketmq"):
         raise click.UsageError("--delay goes with --sink http and --source kafka only")

@@ -1,13 +1,175 @@
-"""Compares delivered with generated messages, and decides whether the books balance. Prints nothing."""
+"""The messages that the demo generates, what arrived of them, and whether the books balance. Prints nothing."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import random
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from sidecar.demo.stream import PARTITIONS, Made
+from sidecar.ops.client import NO_ANSWER, exchange, read_address
+from sidecar.state.store import Store
+
+TOPIC = "orders"
+PARTITIONS = 4
+WANTED_TAGS = ("created", "paid", "refunded")
+OTHER_TAGS = ("viewed",)
+REPEATED = 0.05
+REPEAT_DISTANCE_MAX = 20_000
+"""Wanted messages between the two sends of a twin: enough that some pairs are on both sides of the kill."""
+POISON = "poison"
+_SEED = 20
+
+
+class Made(NamedTuple):
+    """One message; `kind` is ``wanted``, ``repeated``, ``unwanted`` or ``poison``."""
+
+    kind: str
+    partition: int
+    id: str
+    tag: str
+    value: str
+
+
+def stream(total: int) -> Iterator[Made]:
+    """The messages in the order of sending; in each partition the n-th has offset n."""
+    rng = random.Random(_SEED)
+    poison_every = total // poisonous(total)
+    sent: list[Made] = []
+    for number in range(total):
+        if number % poison_every == poison_every // 2:
+            yield _made("poison", number, rng.choice(WANTED_TAGS), f'{{"order": {number}, "note": "{POISON}"}}')
+        elif sent and rng.random() < REPEATED:
+            yield sent[rng.randrange(max(0, len(sent) - REPEAT_DISTANCE_MAX), len(sent))]._replace(kind="repeated")
+        else:
+            tag = rng.choice(WANTED_TAGS + OTHER_TAGS)
+            made = _made("wanted" if tag in WANTED_TAGS else "unwanted", number, tag, f'{{"order": {number}}}')
+            if made.kind == "wanted":
+                sent.append(made)
+            yield made
+
+
+def delay_ms(number: int) -> int:
+    """Time from sending to the due time of a message with this number in a demo of delayed messages; 0 for none."""
+    return 1_000 + number * 37 % 8_000 if number % 4 else 0
+
+
+def number_of(value: str) -> int:
+    """The number of a message."""
+    return int(json.loads(value)["order"])
+
+
+def wanted(total: int) -> int:
+    """Number of messages that must arrive."""
+    return sum(made.kind == "wanted" for made in stream(total))
+
+
+def poisonous(total: int) -> int:
+    """Number of poison messages: few, so that finding them does not fill the demo."""
+    return max(3, total // 20_000)
+
+
+def _made(kind: str, number: int, tag: str, value: str) -> Made:
+    return Made(kind, number % PARTITIONS, f"m{number}", tag, value)
+
+
+TIMEOUT_S = 2.0
+LETTERS_MAX = 100_000
+
+
+class ReceiverDatabase:
+    """The receiver's database.
+
+    Args:
+        path: Its file; the receiver must have created it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=30.0)
+        self._seen = 0
+
+    def delivered(self) -> int:
+        """Number of rows so far; no row is ever deleted."""
+        return int(self._db.execute("SELECT coalesce(max(rowid), 0) FROM rows").fetchone()[0])
+
+    def batches(self) -> int:
+        """Number of accepted batches: each is one part here."""
+        return int(self._db.execute("SELECT count(*) FROM parts").fetchone()[0])
+
+    def rows(self) -> Iterator[DeliveredRow]:
+        """All rows."""
+        for partition, offset, row in self._db.execute('SELECT "partition", "offset", row FROM rows'):
+            yield DeliveredRow((partition, offset), json.loads(row)["value"])
+
+    def new_rows(self) -> Iterator[tuple[str, int]]:
+        """Value and timestamp of the rows that were added since the last call."""
+        for number, row in self._db.execute("SELECT rowid, row FROM rows WHERE rowid > ? ORDER BY rowid", [self._seen]):
+            self._seen = number
+            found = json.loads(row)
+            yield found["value"], found["timestamp"]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
+    """The status of the daemon with this process id, None while it does not answer."""
+    address = read_address(state_dir)
+    if address is None or address.pid != pid:
+        return None
+    with contextlib.suppress(*NO_ANSWER):
+        status: dict[str, Any] = json.loads(exchange(address.url, "status", TIMEOUT_S)[1])
+        return status if status.get("pid") == pid else None
+    return None
+
+
+def dead_letters(state_dir: Path) -> list[Position]:
+    """Places of the dead letters in a state folder that no daemon uses."""
+    with contextlib.closing(Store(state_dir)) as state:
+        return [(letter.partition, letter.offset) for letter in state.letters.load(LETTERS_MAX)]
+
+
+class Arrival(NamedTuple):
+    """A delayed message, in milliseconds since 1970."""
+
+    due_ms: float
+    at_ms: float
+    """When it was seen at the receiver."""
+
+
+class Lateness(NamedTuple):
+    """Of messages that were due while a daemon ran."""
+
+    early: int
+    """Messages that arrived before they were due, whenever that was."""
+    half_ms: float
+    """Half of the messages were at most so late."""
+    most_ms: float
+    """99 of 100 messages were at most so late."""
+    waited: int
+    """Messages that were due before another process delivered again, and did not arrive before the kill."""
+
+
+def lateness(arrivals: Iterable[Arrival], killed_ms: float, resumed_ms: float) -> Lateness:
+    """Sum up a run.
+
+    Args:
+        arrivals: All delayed messages that arrived.
+        killed_ms: When the daemon was killed.
+        resumed_ms: When another process delivered again.
+    """
+    arrivals = list(arrivals)
+    waited = [each for each in arrivals if each.due_ms <= resumed_ms and each.at_ms >= killed_ms]
+    late = sorted(each.at_ms - each.due_ms for each in set(arrivals).difference(waited)) or [0.0]
+    early = sum(each.at_ms < each.due_ms for each in arrivals)
+    return Lateness(early, late[len(late) // 2], late[len(late) * 99 // 100], len(waited))
+
 
 Position = tuple[int, int]
 """Partition and offset."""

@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.demo.books import DemoBooks, count
+from sidecar.demo.books import (
+    POISON,
+    Arrival,
+    DemoBooks,
+    Lateness,
+    ReceiverDatabase,
+    count,
+    dead_letters,
+    delay_ms,
+    lateness,
+    number_of,
+    stream,
+    wanted,
+)
 from sidecar.demo.children import Child, free_port, listens
-from sidecar.demo.evidence import ReceiverDatabase, dead_letters
-from sidecar.demo.lateness import Arrival, Lateness, lateness
 from sidecar.demo.stage import KILL_AT, READY_S, DemoDaemon, DemoStage
-from sidecar.demo.stream import POISON, delay_ms, number_of, stream, wanted
 
 GROUP = "demo"
 PRODUCE_S = 6.0

@@ -13,8 +13,8 @@ from rich.text import Text
 from sidecar.demo.books import DemoBooks
 
 if TYPE_CHECKING:
+    from sidecar.demo.books import Lateness
     from sidecar.demo.http_act import HttpOutcome
-    from sidecar.demo.lateness import Lateness
     from sidecar.demo.spark_act import SparkOutcome
 
 WHO_WIDTH = 10

@@ -11,11 +11,53 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.demo.books import DeliveredRow, DemoBooks, count
+from pyspark.sql import SparkSession
+
+from sidecar.demo.books import DeliveredRow, DemoBooks, Made, count, poisonous, stream, wanted
 from sidecar.demo.children import Child
 from sidecar.demo.stage import KILL_AT, DemoDaemon, DemoStage
-from sidecar.demo.stream import Made, poisonous, stream, wanted
-from sidecar.demo.zone_progress import ZoneProgress
+from sidecar.zone import Tail, acknowledged
+
+
+class ZoneProgress:
+    """Progress of writers and consumer of a landing zone, from its manifests.
+
+    Args:
+        zone: Its folder; it may not exist yet.
+    """
+
+    def __init__(self, zone: Path) -> None:
+        self._zone = zone
+        self._tail = Tail(zone)
+        self._landed: list[tuple[str, int, int]] = []
+
+    def look(self) -> tuple[int, int]:
+        """Numbers of rows landed so far, and of those that its one consumer has read."""
+        for writer, entries in self._tail.poll().items():
+            self._landed += [(writer, entry.seq, entry.rows) for entry in entries]
+        read = next(iter(acknowledged(self._zone).values()), {})
+        rows = sum(rows for *_, rows in self._landed)
+        return rows, sum(rows for writer, seq, rows in self._landed if seq <= read.get(writer, -1))
+
+
+def main(table: str, out: str) -> None:
+    """Read all rows.
+
+    Args:
+        table: The folder of the table.
+        out: The file for partition, offset and value of each row.
+    """
+    spark = SparkSession.builder.master("local[2]").getOrCreate()
+    rows = spark.read.parquet(table).selectExpr("partition", "offset", "cast(value as string)").toArrow()
+    with Path(out).open("w") as file:
+        for row in rows.to_pylist():
+            file.write(f"{json.dumps(list(row.values()))}\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
+
 
 GROUP = "demo-spark"
 TICK_S = 0.05
@@ -150,7 +192,7 @@ class SparkAct:
 
     def _read_table(self, stack: ExitStack) -> list[DeliveredRow]:
         out = self._spark / "rows"
-        arguments = ["-m", "sidecar.demo.table", str(self._table), str(out)]
+        arguments = ["-m", "sidecar.demo.spark_act", str(self._table), str(out)]
         reader = Child("spark-count", arguments, self._stage.folder, env=_environment(self._spark))
         stack.callback(reader.kill)
         reader.finish(COUNT_S)

@@ -1,18 +1,174 @@
-"""The common base of both acts: broker, stream and folder, and a daemon that is killed and restarted."""
+"""The base of both acts: what they need, a broker, a folder, and a daemon that is killed and restarted."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import itertools
 import json
-from collections.abc import Mapping
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import confluent_kafka as ck
+
 import sidecar
+from sidecar.demo.books import PARTITIONS, TOPIC, WANTED_TAGS, Made, ask_status, delay_ms, number_of, poisonous, stream
 from sidecar.demo.children import Child
-from sidecar.demo.evidence import ask_status
-from sidecar.demo.stream import TOPIC, WANTED_TAGS, poisonous
 from sidecar.errors import UnavailableError
+
+TIMEOUT_S = 10.0
+Answer = Callable[[Any], dict[str, Any]]
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class Broker:
+    """The mock cluster, its producer, and the offsets of a consumer group.
+
+    Args:
+        delays: Whether most of the wanted ones have due times.
+    """
+
+    def __init__(self, total: int, *, delays: bool = False) -> None:
+        # The mock keeps 5 MB per partition and drops the oldest beyond that: compressed, 200,000 messages are far
+        # below.
+        config = {"test.mock.num.brokers": 1, "compression.type": "lz4", "linger.ms": 20, "log_level": 3}
+        self._producer = ck.Producer({"bootstrap.servers": "mock", **config})
+        cluster = self._producer.list_topics(TOPIC, timeout=TIMEOUT_S)
+        (only,) = cluster.brokers.values()
+        self.address = f"{only.host}:{only.port}"
+        self._left = stream(total)
+        self._delays = delays
+        self._produced = 0
+        self._failed = 0
+
+    def produce(self, count: int) -> dict[str, Any]:
+        """Send the next messages of the stream, and wait until the broker has them."""
+        for made in itertools.islice(self._left, count):
+            self._producer.produce(
+                TOPIC,
+                partition=made.partition,
+                value=made.value,
+                headers=self._headers(made),
+                on_delivery=self._delivered,
+            )
+        self._failed += self._producer.flush(TIMEOUT_S)
+        return {"produced": self._produced, "failed": self._failed}
+
+    def _headers(self, made: Made) -> Headers:
+        headers: Headers = [("tag", made.tag), ("message-id", made.id)]
+        delay = delay_ms(number_of(made.value)) if self._delays and made.kind == "wanted" else 0
+        return [*headers, ("sidecar-deliver-at", f"{delay}ms")] if delay else headers
+
+    def _delivered(self, error: ck.KafkaError | None, _: ck.Message) -> None:
+        self._produced += error is None
+        self._failed += error is not None
+
+    def offsets(self, group_id: str) -> dict[str, Any]:
+        """Numbers of messages that are gone from the log, and of messages below a group's committed offsets."""
+        config = {"bootstrap.servers": self.address, "group.id": group_id, "log_level": 3}
+        partitions = [ck.TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+        with contextlib.closing(ck.Consumer(config)) as client:
+            bounds = [client.get_watermark_offsets(partition, timeout=TIMEOUT_S) for partition in partitions]
+            committed = client.committed(partitions, timeout=TIMEOUT_S)
+        return {
+            "dropped": sum(low for low, _ in bounds if low),
+            "committed": sum(max(0, position.offset) for position in committed),
+        }
+
+
+def main(total: int, folder: str, *, delays: bool) -> None:
+    """Serve commands until the parent is gone.
+
+    Args:
+        folder: Removed when the parent is gone; empty for none.
+        delays: Whether most of the wanted messages have due times.
+    """
+    broker = Broker(total, delays=delays)
+    serve(broker.address, broker.produce, broker.offsets)
+    if folder:
+        remove(Path(folder))
+
+
+def serve(address: str, produce: Answer, offsets: Answer) -> None:
+    """Answer commands until the parent is gone.
+
+    Args:
+        offsets: Answers the name of a group.
+    """
+    try:
+        print(json.dumps({"address": address}), flush=True)
+        for line in sys.stdin:
+            command = json.loads(line)
+            print(json.dumps((offsets if isinstance(command, str) else produce)(command)), flush=True)
+    except BrokenPipeError:  # the parent ended while it waited for an answer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def remove(folder: Path) -> None:
+    """Delete the demo's folder.
+
+    The other children die at the same moment: their last writes may come after the first attempt.
+    """
+    for _ in range(20):
+        _end_jvms(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)
+
+
+def _end_jvms(folder: Path) -> None:
+    """End JVMs of the demo, known by their environment: a new JVM does not notice that its Python has ended."""
+    mark = b"SPARK_CONF_DIR=" + os.fsencode(folder)
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            if mark in environ.read_bytes():
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], delays=bool(sys.argv[3]))
+
+
+SPARK_MIN = (4, 2)
+JAVA_MIN = 17
+INSTALL = "pip install 'consumer-sidecar[spark]'"
+
+
+def lacking() -> str | None:
+    """The missing requirement of the act on this machine; None if there is none."""
+    try:
+        installed = importlib.metadata.version("pyspark")
+        importlib.metadata.version("pyarrow")
+    except importlib.metadata.PackageNotFoundError as error:
+        return f"{error.name} is missing; install it with: {INSTALL}"
+    if tuple(map(int, installed.split(".")[:2])) < SPARK_MIN:
+        return f"pyspark {installed} is too old; install a newer one with: {INSTALL}"
+    java = _java_version()
+    if java is None:
+        return f"Java is missing; install version {JAVA_MIN} or later, or set JAVA_HOME"
+    return f"Java {java} is too old: version {JAVA_MIN} or later is needed" if java < JAVA_MIN else None
+
+
+def _java_version() -> int | None:
+    home = os.environ.get("JAVA_HOME")
+    program = f"{home}/bin/java" if home else shutil.which("java")
+    with suppress(OSError):
+        said = subprocess.run([program or "", "-version"], capture_output=True, text=True, check=False).stderr
+        if match := re.search(r'version "(?:1\.)?(\d+)', said):
+            return int(match[1])
+    return None
+
 
 KILL_AT = 0.35
 READY_S = 30.0
@@ -128,7 +284,7 @@ class DemoStage:
 
     def _arguments(self) -> list[str]:
         if self.source == "kafka":
-            return ["-m", "sidecar.demo.broker", str(self.total), self._janitor, "delays" if self.delays else ""]
+            return ["-m", "sidecar.demo.stage", str(self.total), self._janitor, "delays" if self.delays else ""]
         return ["-m", NODE, str(self.folder / "node"), str(self.total), self._janitor]
 
     def __exit__(

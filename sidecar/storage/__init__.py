@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from sidecar.errors import ConfigError, extra
-from sidecar.storage.base import LineLog, Lines, Storage, StorageError
-from sidecar.storage.local import LocalStorage
+from sidecar.storage.base import LineLog, Lines, LocalStorage, Storage, StorageError
 
 __all__ = ["LineLog", "Lines", "Root", "Storage", "StorageError", "storage_of"]
 

@@ -51,7 +51,7 @@ from sidecar.sources.rocketmq.native.child import frames
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
 from sidecar.state.ids import file as id_file
 from sidecar.state.offset_map import Identity, decode, encode
-from sidecar.storage.local import LocalStorage
+from sidecar.storage.base import LocalStorage
 from sidecar.zone.acks import acknowledged
 from sidecar.zone.entry import Cover, PartRows, line_of, parse
 from sidecar.zone.entry import Entry as Landed

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.errors import UnavailableError
 from sidecar.storage import StorageError
-from sidecar.storage.objects import Bucket, ObjectStorage
+from sidecar.storage.s3 import Bucket, ObjectStorage
 from tests.support.landing import ProcessDied
 
 

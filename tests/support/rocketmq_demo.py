@@ -1,6 +1,6 @@
 """The RocketMQ node of `sidecar demo --source rocketmq`: a process that outlives the daemon that the demo kills.
 
-Speaks as `sidecar.demo.broker` does.
+Speaks as `sidecar.demo.stage` does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sidecar.demo.broker import remove, serve
-from sidecar.demo.stream import PARTITIONS, TOPIC, stream
+from sidecar.demo.books import PARTITIONS, TOPIC, stream
+from sidecar.demo.stage import remove, serve
 from tests.support.jars import rocketmq_jars
 from tests.support.rocketmq import Message, RocketMqNode
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.storage import local
+from sidecar.storage import base
 from sidecar.zone import retention
 from sidecar.zone.writer import Format
 from tests.support.landing import (
@@ -33,5 +33,5 @@ def data_files(root: Path) -> list[str]:
 
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of four lines."""
-    monkeypatch.setattr(local, "SEGMENT_LINES", 4)
+    monkeypatch.setattr(base, "SEGMENT_LINES", 4)
     monkeypatch.setattr(retention, "LINES_MIN", 4)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
 from sidecar.storage import Root, storage_of
-from sidecar.storage.objects import ObjectStorage
+from sidecar.storage.s3 import ObjectStorage
 from tests.support.bucket import CountedBucket
 from tests.support.landing import Disk, Sent, disk, message, part, writer
 from tests.support.process import spawn, tail, wait_until

@@ -8,12 +8,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sidecar.demo.books import DeliveredRow, DemoBooks, Position, count
+from sidecar.demo.books import (
+    PARTITIONS,
+    Arrival,
+    DeliveredRow,
+    DemoBooks,
+    Lateness,
+    Made,
+    Position,
+    count,
+    lateness,
+    stream,
+)
 from sidecar.demo.http_act import HttpOutcome, receiver_file
-from sidecar.demo.lateness import Arrival, Lateness, lateness
 from sidecar.demo.show import Show
 from sidecar.demo.spark_act import SparkOutcome, as_table
-from sidecar.demo.stream import PARTITIONS, Made, stream
 from tests.support.jars import ROOT
 
 TOTAL = 2_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.demo.needs import lacking
+from sidecar.demo.stage import lacking
 from tests.support.demo import java
 from tests.support.jars import ROOT
 

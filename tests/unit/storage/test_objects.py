@@ -9,7 +9,7 @@ import pytest
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError, ZoneError
 from sidecar.sinks.spark import SparkSink
-from sidecar.storage.objects import AHEAD_MAX, ObjectLog
+from sidecar.storage.s3 import AHEAD_MAX, ObjectLog
 from sidecar.zone import Tail, acknowledge
 from sidecar.zone.retention import Retention
 from tests.support.bucket import MemoryBucket, Objects, Odds, storage

@@ -16,8 +16,7 @@ from botocore.stub import Stubber
 
 from sidecar.errors import ConfigError, CredentialsError, SidecarError, UnavailableError
 from sidecar.storage import StorageError, storage_of
-from sidecar.storage.objects import ObjectStorage
-from sidecar.storage.s3 import S3Bucket
+from sidecar.storage.s3 import ObjectStorage, S3Bucket
 
 CODES: list[tuple[str, int, type[SidecarError], str]] = [
     ("NoSuchBucket", 404, ConfigError, "bucket zones does not exist at http"),
