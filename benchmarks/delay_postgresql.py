@@ -32,7 +32,7 @@ from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
 from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
-from sidecar.delay.changelog.records import Lineage, message_key, message_value
+from sidecar.delay.changelog.records import RecordLineage, message_key, message_value
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
@@ -40,7 +40,7 @@ from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import Job
 from tests.support.postgresql import Database, PostgresqlServer
 
-TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", Lineage(1, 2)
+TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", RecordLineage(1, 2)
 AT_ONCE = 5_000
 """Rows in a transaction of psycopg's; the daemon has as many at most."""
 READ_AT_ONCE = 1_000

@@ -22,14 +22,14 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.interface import Entry, Record
-from sidecar.delay.changelog.records import Lineage
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
+from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.changes import PlacedRow
 
-TP, NAME, LINEAGE, STORE = TopicPartition("t", 0), b"t0", Lineage(1, 2), 7
+TP, NAME, LINEAGE, STORE = TopicPartition("t", 0), b"t0", RecordLineage(1, 2), 7
 EVERY = 1_000
 """Records from one entry of the index to the next."""
 _HEAD = struct.Struct("<II")
@@ -53,7 +53,7 @@ class Log:
         """The id."""
         return STORE
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:  # noqa: ARG002
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:  # noqa: ARG002
         """Append entries; return the offset of the last one."""
         for key, value in entries:
             if self.end % EVERY == 0:
@@ -62,17 +62,17 @@ class Log:
             self.end += 1
         return self.end - 1
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:  # noqa: ARG002
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:  # noqa: ARG002
         """Records of the file."""
         self.flush()
         with Path(self._file.name).open("rb", buffering=1 << 20) as file:
             file.seek(self.index[begin // EVERY])
-            records: list[Record] = []
+            records: list[ChangelogRecord] = []
             for offset in range(begin // EVERY * EVERY, end):
                 key_bytes, value_bytes = _HEAD.unpack(file.read(_HEAD.size))
                 key, value = file.read(key_bytes), None if value_bytes == _NO_VALUE else file.read(value_bytes)
                 if offset >= begin:
-                    records.append(Record(offset, key, value))
+                    records.append(ChangelogRecord(offset, key, value))
                 if len(records) == EVERY:
                     yield records
                     records = []
@@ -92,7 +92,9 @@ class Appender:
         self._log = log
         self._acknowledged: list[tuple[Callable[[int], None] | None, int]] = []
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+    def append(
+        self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Callable[[int], None] | None = None
+    ) -> None:
         """Append entries."""
         self._acknowledged.append((done, self._log.append(tp, entries)))
 

@@ -8,9 +8,9 @@ from operator import itemgetter
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import POSITION_MAX, PUT_BYTES_MAX, Held
-from sidecar.delay.disk.changes import Entry, Kind, PlacedRow
-from sidecar.delay.journal import Journal
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.disk.changes import Kind, LogEntry, PlacedRow
+from sidecar.delay.journal import StoreJournal
+from sidecar.delay.lanes import PartitionReaders
 from sidecar.delay.replay import PARTITION
 from sidecar.state.folder import StateFolder
 
@@ -22,8 +22,8 @@ class Adoption:
     """Messages that have positions already, and partitions that leave."""
 
     _folder: StateFolder
-    _journal: Journal
-    _lanes: Lanes
+    _journal: StoreJournal
+    _lanes: PartitionReaders
 
     def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
         """Hold messages that have positions, in any order; their origins are not learned.
@@ -43,7 +43,7 @@ class Adoption:
             return
         if placed[-1][0] > POSITION_MAX:
             raise ValueError(f"positions lie between 0 and {POSITION_MAX}, unlike {placed[-1][0]}")
-        entry = Entry.of(number, placed)
+        entry = LogEntry.of(number, placed)
         if len(entry.payloads) > PUT_BYTES_MAX:
             raise ValueError(f"{len(entry.payloads)} bytes at once, {PUT_BYTES_MAX} can be adopted")
         self._make_room()

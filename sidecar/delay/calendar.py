@@ -19,7 +19,7 @@ from sidecar.delay.disk.changes import Changes
 from sidecar.delay.disk.filename import SUFFIX, named_by
 from sidecar.delay.disk.hour import (
     HOUR_MS,
-    Damage,
+    FileDamage,
     HourFile,
     Known,
     ShorterError,
@@ -50,7 +50,7 @@ class Calendar(Hours):
         OSError: The folder cannot be read or changed.
     """
 
-    def __init__(self, folder: Path, known: Mapping[int, Known] | None, mark: int, damages: list[Damage]) -> None:
+    def __init__(self, folder: Path, known: Mapping[int, Known] | None, mark: int, damages: list[FileDamage]) -> None:
         is_certain = known is not None
         self._old: list[Path] = []
         """Files that the next checkpoint does not need."""
@@ -94,7 +94,7 @@ class Calendar(Hours):
             for block in find(read, path.stat().st_size, salt):
                 content = block.content(read)
                 if content is None:
-                    self._damages.append(Damage(path, "a block's checksum is wrong", block.messages))
+                    self._damages.append(FileDamage(path, "a block's checksum is wrong", block.messages))
                     continue
                 self.restore(*content)
                 self._uncertain[hour].update(np.frombuffer(content[0], ROW_TYPE)["position"].tolist())

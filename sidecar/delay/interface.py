@@ -9,8 +9,8 @@ from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import Held, Leave
 from sidecar.delay.disk.changes import PlacedRow
-from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import HourView, Listed
+from sidecar.delay.disk.hour import FileDamage
+from sidecar.delay.disk.listing import HourView, ListedRow
 
 LISTED_MAX = 1_000
 """Messages that are listed at once."""
@@ -19,7 +19,7 @@ Row = tuple[int, int, int, int, bytes, bytes | None, bytes, bytes | None]
 `core.messages.tag_index`), key, packed headers, value."""
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """Where the messages of a partition are."""
 
     store: int
@@ -96,7 +96,7 @@ class ReadStore(Protocol):
         """Size of its files."""
         ...
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> StorePlace:
         """Where the messages of a partition are."""
         ...
 
@@ -124,7 +124,7 @@ class ReadStore(Protocol):
         """
         ...
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
         """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
 
         Raises:
@@ -151,7 +151,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
     """Holds messages by partition and position. One thread calls everything but `Job.run`."""
 
     @property
-    def damages(self) -> Sequence[Damage]:
+    def damages(self) -> Sequence[FileDamage]:
         """What could not be read any more, since the start."""
         ...
 

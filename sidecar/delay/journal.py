@@ -10,14 +10,14 @@ from sidecar import files
 from sidecar.delay.disk.changes import Record
 from sidecar.delay.disk.snapshot import Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.lanes import PartitionReaders
 from sidecar.delay.saving import Saving
 
 ASKED_BYTES_MAX = 4 * WAL_BYTES_MAX
 """Size of a log behind which a checkpoint is written that was not allowed."""
 
 
-class Job:
+class SyncJob:
     """What a thread has to do that may wait for the disk.
 
     Args:
@@ -79,7 +79,7 @@ class Job:
             self._is_dropped = True
 
 
-class Progress:
+class JournalProgress:
     """Which changes are durable."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def _lower(one: int | None, other: int | None) -> int | None:
     return min(one, other)
 
 
-class Journal:
+class StoreJournal:
     """The changes of a store, until they are durable.
 
     A log that is full is followed by another one, which a job begins. From then on a checkpoint is prepared: what the
@@ -131,9 +131,9 @@ class Journal:
         OSError: The log cannot be begun.
     """
 
-    def __init__(self, folder: Path, number: int, lanes: Lanes, snapshot: Callable[[int], Snapshot]) -> None:
+    def __init__(self, folder: Path, number: int, lanes: PartitionReaders, snapshot: Callable[[int], Snapshot]) -> None:
         self._folder, self._number, self._lanes, self._snapshot = folder, number, lanes, snapshot
-        self.progress = Progress()
+        self.progress = JournalProgress()
         self.record = Record()
         """What the log does not have yet."""
         self._log = Wal(folder, number)
@@ -142,7 +142,7 @@ class Journal:
         self._next: Wal | None = None
         """A log for the time when this one is full."""
         self._saving: Saving | None = None
-        self._job: Job | None = None
+        self._job: SyncJob | None = None
         self.broken: OSError | None = None
         """Why nothing can be made durable any more."""
         self.bytes_max: int | None = None
@@ -208,7 +208,7 @@ class Journal:
         if self._saving is not None:
             self._saving.step(self._lanes)
 
-    def begin(self, *, ends: bool = False) -> Job | None:
+    def begin(self, *, ends: bool = False) -> SyncJob | None:
         """What is to be done so that all changes are durable; None if there is nothing, or a job was not ended.
 
         Args:
@@ -233,7 +233,7 @@ class Journal:
             return None
         is_allowed = self._saving is not None and (self._saving.is_allowed or self._log.end > ASKED_BYTES_MAX)
         is_ready = self._saving is not None and self._saving.is_flushed and is_allowed
-        self._job = Job(self._logs, self._saving, self._folder / CHECKPOINT if is_ready else None, next_log)
+        self._job = SyncJob(self._logs, self._saving, self._folder / CHECKPOINT if is_ready else None, next_log)
         self.progress.begin()
         return self._job
 
@@ -261,7 +261,7 @@ class Journal:
         self._saving = Saving(snapshot, lanes.unsaved(), wasteful, removed, nbytes)
         self._saving.is_allowed = not self.asks
 
-    def ended(self, job: Job, error: OSError | None) -> None:
+    def ended(self, job: SyncJob, error: OSError | None) -> None:
         """Count what a job has done; one that `sync` did instead is ignored."""
         if job is not self._job:
             return
@@ -289,7 +289,7 @@ class Journal:
             self.ended(self._job, self._job.error)
         self._do(self.begin())
 
-    def _do(self, job: Job | None) -> None:
+    def _do(self, job: SyncJob | None) -> None:
         if job is None:
             return
         try:

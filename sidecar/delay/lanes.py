@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from sidecar.delay.disk.blocks import ROW_TYPE, Held, Leave, Table
-from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.changes import Changes, LogEntry
 from sidecar.delay.disk.filed import Filed
 from sidecar.delay.disk.gathered import Gathered
-from sidecar.delay.disk.hour import Damage, HourFile, Known, ShorterError
+from sidecar.delay.disk.hour import FileDamage, HourFile, Known, ShorterError
 from sidecar.delay.disk.hours import BUFFERED_BYTES_MAX, PARKED_HOUR, Hours, NewRow, by_hour, hour_of, start_of
-from sidecar.delay.disk.listing import HourView, Listed, listed, views_of
+from sidecar.delay.disk.listing import HourView, ListedRow, listed, views_of
 from sidecar.delay.disk.rewriting import Rewrite
-from sidecar.delay.readers import DROPPED, Lane, Left, Loaded
+from sidecar.delay.readers import DROPPED, Left, Loaded, PartitionReader
 
 _CHUNK = 256
 """Messages that leave a wheel at once."""
@@ -28,7 +28,7 @@ _FLUSH_BYTES, _FLUSH_FILES = 2 << 20, 32
 """What `flush_some` appends at once, about."""
 
 
-class Lanes(Hours):
+class PartitionReaders(Hours):
     """Messages by hour and partition. An hour is loaded when one of its messages is looked for.
 
     Args:
@@ -48,8 +48,8 @@ class Lanes(Hours):
         known: Mapping[int, Known],
         mark: int,
         left: dict[int, dict[int, int]],
-        lanes: list[Lane],
-        damages: list[Damage],
+        lanes: list[PartitionReader],
+        damages: list[FileDamage],
     ) -> None:
         super().__init__(folder, known, mark)
         self.lanes = lanes
@@ -109,7 +109,7 @@ class Lanes(Hours):
             self._loaded.add(number, self._hours[hour], count, is_first=not had)
         return positions
 
-    def adopt(self, number: int, entry: Entry) -> None:
+    def adopt(self, number: int, entry: LogEntry) -> None:
         """Hold messages of a partition that have positions; those below its cursor come after the next rewind."""
         lane = self.lanes[number]
         first = hour_of(lane.cursor)
@@ -240,7 +240,7 @@ class Lanes(Hours):
             self._advance(lane, entries[-1][0])
         return nbytes
 
-    def _advance(self, lane: Lane, position: int) -> None:
+    def _advance(self, lane: PartitionReader, position: int) -> None:
         lane.cursor = position + 1
         self.mark = max(self.mark, position)
 
@@ -323,13 +323,13 @@ class Lanes(Hours):
         self._loaded.forget(number)
         return ended
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> list[Listed]:
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> list[ListedRow]:
         """The messages in [first, end) that were not taken; see `PartitionStore.listed`.
 
         Raises:
             OSError: A file cannot be read.
         """
-        found, first = list[Listed](), max(first, self.lanes[number].cursor)
+        found, first = list[ListedRow](), max(first, self.lanes[number].cursor)
         for hour in sorted(self.left.hours(number)):
             if len(found) < limit and hour_of(first) <= hour <= hour_of(end - 1):
                 with closing(HourView(self._hours[hour], {number: first}, end)) as view:
@@ -366,7 +366,7 @@ class Lanes(Hours):
         for hour in self.left.hours(number):
             self.left.set(number, hour, 0)
         self._loaded.forget(number)
-        lane = self.lanes[number] = Lane()
+        lane = self.lanes[number] = PartitionReader()
         lane.watermark = lane.cursor = DROPPED
 
     # Durability

@@ -16,16 +16,16 @@ from sidecar.delay.adoption import Adoption
 from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held, Leave
 from sidecar.delay.disk.changes import Kind, placed
 from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
-from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.hour import FileDamage
 from sidecar.delay.disk.hours import PARKED_HOUR
-from sidecar.delay.disk.listing import HourView, Listed
-from sidecar.delay.disk.snapshot import Partition, Snapshot
+from sidecar.delay.disk.listing import HourView, ListedRow
+from sidecar.delay.disk.snapshot import Snapshot, StoredPartition
 from sidecar.delay.disk.wal import CHECKPOINT
-from sidecar.delay.interface import LISTED_MAX, Place, Row
-from sidecar.delay.journal import Journal
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.interface import LISTED_MAX, Row, StorePlace
+from sidecar.delay.journal import StoreJournal
+from sidecar.delay.lanes import PartitionReaders
 from sidecar.delay.names.cancels import NamedMessages
-from sidecar.delay.readers import Lane
+from sidecar.delay.readers import PartitionReader
 from sidecar.delay.replay import CANCEL, FORGET, KEEP, Replay
 from sidecar.delay.writes import Writes
 from sidecar.errors import StateError
@@ -48,7 +48,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
 
     def __init__(self, path: Path) -> None:
         self._folder = StateFolder(path)
-        self.damages: list[Damage] = []
+        self.damages: list[FileDamage] = []
         """What could not be read any more, since the start."""
         try:
             with self._folder.errors("read"):
@@ -63,10 +63,10 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """48 random bits that were drawn when the folder was new."""
         self._names = {partition.name: number for number, partition in enumerate(snapshot.partitions)}
         lanes = [lane_of(partition) for partition in snapshot.partitions]
-        self._lanes = Lanes(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
+        self._lanes = PartitionReaders(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
         replay = Replay(self._lanes, self._register, self.damages)
         is_changed = replay.run(self._repeated(snapshot, logs))
-        self._journal = Journal(path, max([*logs, snapshot.log]) + 1, self._lanes, self._snapshot)
+        self._journal = StoreJournal(path, max([*logs, snapshot.log]) + 1, self._lanes, self._snapshot)
         self._follow(logs, is_changed=is_changed)
 
     def _repeated(self, snapshot: Snapshot, logs: Mapping[int, Path]) -> Iterable[tuple[Path, int | None]]:
@@ -93,14 +93,14 @@ class PartitionStore(Writes, Adoption, NamedMessages):
     def _snapshot(self, log: int) -> Snapshot:
         lanes = self._lanes
         partitions = [
-            Partition(name, lane.state, lane.watermark, lane.floor, lane.known.copy())
+            StoredPartition(name, lane.state, lane.watermark, lane.floor, lane.known.copy())
             for name, lane in zip(self._names, lanes.lanes, strict=True)
         ]
         return Snapshot(self.id, log, lanes.mark, partitions, lanes.known(), lanes.left.copy())
 
     def _register(self, name: bytes) -> int:
         number = self._names[name] = len(self._names)
-        self._lanes.lanes.append(Lane())
+        self._lanes.lanes.append(PartitionReader())
         return number
 
     # Partitions
@@ -127,9 +127,9 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """The numbers of all partitions."""
         return self._names
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> StorePlace:
         """Where the messages of a partition are: here."""
-        return Place(self.id, f"{self.id:x}.{number}")
+        return StorePlace(self.id, f"{self.id:x}.{number}")
 
     def committed(self, number: int, watermark: int) -> None:
         """Nothing: what is kept counts at once."""
@@ -317,7 +317,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
 
     def listed(
         self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
-    ) -> list[Listed]:
+    ) -> list[ListedRow]:
         """Messages that were not taken, in order. Payloads are not read.
 
         Args:
@@ -365,9 +365,9 @@ def read_snapshot(path: Path, raw: bytes) -> Snapshot:
         ) from error
 
 
-def lane_of(partition: Partition) -> Lane:
+def lane_of(partition: StoredPartition) -> PartitionReader:
     """A partition as a checkpoint has it."""
-    lane = Lane()
+    lane = PartitionReader()
     _, lane.state, lane.watermark, lane.floor, lane.known = partition
     return lane
 

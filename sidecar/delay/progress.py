@@ -14,7 +14,7 @@ _NUMBERS = "watermark", "own", "incarnation", "parked_before", "parked"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class HeldProgress:
     """The progress of a partition's delayed messages.
 
     Args:
@@ -44,7 +44,7 @@ class Progress:
         return orjson.dumps(source)
 
 
-def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
+def restored(raw: bytes | None, identity: Identity, rules: bytes) -> HeldProgress:
     """The progress that was kept.
 
     If it was kept under other rules, its intents do not apply: all above the watermark is open again, in a new scope.
@@ -58,7 +58,7 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
         StateError: It is something else.
     """
     if raw is None:
-        return Progress(_own(identity, 0), PartitionState(0, 0), "", 0)
+        return HeldProgress(_own(identity, 0), PartitionState(0, 0), "", 0)
     try:
         kept = {"parked_before": 0, "parked": 0, **orjson.loads(raw)}  # an earlier version parked nothing
         watermark, own, incarnation, before, parked = (_number(kept[name]) for name in _NUMBERS)
@@ -71,8 +71,8 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> Progress:
     decoded = decode(text, watermark, identity, rules)
     source = topic_id, incarnation, before
     if decoded.state is None:
-        return Progress(_own(identity, own + 1), PartitionState(watermark, watermark, parked=parked), *source)
-    return Progress(_own(identity, own), replace(decoded.state, parked=parked), *source)
+        return HeldProgress(_own(identity, own + 1), PartitionState(watermark, watermark, parked=parked), *source)
+    return HeldProgress(_own(identity, own), replace(decoded.state, parked=parked), *source)
 
 
 def _number(value: object) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from sidecar.delay.disk.blocks import NO_POSITION, POSITION_MAX, ROW_BYTES, ROW_TYPE
-from sidecar.delay.disk.hour import Damage, HourFile
+from sidecar.delay.disk.hour import FileDamage, HourFile
 from sidecar.delay.disk.hours import PARKED_HOUR, hour_of
 from sidecar.delay.disk.wheel import LaneWheel, Partitions, Positions
 
@@ -26,7 +26,7 @@ DROPPED = POSITION_MAX + 1
 """Watermark of a partition that was dropped: its rows are below it, wherever they are."""
 
 
-class Lane:
+class PartitionReader:
     """What a store knows of one partition."""
 
     def __init__(self) -> None:
@@ -97,7 +97,9 @@ class Left:
         hours: The hours that have files.
     """
 
-    def __init__(self, lanes: Sequence[Lane], counts: dict[int, dict[int, int]], hours: Iterable[int]) -> None:
+    def __init__(
+        self, lanes: Sequence[PartitionReader], counts: dict[int, dict[int, int]], hours: Iterable[int]
+    ) -> None:
         self._lanes, self._counts = lanes, counts
         hours = list(hours)
         self.empty = {hour for hour in hours if hour not in counts}
@@ -177,7 +179,7 @@ class Loaded:
         damages: Gets what cannot be read any more.
     """
 
-    def __init__(self, lanes: Sequence[Lane], left: Left, damages: list[Damage]) -> None:
+    def __init__(self, lanes: Sequence[PartitionReader], left: Left, damages: list[FileDamage]) -> None:
         self._lanes, self._left, self._damages = lanes, left, damages
         self._hours: dict[int, tuple[HourFile, dict[int, LaneWheel]]] = {}
         """A wheel that is missing is made when it is needed."""

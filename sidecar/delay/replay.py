@@ -10,11 +10,11 @@ import numpy as np
 
 from sidecar.core.snapshots import bitmap_of
 from sidecar.delay.disk.blocks import ROW_TYPE
-from sidecar.delay.disk.changes import Entry, Kind, sections
+from sidecar.delay.disk.changes import Kind, LogEntry, sections
 from sidecar.delay.disk.gathered import Gathered
-from sidecar.delay.disk.hour import Damage
+from sidecar.delay.disk.hour import FileDamage
 from sidecar.delay.disk.wal import records
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.lanes import PartitionReaders
 from sidecar.errors import StateError
 
 GATHERED_BYTES_MAX = 16 << 20
@@ -46,7 +46,7 @@ class Replay:
         damages: Gets what cannot be read.
     """
 
-    def __init__(self, lanes: Lanes, register: Callable[[bytes], object], damages: list[Damage]) -> None:
+    def __init__(self, lanes: PartitionReaders, register: Callable[[bytes], object], damages: list[FileDamage]) -> None:
         self._lanes, self._register, self._damages = lanes, register, damages
         self._cancelled: list[tuple[int, int]] = []
         self._gathered, self._kind = Gathered(), Kind.PUT
@@ -70,7 +70,7 @@ class Replay:
             for record in records(path, until):
                 is_changed = True
                 if isinstance(record, int):
-                    self._damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
+                    self._damages.append(FileDamage(path, f"{record} bytes of it are damaged", 0))
                     continue
                 self._repeat_all(path, record)
         if is_changed:
@@ -90,7 +90,7 @@ class Replay:
     def _repeat(self, kind: Kind, body: memoryview) -> None:
         lanes = self._lanes
         if kind in {Kind.PUT, Kind.ADOPT}:
-            self._gather(kind, Entry.decoded(body))
+            self._gather(kind, LogEntry.decoded(body))
         elif kind == Kind.NAME:
             self._register(bytes(body))
         elif kind == Kind.KEEP:
@@ -108,7 +108,7 @@ class Replay:
         else:
             self._cancelled.append(CANCEL.unpack(body))
 
-    def _gather(self, kind: Kind, entry: Entry) -> None:
+    def _gather(self, kind: Kind, entry: LogEntry) -> None:
         if kind == Kind.PUT:
             rows = np.frombuffer(entry.table, ROW_TYPE)
             for number in np.unique(rows["partition"]).tolist():

@@ -17,7 +17,7 @@ from sidecar.delay.disk.blocks import Table
 from sidecar.delay.disk.hour import HourFile
 from sidecar.delay.disk.rewriting import DamagedError, Rewrite
 from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.lanes import PartitionReaders
 
 REWRITTEN_BYTES = 2 << 20
 """Bytes of a file that are rewritten at once, about."""
@@ -55,7 +55,7 @@ class Saving:
         """By partition number; 0 for partitions that are newer than the snapshot."""
         self._watermarks[: len(watermarks)] = watermarks
 
-    def step(self, lanes: Lanes) -> None:
+    def step(self, lanes: PartitionReaders) -> None:
         """Append some messages to their files, or copy some to others.
 
         Raises:
@@ -73,7 +73,7 @@ class Saving:
         if file.size:
             self.paths.append(file.path)
 
-    def _rewrite_some(self, lanes: Lanes, hour: int) -> None:
+    def _rewrite_some(self, lanes: PartitionReaders, hour: int) -> None:
         """Copy some messages of an hour; one that cannot be rewritten keeps its file."""
         file = lanes.file(hour)
         assert file is not None

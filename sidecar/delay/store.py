@@ -17,9 +17,9 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, Held
-from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.changes import Changes, LogEntry
 from sidecar.delay.disk.filename import LOG_SUFFIX, is_unused, logs_of, refuse_former
-from sidecar.delay.disk.hour import Damage, Known
+from sidecar.delay.disk.hour import FileDamage, Known
 from sidecar.delay.disk.snapshot import pack_hours, unpack_hours
 from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
@@ -79,7 +79,7 @@ class DelayStore:
             raise
 
     def _open(self, path: Path) -> None:
-        self.damages: list[Damage] = []
+        self.damages: list[FileDamage] = []
         """What could not be read any more, since the start."""
         number, mark, known = self._checkpoint(path)
         self._calendar = Calendar(path, known, mark, self.damages)
@@ -103,7 +103,7 @@ class DelayStore:
         try:
             return _decoded(unseal(_KIND, _VERSION, raw or b""))
         except ValueError as error:
-            self.damages.append(Damage(path / CHECKPOINT, f"{error}; settled messages may be due again", 0))
+            self.damages.append(FileDamage(path / CHECKPOINT, f"{error}; settled messages may be due again", 0))
             return min(logs_of(path), default=0), 0, None
 
     def _replay(self, path: Path) -> bool:
@@ -111,11 +111,11 @@ class DelayStore:
         ended, any_records = [np.empty(0, np.uint64)], False
         for record in records(path):
             if isinstance(record, int):
-                self.damages.append(Damage(path, f"{record} bytes of it are damaged", 0))
+                self.damages.append(FileDamage(path, f"{record} bytes of it are damaged", 0))
                 continue
             any_records = True
             try:
-                entry = Entry.decoded(record)
+                entry = LogEntry.decoded(record)
             except ValueError as error:
                 raise unreadable(path, error) from error
             self._calendar.restore(entry.table, entry.payloads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.delay.journal import Job, Journal
+from sidecar.delay.journal import StoreJournal, SyncJob
 from sidecar.state.folder import StateFolder
 
 
@@ -10,7 +10,7 @@ class Writes:
     """The durability of a store: what was done is durable after a job, which any thread can run."""
 
     _folder: StateFolder
-    _journal: Journal
+    _journal: StoreJournal
 
     @property
     def changes(self) -> int:
@@ -35,7 +35,7 @@ class Writes:
     def poll(self) -> None:
         """Nothing: `ended_sync` tells what is durable."""
 
-    def begin_sync(self) -> Job | None:
+    def begin_sync(self) -> SyncJob | None:
         """What makes all changes so far durable, for a thread that may wait for the disk; `ended_sync` must follow.
 
         None if all of them are durable, or a job has not ended. There may be something to do for a checkpoint, too.
@@ -47,7 +47,7 @@ class Writes:
         with self._folder.errors("write"):
             return self._journal.begin()
 
-    def ended_sync(self, job: Job, error: OSError | None) -> None:
+    def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
         """Count the changes before a job as durable, unless it failed with an error.
 
         A checkpoint that could not be written is tried again by a later job.

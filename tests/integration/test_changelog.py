@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from sidecar.config.delay import ChangelogSettings
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.kafka.producer import KafkaChangelog
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
@@ -94,7 +94,7 @@ class Member:
         """A partition of the source."""
         return TopicPartition(self.source, partition)
 
-    def read(self, end: int, partition: int = 0) -> list[Record]:
+    def read(self, end: int, partition: int = 0) -> list[ChangelogRecord]:
         """All records below an offset, but for the topic's mark."""
         begin = 0 if partition else MARKED
         return [record for batch in self.restorer.read(self.tp(partition), end, begin) for record in batch]
@@ -108,7 +108,7 @@ class Member:
 
         wait_until(served, timeout_s, "the changelog is served", detail=lambda: self.changelog.broken)
 
-    def append(self, *entries: Entry, partition: int = 0) -> int:
+    def append(self, *entries: ChangelogEntry, partition: int = 0) -> int:
         """Append entries and wait; the offset of the last."""
         offsets: list[int] = []
         self.changelog.append(self.tp(partition), entries, offsets.append)
@@ -212,12 +212,12 @@ def test_a_short_memory_of_tombstones_is_told_once(kafka: Broker, member: Member
 def test_partitions_are_added_with_the_source(kafka: Broker, member: Member) -> None:
     """A new partition of the source has a changelog, to which the clients that run already append."""
     member.restorer.open(member.tp())
-    member.append(Entry(b"a", b"1"))
+    member.append(ChangelogEntry(b"a", b"1"))
     kafka.add_partitions(member.source, 3)
     member.restorer.open(member.tp(2))
     assert partitions(kafka, member.name) == 3
-    assert member.append(Entry(b"b", b"2"), partition=2) == 0
-    assert member.restorer.append(member.tp(2), [Entry(b"c", b"3")]) == 1
+    assert member.append(ChangelogEntry(b"b", b"2"), partition=2) == 0
+    assert member.restorer.append(member.tp(2), [ChangelogEntry(b"c", b"3")]) == 1
     assert [record.key for record in member.read(2, partition=2)] == [b"b", b"c"]
 
 
@@ -275,13 +275,18 @@ def test_entries_are_read_back_as_they_were(member: Member) -> None:
     large = os.urandom(2_000_000)
     member.restorer.open(member.tp())
     done: list[tuple[str, int]] = []
-    entries = [Entry(b"null", None), Entry(b"empty", b""), Entry(b"large", large), Entry(b"", b"no key")]
+    entries = [
+        ChangelogEntry(b"null", None),
+        ChangelogEntry(b"empty", b""),
+        ChangelogEntry(b"large", large),
+        ChangelogEntry(b"", b"no key"),
+    ]
     member.changelog.append(member.tp(), entries[:3], lambda offset: done.append(("first", offset)))
     member.changelog.append(member.tp(), entries[3:], lambda offset: done.append(("second", offset)))
     assert done == []
     member.serve_until(lambda: len(done) == 2)
     assert done == [("first", MARKED + 2), ("second", MARKED + 3)]
-    assert member.read(MARKED + 4) == [Record(offset, *entry) for offset, entry in enumerate(entries, MARKED)]
+    assert member.read(MARKED + 4) == [ChangelogRecord(offset, *entry) for offset, entry in enumerate(entries, MARKED)]
     assert [record.offset for record in member.read(MARKED + 2)] == [MARKED, MARKED + 1]
 
 
@@ -289,9 +294,9 @@ def test_a_restorer_appends_and_waits(member: Member) -> None:
     """All entries are appended in order, any number of them; none is a call without an effect."""
     member.restorer.open(member.tp())
     assert member.restorer.append(member.tp(), []) == -1
-    entries = (Entry(b"%d" % i, bytes(1_000)) for i in range(30_000))
+    entries = (ChangelogEntry(b"%d" % i, bytes(1_000)) for i in range(30_000))
     assert member.restorer.append(member.tp(), entries) == MARKED + 29_999
-    assert member.restorer.append(member.tp(), [Entry(b"last", None)]) == MARKED + 30_000
+    assert member.restorer.append(member.tp(), [ChangelogEntry(b"last", None)]) == MARKED + 30_000
     assert [int(record.key) for record in member.read(MARKED + 30_000)] == list(range(30_000))
 
 
@@ -299,10 +304,10 @@ def test_reading_stops_at_the_end_behind_compacted_records(kafka: Broker, member
     """The records below the end are gone, and records above it are not given."""
     kafka.create_topic(member.name, 1, COMPACT | SOON)
     member.restorer.open(member.tp())
-    member.append(*(Entry(b"%d" % (i % 10), b"old") for i in range(50)))
+    member.append(*(ChangelogEntry(b"%d" % (i % 10), b"old") for i in range(50)))
 
     def compacted() -> bool:
-        member.append(Entry(b"%d" % (time.monotonic_ns() % 10), b"new"), Entry(b"other", b"new"))
+        member.append(ChangelogEntry(b"%d" % (time.monotonic_ns() % 10), b"new"), ChangelogEntry(b"other", b"new"))
         return len(member.read(50)) < 10
 
     wait_until(compacted, 30, "the topic is compacted")
@@ -315,19 +320,21 @@ def test_reading_stops_where_the_last_offsets_have_no_record(kafka: Broker, memb
     assert member.read(MARKED) == []
     produce_transaction(kafka.bootstrap, member.name, [Outgoing(0, b"v", b"k")], transactional_id=member.name)
     wait_until(lambda: kafka.end_offsets(member.name) == {0: MARKED + 2}, 10, "the marker is there")
-    assert member.read(MARKED + 2) == [Record(MARKED, b"k", b"v")]
+    assert member.read(MARKED + 2) == [ChangelogRecord(MARKED, b"k", b"v")]
 
 
 def test_a_message_that_is_too_large_breaks_it(member: Member) -> None:
     """The topic's limit counts, not the client's: `broken` has the command, and no entry of that call is done."""
     member.restorer.open(member.tp())
     done: list[int] = []
-    member.changelog.append(member.tp(), [Entry(b"a", b"b"), Entry(b"large", os.urandom(20 << 20))], done.append)
-    member.changelog.append(member.tp(), [Entry(b"c", b"d")], done.append)
+    member.changelog.append(
+        member.tp(), [ChangelogEntry(b"a", b"b"), ChangelogEntry(b"large", os.urandom(20 << 20))], done.append
+    )
+    member.changelog.append(member.tp(), [ChangelogEntry(b"c", b"d")], done.append)
     member.serve_until(lambda: member.changelog.broken)
     assert missing(member.changelog.broken, member.name, "too large", "kafka-configs.sh", "max.message.bytes=") == []
     with pytest.raises(UnavailableError, match="too large"):
-        member.restorer.append(member.tp(), [Entry(b"large", os.urandom(20 << 20))])
+        member.restorer.append(member.tp(), [ChangelogEntry(b"large", os.urandom(20 << 20))])
     for _ in range(10):
         member.changelog.serve(0.05)
     assert done == []
@@ -337,7 +344,7 @@ def test_a_message_that_is_too_large_breaks_it(member: Member) -> None:
 def test_a_topic_that_is_deleted_breaks_it(kafka: Broker, member: Member, *, again: bool) -> None:
     """It is noticed though nothing is appended, also if the topic was made again at once, by hand alone."""
     member.restorer.open(member.tp())
-    member.append(Entry(b"a", b"b"))
+    member.append(ChangelogEntry(b"a", b"b"))
     kafka.delete_topic(member.name)
     if again:
         kafka.create_topic(member.name, 1, COMPACT)
@@ -357,7 +364,7 @@ def test_entries_that_wait_for_a_broker_are_appended_once(own: KafkaBroker) -> N
     def append(count: int) -> None:
         for partition, offsets in done.items():
             for _ in range(count):
-                entries = [Entry(b"%d" % i, os.urandom(500)) for i in range(10)]
+                entries = [ChangelogEntry(b"%d" % i, os.urandom(500)) for i in range(10)]
                 member.changelog.append(member.tp(partition), entries, offsets.append)
 
     append(200)
@@ -388,7 +395,7 @@ def test_no_broker_is_no_endless_wait(kafka: Broker, member: Member) -> None:
     with pytest.raises(UnavailableError, match=f"localhost:{port}"):
         lonely.restorer.open(lonely.tp())
     with pytest.raises(UnavailableError):
-        lonely.restorer.append(lonely.tp(), [Entry(b"a", b"b")])
+        lonely.restorer.append(lonely.tp(), [ChangelogEntry(b"a", b"b")])
     with pytest.raises(UnavailableError, match="could not be read"):
         lonely.read(5)
     begun = time.monotonic()
@@ -472,10 +479,10 @@ def test_a_missing_right_is_told(
 def test_a_right_that_is_taken_away_breaks_it(restricted: Member, deny: Callable[[str, AclOperation], None]) -> None:
     """`broken` names the topic and the right; nothing is done."""
     restricted.restorer.open(restricted.tp())
-    restricted.append(Entry(b"a", b"b"))
+    restricted.append(ChangelogEntry(b"a", b"b"))
     deny(restricted.name, AclOperation.WRITE)
     done: list[int] = []
-    restricted.changelog.append(restricted.tp(), [Entry(b"c", b"d")], done.append)
+    restricted.changelog.append(restricted.tp(), [ChangelogEntry(b"c", b"d")], done.append)
     restricted.serve_until(lambda: restricted.changelog.broken)
     assert missing(restricted.changelog.broken, restricted.name, "Write") == []
     assert done == []

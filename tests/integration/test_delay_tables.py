@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, Entry, Record
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
 from sidecar.delay.changelog.postgresql.restorer import READ, PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
@@ -45,7 +45,7 @@ class Process:
         self.restorer.open(tp)
         return self.restorer.append(tp, [claim()]) + 1
 
-    def append(self, *entries: Entry, name: str = "", tp: TopicPartition = TP) -> None:
+    def append(self, *entries: ChangelogEntry, name: str = "", tp: TopicPartition = TP) -> None:
         """Append; the end is noted under a name."""
         self.changelog.append(tp, entries, lambda offset: self.ends.append((name, offset)))
 
@@ -56,7 +56,7 @@ class Process:
             self.changelog.serve(0.1)
         assert len(self.ends) == count
 
-    def read(self, tp: TopicPartition = TP, begin: int = 0, end: int = END) -> list[Record]:
+    def read(self, tp: TopicPartition = TP, begin: int = 0, end: int = END) -> list[ChangelogRecord]:
         """All records."""
         return [record for records in self.restorer.read(tp, end, begin) for record in records]
 
@@ -83,11 +83,11 @@ def test_a_later_value_replaces_an_earlier_one(start: Callable[[], Process]) -> 
     """A key has one row, at the place of its last value, and none after a record without a value."""
     process = start()
     first = process.claim()
-    process.append(Entry(b"a", b"1"), Entry(b"b", b"2"), Entry(b"a", b"3"))
-    process.append(Entry(b"c", b"4"), Entry(b"b", None))
-    process.append(Entry(b"b", b"5"), Entry(b"c", None))
+    process.append(ChangelogEntry(b"a", b"1"), ChangelogEntry(b"b", b"2"), ChangelogEntry(b"a", b"3"))
+    process.append(ChangelogEntry(b"c", b"4"), ChangelogEntry(b"b", None))
+    process.append(ChangelogEntry(b"b", b"5"), ChangelogEntry(b"c", None))
     process.serve(3)
-    assert process.read() == [Record(first + 2, b"a", b"3"), Record(first + 5, b"b", b"5")]
+    assert process.read() == [ChangelogRecord(first + 2, b"a", b"3"), ChangelogRecord(first + 5, b"b", b"5")]
 
 
 def test_ends_come_in_order_with_their_offsets(start: Callable[[], Process]) -> None:
@@ -95,7 +95,9 @@ def test_ends_come_in_order_with_their_offsets(start: Callable[[], Process]) -> 
     process = start()
     first = process.claim()
     for number in range(500):
-        process.append(Entry(b"%d" % number, b"x" * 100), Entry(b"%d'" % number, b""), name=str(number))
+        process.append(
+            ChangelogEntry(b"%d" % number, b"x" * 100), ChangelogEntry(b"%d'" % number, b""), name=str(number)
+        )
     process.serve(500)
     assert process.ends == [(str(number), first + 2 * number + 1) for number in range(500)]
     assert process.claim() == first + 1_001
@@ -106,10 +108,10 @@ def test_nothing_is_appended_after_a_later_claim(start: Callable[[], Process]) -
     """An earlier owner is refused, and told; what it appended before the claim stays."""
     zombie, owner = start(), start()
     zombie.claim()
-    zombie.append(Entry(b"a", b"1"))
+    zombie.append(ChangelogEntry(b"a", b"1"))
     zombie.serve(1)
     owner.claim()
-    zombie.append(Entry(b"a", None), Entry(b"b", b"2"))
+    zombie.append(ChangelogEntry(b"a", None), ChangelogEntry(b"b", b"2"))
     zombie.serve(2)
     assert zombie.ends[-1][1] == LOST
     assert [record.key for record in owner.read()] == [b"a"]
@@ -121,11 +123,11 @@ def test_what_waited_under_an_earlier_claim_is_refused(start: Callable[[], Proce
     process.claim()
     process.changelog._changed.acquire()  # the thread stands still
     try:
-        process.append(Entry(b"a", b"1"))
+        process.append(ChangelogEntry(b"a", b"1"))
         process.claim()
     finally:
         process.changelog._changed.release()
-    process.append(Entry(b"b", b"2"))
+    process.append(ChangelogEntry(b"b", b"2"))
     process.serve(2)
     assert process.ends[0][1] == LOST
     assert [record.key for record in process.read()] == [b"b"]
@@ -137,11 +139,11 @@ def test_partitions_do_not_meet(start: Callable[[], Process]) -> None:
     process.claim()
     process.claim(OTHER)
     assert process.restorer.open(TP) != process.restorer.open(OTHER)
-    process.append(Entry(b"a", b"1"))
-    process.append(Entry(b"a", b"2"), tp=OTHER)
+    process.append(ChangelogEntry(b"a", b"1"))
+    process.append(ChangelogEntry(b"a", b"2"), tp=OTHER)
     process.serve(2)
     start().claim(OTHER)
-    process.append(Entry(b"b", b"3"))
+    process.append(ChangelogEntry(b"b", b"3"))
     process.serve(3)
     assert process.ends[-1][1] != LOST
     assert [record.value for record in process.read()] == [b"1", b"3"]
@@ -152,8 +154,8 @@ def test_records_are_read_in_a_range(start: Callable[[], Process]) -> None:
     """A read begins and ends at offsets; large values are read a few at a time."""
     process = start()
     first = process.claim()
-    process.append(*(Entry(b"%d" % number, bytes(3 << 20)) for number in range(6)))
-    process.append(*(Entry(b"s%d" % number, b"") for number in range(3_000)))
+    process.append(*(ChangelogEntry(b"%d" % number, bytes(3 << 20)) for number in range(6)))
+    process.append(*(ChangelogEntry(b"s%d" % number, b"") for number in range(3_000)))
     process.serve(2)
     assert [record.offset for record in process.read(TP, first + 2, first + 5)] == [first + 2, first + 3, first + 4]
     batches = [len(records) for records in process.restorer.read(TP, END)]
@@ -166,7 +168,7 @@ def test_a_value_is_found_by_its_key(start: Callable[[], Process]) -> None:
     process = start()
     process.claim()
     assert process.restorer.find(TP, REACH_KEY) is None
-    process.append(Entry(REACH_KEY, b"\0far"))
+    process.append(ChangelogEntry(REACH_KEY, b"\0far"))
     process.serve(1)
     assert process.restorer.find(TP, REACH_KEY) == b"\0far"
 
@@ -175,11 +177,11 @@ def test_a_partition_is_read_without_a_claim(start: Callable[[], Process], postg
     """Who only looks sees what is appended meanwhile, too, and the owner stays the owner."""
     process = start()
     process.claim()
-    process.append(Entry(b"a", b"1"))
+    process.append(ChangelogEntry(b"a", b"1"))
     process.serve(1)
     with closing(UnclaimedTables(Tables(process.url, postgresql.password, "group"), 0)) as looking:
         (unclaimed,) = looking.find_all(lambda tp: tp == TP).values()
-        process.append(Entry(b"b", b"2"))
+        process.append(ChangelogEntry(b"b", b"2"))
         process.serve(2)
         assert [record.key for records in looking.read(TP, unclaimed.end) for record in records] == [b"a", b"b"]
     assert process.ends[-1][1] != LOST
@@ -191,11 +193,11 @@ def test_a_server_that_comes_back_gets_what_waited() -> None:
         process = Process(server.url, server.password)
         with closing(process):
             first = process.claim()
-            process.append(Entry(b"a", b"1"), name="before")
+            process.append(ChangelogEntry(b"a", b"1"), name="before")
             process.serve(1)
             server.stop()
-            process.append(Entry(b"b", b"2"), name="b")
-            process.append(Entry(b"c", b"3"), name="c")
+            process.append(ChangelogEntry(b"b", b"2"), name="b")
+            process.append(ChangelogEntry(b"c", b"3"), name="c")
             wait_until(lambda: "does not take delayed messages" in process.changelog.waiting, 20, "the reason is told")
             with pytest.raises(UnavailableError, match=r"PostgreSQL at 127\.0\.0\.1"):
                 process.claim()
@@ -214,7 +216,7 @@ def test_dropped_tables_are_made_again(start: Callable[[], Process], postgresql:
     store = process.restorer.open(TP)
     with process.restorer._tables.lent() as db:
         db.execute("DROP TABLE sidecar_delay_store, sidecar_delay_partition, sidecar_delay_record")
-    process.append(Entry(b"a", b"1"))
+    process.append(ChangelogEntry(b"a", b"1"))
     process.serve(1)
     assert process.ends[0][1] == LOST
     process.claim()
@@ -225,7 +227,7 @@ def test_a_read_follows_the_index(start: Callable[[], Process]) -> None:
     """Nothing is sorted: each batch would cost as much as all that is left."""
     process = start()
     process.claim()
-    process.append(*(Entry(b"%d" % number, b"") for number in range(3_000)))
+    process.append(*(ChangelogEntry(b"%d" % number, b"") for number in range(3_000)))
     process.serve(1)
     with process.restorer._tables.lent() as db:
         plan = str(db.execute(f"EXPLAIN {READ}", (1, 0, END, 1_000)).fetchall())
@@ -248,7 +250,7 @@ def test_the_rights_on_the_tables_are_enough(start: Callable[[], Process], postg
                 owner.claim()
             db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {other}")
             process.claim()
-            process.append(Entry(b"a", b"1"), Entry(b"b", b"2"))
-            process.append(Entry(b"a", None), Entry(b"b", b"3"))
+            process.append(ChangelogEntry(b"a", b"1"), ChangelogEntry(b"b", b"2"))
+            process.append(ChangelogEntry(b"a", None), ChangelogEntry(b"b", b"3"))
             process.serve(2)
             assert [record.value for record in process.read()] == [b"3"]

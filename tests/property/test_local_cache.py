@@ -16,7 +16,7 @@ from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Point
 from sidecar.delay.disk import hours, rewriting
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.journal import Job
+from sidecar.delay.journal import SyncJob
 from tests.support.failing_disk import Durable
 
 HOUR_MS = 3_600_000
@@ -85,7 +85,7 @@ class World:
     def open(self) -> None:
         """Start, and find what was vouched for last, or later, or nothing if that was never durable."""
         self.cache = LocalCache(self.folder)
-        self.job: Job | None = None
+        self.job: SyncJob | None = None
         self.is_run = False
         self.points: list[tuple[Point, Vouched]] = []
         self.written: list[tuple[int, Point, Vouched]] = []

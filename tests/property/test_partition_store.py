@@ -14,7 +14,7 @@ from sidecar.delay.disk import hours, named, names, rewriting
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import SECOND_SEQUENCES
 from sidecar.delay.headers import pack_headers
-from sidecar.delay.journal import Job
+from sidecar.delay.journal import SyncJob
 from sidecar.delay.names import cancels
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.partitions import PartitionStore
@@ -155,7 +155,7 @@ class World:
         seen = self.read_offline() if self.folder.exists() else None
         self.store = PartitionStore(self.folder)
         assert seen in (None, content(self.store))
-        self.job: Job | None = None
+        self.job: SyncJob | None = None
         assert not self.store.damages
         assert self.id in (None, self.store.id)
         self.id = self.store.id

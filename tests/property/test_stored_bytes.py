@@ -34,11 +34,11 @@ from sidecar.delay import store
 from sidecar.delay.changelog import cache, notes, reach, records
 from sidecar.delay.changelog.interface import Point
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
-from sidecar.delay.disk.changes import Entry, Kind, Record, sections
+from sidecar.delay.disk.changes import Kind, LogEntry, Record, sections
 from sidecar.delay.disk.hour import Known
-from sidecar.delay.disk.snapshot import Partition, Snapshot
+from sidecar.delay.disk.snapshot import Snapshot, StoredPartition
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
-from sidecar.delay.progress import Progress, restored
+from sidecar.delay.progress import HeldProgress, restored
 from sidecar.errors import StateError, ZoneError
 from sidecar.sources.kafka.start import CommitMemory
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
@@ -68,8 +68,8 @@ PLACE = Identity("cluster", "group", "topic", 1)
 BITMAP = BitMap64([1, 2, 3, 1 << 40])
 HEADERS = pack_headers([("id", b"1"), ("trace", None)])
 ATTACHED = pack_headers([("id", b"1")], Attached(Details(b"m", "0A" * 16, [b"k"], 2), b"origin"))
-LINEAGE = records.Lineage(7, 8)
-KEPT = records.Kept(True, 5, 6, b"state")  # noqa: FBT003
+LINEAGE = records.RecordLineage(7, 8)
+KEPT = records.KeptState(True, 5, 6, b"state")  # noqa: FBT003
 KEY = records.message_key(1 << 40, 4, 9)
 HANDED = HandedMessage(
     None, "orders", Place("orders", "broker", 1, 7), b"body", 1, 2, "m", "0A" * 16, b"tag", [b"k"], [("id", b"1")], 0
@@ -106,7 +106,7 @@ def sealed(specimen: bytes, read: Callable[[bytes], object]) -> Decoder:
 def log_record() -> bytes:
     """A record of a log with a section of each kind that has a body of its own."""
     record = Record()
-    entry = Entry.of(
+    entry = LogEntry.of(
         1,
         [
             (1 << 50, 9, 4, NO_TIMESTAMP, NO_TAGS, b"key", HEADERS, b"value"),
@@ -122,7 +122,7 @@ def read_log_record(raw: bytes) -> None:
     """What a start does with a record before it has effects."""
     for kind, body in sections(memoryview(raw)):
         if kind in {Kind.PUT, Kind.ADOPT}:
-            Entry.decoded(body)
+            LogEntry.decoded(body)
 
 
 def change_of(raw: bytes) -> records.Change:
@@ -134,7 +134,7 @@ def change_of(raw: bytes) -> records.Change:
 def read_message(raw: bytes) -> None:
     """A message of a changelog, and what its reader does with the content."""
     _, stamp, tags, key, headers, value = records.read_message_value(raw)
-    Entry.of(1, [(1 << 50, 9, 4, stamp, tags, key, headers, value)])
+    LogEntry.of(1, [(1 << 50, 9, 4, stamp, tags, key, headers, value)])
 
 
 def parked_part() -> Held:
@@ -239,7 +239,7 @@ def settled_offsets() -> bytes:
 
 NOTE = notes.Note(1, b"name", 2, LINEAGE, 3, 4, 5, KEPT, [(9, [KEY])], [[KEY, KEY]])
 KNOWN = {1: Known(100, 2, 3, BitMap([1]), 4)}
-SNAPSHOT = Snapshot(1, 2, 3, [Partition(b"name", b"state", 4, 5, BITMAP)], KNOWN, {1: {2: 3}})
+SNAPSHOT = Snapshot(1, 2, 3, [StoredPartition(b"name", b"state", 4, 5, BITMAP)], KNOWN, {1: {2: 3}})
 PARKED = parked_part()
 BYTES = {
     "notes": sealed(notes.encoded([NOTE]), notes.decoded),
@@ -260,7 +260,7 @@ BYTES = {
         partial(records.read_bookmark, records.bookmark_key(1)),
         ValueError,
     ),
-    "reach": Decoder(reach.Reach(LINEAGE, 1, 2).entry().value or b"", reach.read_reach, ValueError),
+    "reach": Decoder(reach.PutReach(LINEAGE, 1, 2).entry().value or b"", reach.read_reach, ValueError),
     "parked key": Decoder(PARKED.key or b"", lambda raw: read_parked(raw, PARKED.headers), ValueError),
     "parked offsets": Decoder(PARKED.headers, partial(read_parked, PARKED.key), ValueError),
     "ids": Decoder(id_keys(), read_id_file, ValueError),
@@ -330,7 +330,7 @@ MARK = QueueMark(1, 2, 3)
 ENTRY = orjson.loads(line_of(landed())[9:])
 TEXTS: dict[str, tuple[Any, Callable[[bytes], object], type[Exception]]] = {
     "progress of delayed messages": (
-        orjson.loads(Progress(PLACE, PartitionState(5, 6), "topic", 1).encoded(b"rule")),
+        orjson.loads(HeldProgress(PLACE, PartitionState(5, 6), "topic", 1).encoded(b"rule")),
         lambda raw: restored(raw, PLACE, b"rule"),
         StateError,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.records import MESSAGE, STATE, Lineage, read_message_key, read_state
+from sidecar.delay.changelog.records import MESSAGE, STATE, RecordLineage, read_message_key, read_state
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.changelog.vouching import NOTE_S
@@ -16,7 +16,7 @@ from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import Row
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
-TP, NAME, LINEAGE = TopicPartition("orders", 3), b"orders 3", Lineage(1, 2)
+TP, NAME, LINEAGE = TopicPartition("orders", 3), b"orders 3", RecordLineage(1, 2)
 END = 1 << 62
 
 

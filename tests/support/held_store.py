@@ -14,11 +14,11 @@ from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held, Leave, Unread
 from sidecar.delay.disk.changes import PlacedRow, placed
-from sidecar.delay.disk.hour import HOUR_MS, Damage
+from sidecar.delay.disk.hour import HOUR_MS, FileDamage
 from sidecar.delay.disk.hours import PARKED_FROM
-from sidecar.delay.disk.listing import HourView, Listed
+from sidecar.delay.disk.listing import HourView, ListedRow
 from sidecar.delay.headers import unpack_headers
-from sidecar.delay.interface import Place, Row
+from sidecar.delay.interface import Row, StorePlace
 from sidecar.errors import StateError
 
 
@@ -73,7 +73,7 @@ class ModelStore:
         self._cursors: dict[int, int] = {}
         self.used_bytes = 0
         self.broken: OSError | None = None
-        self.damages: list[Damage] = []
+        self.damages: list[FileDamage] = []
         self.refuses = False
         """Whether the disk is full."""
         self.taken: set[int] = set()
@@ -119,8 +119,8 @@ class ModelStore:
         self._live.shelves.append(Shelf(name))
         return len(self._live.shelves) - 1
 
-    def place(self, number: int) -> Place:
-        return Place(self._id, f"{self._id:x}.{number}")
+    def place(self, number: int) -> StorePlace:
+        return StorePlace(self._id, f"{self._id:x}.{number}")
 
     def committed(self, number: int, watermark: int) -> None:
         pass
@@ -194,11 +194,11 @@ class ModelStore:
     def find(self, number: int, position: int) -> Held | None:
         return self._shelf(number).messages.get(position)
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
         shelf = self._shelf(number)
         first = max(first, self._cursors.get(number, 0), shelf.watermark)
         found = [shelf.messages[position] for position in shelf.order if first <= position < end]
-        return [Listed(held.position, held.origin, 0) for held in found if origin in (None, held.origin)][:limit]
+        return [ListedRow(held.position, held.origin, 0) for held in found if origin in (None, held.origin)][:limit]
 
     def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
         raise NotImplementedError

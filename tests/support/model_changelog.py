@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, Entry, Point, Record
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord, Point
 from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
 from sidecar.delay.disk.changes import PlacedRow
@@ -21,16 +21,16 @@ class ModelLog:
     """The log of one partition. It is a `Restorer`, too."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
-        self.records: list[Record] = []
+        self.records: list[ChangelogRecord] = []
         self._end = 0
         self._chance = chance
-        self.late: list[list[Entry]] = []
+        self.late: list[list[ChangelogEntry]] = []
         """What dead producers may still append, each in its order."""
         self.is_deleted = False
 
-    def add(self, entry: Entry) -> int:
+    def add(self, entry: ChangelogEntry) -> int:
         """Append an entry; return its offset."""
-        self.records.append(Record(self._end, *entry))
+        self.records.append(ChangelogRecord(self._end, *entry))
         self._end += 1
         return self._end - 1
 
@@ -59,7 +59,7 @@ class ModelLog:
             if not entries:
                 self.late.remove(entries)
 
-    def there(self) -> Iterator[tuple[Record, Held]]:
+    def there(self) -> Iterator[tuple[ChangelogRecord, Held]]:
         """The messages and parked parts that were not removed, with their records."""
         for record in {record.key: record for record in self.records}.values():
             if (held := held_of(record)) is not None:
@@ -80,14 +80,14 @@ class ModelLog:
     def open(self, tp: TopicPartition) -> int:
         return 7
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         for entry in entries:
             if self._chance() < 0.2:
                 self.arrive()
             offset = self.add(entry)
         return offset
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         if self._chance() < 0.2:
             self.compact()
         records = [record for record in self.records if begin <= record.offset < end]
@@ -96,7 +96,7 @@ class ModelLog:
             yield records[first : first + size]
 
 
-def held_of(entry: Entry | Record) -> Held | None:
+def held_of(entry: ChangelogEntry | ChangelogRecord) -> Held | None:
     """The message, or parked part, of a record; None if it is of another kind."""
     if entry.key[:1] != MESSAGE or entry.value is None:
         return None
@@ -110,11 +110,13 @@ class ModelChangelog:
 
     def __init__(self, log: ModelLog) -> None:
         self._log = log
-        self._way: list[tuple[list[Entry], Callable[[int], None] | None]] = []
+        self._way: list[tuple[list[ChangelogEntry], Callable[[int], None] | None]] = []
         self._landed: list[tuple[Callable[[int], None] | None, int]] = []
         self.broken = self.waiting = ""
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+    def append(
+        self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Callable[[int], None] | None = None
+    ) -> None:
         self._way.append((list(entries), done))
 
     def land(self, count: int) -> None:

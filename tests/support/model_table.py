@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, Entry, Record
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord
 from sidecar.delay.disk.blocks import Held
 from tests.support.model_changelog import ModelChangelog, ModelLog, held_of
 
-Call = tuple[int, list[Entry], Callable[[int], None] | None]
+Call = tuple[int, list[ChangelogEntry], Callable[[int], None] | None]
 """Entries with the epoch of their owner, and what is called once they are written."""
 
 
@@ -20,19 +20,19 @@ class ModelTable(ModelLog):
         super().__init__(chance)
         self.chance = chance
         self.epoch = 0
-        self.dying: list[list[tuple[int, list[Entry]]]] = []
+        self.dying: list[list[tuple[int, list[ChangelogEntry]]]] = []
         """The last transactions of dead processes, which may still be committed: calls with their epochs."""
         self.calls: list[list[Call]] = []
         """What living processes have on the way."""
 
-    def write(self, epoch: int, entries: Sequence[Entry]) -> int:
+    def write(self, epoch: int, entries: Sequence[ChangelogEntry]) -> int:
         """Append entries in one transaction; return the offset of the last one, or `LOST`."""
         if epoch != self.epoch:
             return LOST
         for entry in entries:
             self.records = [record for record in self.records if record.key != entry.key]
             if entry.value is not None:
-                self.records.append(Record(self._end, *entry))
+                self.records.append(ChangelogRecord(self._end, *entry))
             self._end += 1
         return self._end - 1
 
@@ -60,7 +60,7 @@ class ModelTable(ModelLog):
     def on_the_way(self) -> list[Held]:
         return [held for entry in self._on_the_way() if (held := held_of(entry)) is not None]
 
-    def _on_the_way(self) -> Iterator[Entry]:
+    def _on_the_way(self) -> Iterator[ChangelogEntry]:
         for calls in self.dying:
             yield from (entry for _, entries in calls for entry in entries)
         for living in self.calls:
@@ -85,12 +85,12 @@ class ModelTables:
     def open(self, tp: TopicPartition) -> int:
         return self.table.open(tp)
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         del entries
         self.epoch = self.table.claim()
         return self.epoch - 1
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         return self.table.read(tp, end, begin)
 
     def find(self, tp: TopicPartition, key: bytes) -> bytes | None:
@@ -110,7 +110,9 @@ class ModelAppender(ModelChangelog):
         self._calls: list[Call] = []
         tables.table.calls.append(self._calls)
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+    def append(
+        self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Callable[[int], None] | None = None
+    ) -> None:
         self._calls.append((self._tables.epoch, list(entries), done))
 
     def land(self, count: int) -> None:

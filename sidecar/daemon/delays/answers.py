@@ -22,7 +22,7 @@ from sidecar.delay.columns import original_of
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.hours import by_hour, start_of
-from sidecar.delay.disk.listing import HourView, Rows
+from sidecar.delay.disk.listing import HourView, ListedRows
 from sidecar.delay.interface import LISTED_MAX, ReadStore
 from sidecar.delay.names.sought import Sought
 from sidecar.errors import StateError
@@ -52,7 +52,7 @@ def listing(peek: Callable[[int], Peeked], asked: Listing, sought: Sought, patie
         StateError: A file cannot be read.
         UnavailableError: The hours were not opened in time.
     """
-    search = (_Count if asked.counts else _Search)(asked, sought, patience_s)
+    search = (_Count if asked.counts else _ListingSearch)(asked, sought, patience_s)
     at: int | None = max(asked.at, position_of(asked.first_ms))
     try:
         while at is not None:
@@ -62,7 +62,7 @@ def listing(peek: Callable[[int], Peeked], asked: Listing, sought: Sought, patie
     return search.answer()
 
 
-class _Search:
+class _ListingSearch:
     """The messages of a listing that were found so far."""
 
     def __init__(self, asked: Listing, sought: Sought, patience_s: float) -> None:
@@ -104,14 +104,14 @@ class _Search:
     def _is_full(self) -> bool:
         return len(self._found) > self._limit
 
-    def _add(self, piece: Rows, tps: Mapping[int, TopicPartition]) -> None:
+    def _add(self, piece: ListedRows, tps: Mapping[int, TopicPartition]) -> None:
         """Add messages that are sought."""
         columns = (column.tolist() for column in (piece.positions, piece.partitions, piece.origins, piece.sizes))
         for position, number, origin, size in zip(*columns, strict=True):
             place = {**tps[number].fields(), "offset": origin}
             self._found.append({**place, "due": time_of(position), "bytes": size})
 
-    def _places(self, view: HourView, piece: Rows, tps: Mapping[int, TopicPartition]) -> list[int]:
+    def _places(self, view: HourView, piece: ListedRows, tps: Mapping[int, TopicPartition]) -> list[int]:
         """The places of the messages that are sought, by their content."""
         self._read += len(piece.positions)
         read: dict[int, list[tuple[int, Held]]] = {}
@@ -136,7 +136,7 @@ class _Search:
         return answer | {"read": self._read} | ({} if self._at is None else {"at": self._at})
 
 
-class _Count(_Search):
+class _Count(_ListingSearch):
     """Counts them."""
 
     def __init__(self, asked: Listing, sought: Sought, patience_s: float) -> None:
@@ -147,7 +147,7 @@ class _Count(_Search):
     def _is_full(self) -> bool:
         return False
 
-    def _add(self, piece: Rows, tps: Mapping[int, TopicPartition]) -> None:  # noqa: ARG002
+    def _add(self, piece: ListedRows, tps: Mapping[int, TopicPartition]) -> None:  # noqa: ARG002
         self._hours.update(dict(by_hour(piece.positions)))
 
     def answer(self) -> Answer:

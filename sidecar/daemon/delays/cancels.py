@@ -15,7 +15,7 @@ from sidecar.core.delays import Turn, are_many, changeable_from, turn_of_search
 from sidecar.core.effects import CancelHeld
 from sidecar.core.pipeline.pipeline import SETTLE_DELAY_MS, Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.changes import Changes
+from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
@@ -58,7 +58,7 @@ class Cancels:
         pipeline: Pipeline,
         store: HeldStore,
         numbers: dict[TopicPartition, int],
-        changes: Changes,
+        changes: HeldChanges,
         when_durable: Callable[[Callable[[], None]], None],
     ) -> None:
         self._pipeline = pipeline

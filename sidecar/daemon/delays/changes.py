@@ -28,7 +28,7 @@ class _Change(NamedTuple):
     tell: Callable[[bool], None]
 
 
-class Changes:
+class HeldChanges:
     """The changes that are not final yet.
 
     Args:

@@ -28,9 +28,9 @@ from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
 from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers, Receive
 from sidecar.daemon.delays.answers import counted, listing
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
-from sidecar.daemon.delays.changes import Changes
+from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.daemon.delays.left import LeftBehind
-from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.owned import OwnedStores
 from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Question, Questions
 from sidecar.daemon.delays.requests import Requests
@@ -87,9 +87,9 @@ class Delays(NoDelays):
         self._parked = ParkedParts(
             pipeline, store, numbers, self._writing.when_durable, lambda: self._now_ms, wall_clock
         )
-        self.owned = Owned(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
+        self.owned = OwnedStores(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
         """The partitions."""
-        self._changes = Changes(pipeline, store, self._writing.when_durable)
+        self._changes = HeldChanges(pipeline, store, self._writing.when_durable)
         self._cancels = cancels = Cancels(pipeline, store, numbers, self._changes, self._writing.when_durable)
 
         def is_busy(tp: TopicPartition) -> bool:

@@ -27,7 +27,7 @@ ELSEWHERE = "its partitions are not read here: another process reads them, or th
 log = structlog.get_logger()
 
 
-class Left(NamedTuple):
+class LeftMessages(NamedTuple):
     """What is held of a topic that is not read."""
 
     topic: str
@@ -49,7 +49,7 @@ class LeftBehind:
 
     def __init__(
         self,
-        look: Callable[[], Iterable[Left]],
+        look: Callable[[], Iterable[LeftMessages]],
         begin: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +58,7 @@ class LeftBehind:
         self._clock = clock
         self._at_s = inf
         self._is_looking = False
-        self.found: tuple[Left, ...] = ()
+        self.found: tuple[LeftMessages, ...] = ()
         """What the last look found; one that fails is repeated."""
 
     def look_soon(self) -> None:
@@ -112,14 +112,14 @@ def left_here(
     tp_of: Callable[[bytes], TopicPartition | None],
     owned: Collection[TopicPartition],
     reads: Reads,
-) -> list[Left]:
+) -> list[LeftMessages]:
     """What a store on this disk holds of partitions that this process does not read."""
     places = ((tp_of(name), number) for name, number in store.names().items())
     counts = [(tp.topic, in_store(store, number)) for tp, number in places if tp is not None and tp not in owned]
     return summed(counts, lambda topic: reads.why_not(topic) or ELSEWHERE)
 
 
-def summed(counts: Iterable[tuple[str, int]], why: Callable[[str], str]) -> list[Left]:
+def summed(counts: Iterable[tuple[str, int]], why: Callable[[str], str]) -> list[LeftMessages]:
     """What is held of each topic.
 
     Args:
@@ -129,7 +129,7 @@ def summed(counts: Iterable[tuple[str, int]], why: Callable[[str], str]) -> list
     sums: dict[str, int] = {}
     for topic, count in counts:
         sums[topic] = sums.get(topic, 0) + count
-    return [Left(topic, count, why(topic)) for topic, count in sums.items() if count]
+    return [LeftMessages(topic, count, why(topic)) for topic, count in sums.items() if count]
 
 
 def refuse_held(path: Path, why: str) -> None:

@@ -19,14 +19,14 @@ from sidecar.config.postgresql import DatabaseSettings
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, counted, listing, locate, parked, position_of, shown
-from sidecar.daemon.delays.left import Left, Reads, in_store, summed
+from sidecar.daemon.delays.left import LeftMessages, Reads, in_store, summed
 from sidecar.daemon.delays.owned import name_of, tp_of
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.interface import Entry, Restorer
+from sidecar.delay.changelog.interface import ChangelogEntry, Restorer
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer
 from sidecar.delay.changelog.kafka.topics import Topics
-from sidecar.delay.changelog.kafka.unclaimed import Look, Unclaimed, UnclaimedRestorer, topics_of
+from sidecar.delay.changelog.kafka.unclaimed import CommitLook, Unclaimed, UnclaimedRestorer, topics_of
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.disk.changes import PlacedRow
@@ -143,7 +143,7 @@ def _open_changelog(
     kafka = settings.source.kafka
     topics = Topics(kafka, changelog, lambda *_: None)
     tell(f"no daemon runs here: reading the changelog in Kafka at {kafka.bootstrap_servers}")
-    look = Look(kafka, topics.name, rules_hash(settings), _now_ms() << SEQUENCE_BITS)
+    look = CommitLook(kafka, topics.name, rules_hash(settings), _now_ms() << SEQUENCE_BITS)
     found = look.run(is_wanted)
     for name in look.missing:
         tell(f"there is no topic {name}: nothing is held in it")
@@ -169,15 +169,15 @@ def _copied(
 
 def _read(
     stack: ExitStack, settings: Settings, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer, tell: Tell
-) -> _Reading:
+) -> _ChangelogCopy:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sidecar-delay-"))
     cache = stack.enter_context(closing(LocalCache(Path(folder) / "copy")))
-    reading = _Reading(cache, settings.source.group_id, tell)
+    reading = _ChangelogCopy(cache, settings.source.group_id, tell)
     reading.run(found, restorer)
     return reading
 
 
-def left_behind(settings: Settings) -> list[Left]:
+def left_behind(settings: Settings) -> list[LeftMessages]:
     """What the changelog or the database holds of topics that are not read; on any thread.
 
     Raises:
@@ -204,7 +204,7 @@ def left_behind(settings: Settings) -> list[Left]:
             topic = changelog.topic_of(kafka.group_id, name)
             return topic if topic and reads.why_not(topic) and _is_ours(restorer, name) else ""
 
-        look = Look(kafka, topics.name, rules_hash(settings), _now_ms() << SEQUENCE_BITS, left_of)
+        look = CommitLook(kafka, topics.name, rules_hash(settings), _now_ms() << SEQUENCE_BITS, left_of)
         return _counted(stack, settings, look.run(lambda _: True), restorer, reads)
 
 
@@ -218,7 +218,7 @@ def _is_ours(restorer: KafkaRestorer, name: str) -> bool:
 
 def _counted(
     stack: ExitStack, settings: Settings, found: Mapping[TopicPartition, Unclaimed], restorer: Restorer, reads: Reads
-) -> list[Left]:
+) -> list[LeftMessages]:
     if not found:
         return []
     reading = _read(stack, settings, found, restorer, lambda _: None)
@@ -226,7 +226,7 @@ def _counted(
     return summed(counts, reads.why_not)
 
 
-class _Reading:
+class _ChangelogCopy:
     """Reads changelogs into a store, some at once.
 
     Args:
@@ -300,7 +300,9 @@ class _NoChangelog:
 
     broken = waiting = ""
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+    def append(
+        self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Callable[[int], None] | None = None
+    ) -> None:
         """Never called: nothing is put, kept or changed."""
         raise NotImplementedError
 

@@ -12,9 +12,9 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.parked import Found, ParkedParts
+from sidecar.daemon.delays.parked import FoundPart, ParkedParts
 from sidecar.delay.interface import HeldStore
-from sidecar.delay.progress import Progress, restored
+from sidecar.delay.progress import HeldProgress, restored
 from sidecar.sources.base import Assignment
 from sidecar.state.offset_map import Identity
 from sidecar.state.rules import Rules
@@ -33,7 +33,7 @@ def tp_of(group_id: str, name: bytes) -> TopicPartition | None:
     return TopicPartition(topic, int(partition), broker) if group == group_id else None
 
 
-class Owned:
+class OwnedStores:
     """The owned partitions, with the numbers that the store knows them by; only for the main thread.
 
     Args:
@@ -59,7 +59,7 @@ class Owned:
         self._tell_held = tell_held
         self.numbers = numbers
         """The store's numbers of the owned partitions."""
-        self._progress: dict[TopicPartition, Progress] = {}
+        self._progress: dict[TopicPartition, HeldProgress] = {}
         self._parked = parked
 
     def number(self, tp: TopicPartition) -> int:
@@ -82,11 +82,11 @@ class Owned:
             self._parked.take(tp, found, counted)
             self._assign(tp, found)
 
-    def _restored(self, number: int) -> Progress:
+    def _restored(self, number: int) -> HeldProgress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
         return restored(self._store.state(number), identity, self._rules.digest)
 
-    def _continued(self, tp: TopicPartition, progress: Progress, assignment: Assignment) -> Progress:
+    def _continued(self, tp: TopicPartition, progress: HeldProgress, assignment: Assignment) -> HeldProgress:
         """The progress from which the partition goes on, once the store has dropped what does not count."""
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
         number = self.numbers[tp]
@@ -117,7 +117,7 @@ class Owned:
             action = "delivering all that this store holds; what was not committed of it may be delivered twice"
             log.warning("delay.store_unlisted", **tp.fields(), held=held, parked=parked, action=action)
 
-    def _assign(self, tp: TopicPartition, found: Sequence[Found]) -> None:
+    def _assign(self, tp: TopicPartition, found: Sequence[FoundPart]) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
         # In a shared store a state may be that of an owner who was not proven to be one.
         is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch

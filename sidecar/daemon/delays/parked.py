@@ -25,7 +25,7 @@ UNKNOWN = -1
 """The offset of a message whose row is damaged."""
 
 
-class Spot(NamedTuple):
+class ParkedSpot(NamedTuple):
     """Where the store has a parked part."""
 
     position: int
@@ -33,13 +33,13 @@ class Spot(NamedTuple):
     origin: int
 
 
-class Found(NamedTuple):
+class FoundPart(NamedTuple):
     """A parked part that the store has."""
 
     record: Parked
     is_delayed: bool
     """Whether it is of the partition's delayed messages."""
-    spot: Spot
+    spot: ParkedSpot
 
 
 class ParkedParts:
@@ -66,7 +66,7 @@ class ParkedParts:
         self._when_durable = when_durable
         self._now_ms = now_ms
         self._wall_ms = wall_ms
-        self._spots: dict[TopicPartition, dict[int, Spot]] = {}
+        self._spots: dict[TopicPartition, dict[int, ParkedSpot]] = {}
         self._leaving: set[tuple[TopicPartition, int]] = set()
         """Parts that the store could not remove yet."""
 
@@ -87,7 +87,7 @@ class ParkedParts:
         origin = 0 if tp.delayed else record.lowest
         row = position, origin, 0, NO_TIMESTAMP, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows
         epoch = self._store.park(self._numbers[tp.source], row)
-        self._spots.setdefault(tp, {})[record.number] = Spot(position, epoch, origin)
+        self._spots.setdefault(tp, {})[record.number] = ParkedSpot(position, epoch, origin)
 
         def durable() -> None:
             if self._pipeline.epoch(tp) == ownership:
@@ -139,14 +139,14 @@ class ParkedParts:
                 del spots[number]
             self._leaving.discard((tp, number))
 
-    def take(self, tp: TopicPartition, found: Sequence[Found], counted: int) -> None:
+    def take(self, tp: TopicPartition, found: Sequence[FoundPart], counted: int) -> None:
         """Give the core the parts of a partition that it has just taken, of those that were found."""
         mine = [each for each in found if each.is_delayed is tp.delayed]
         self._spots[tp] = {each.record.number: each.spot for each in mine}
         left = [each.record for each in mine if (tp, each.record.number) not in self._leaving]
         self._pipeline.restore_parked(tp, left, counted, self._now_ms())
 
-    def find(self, tp: TopicPartition) -> list[Found]:
+    def find(self, tp: TopicPartition) -> list[FoundPart]:
         """The parts of a partition, and of its delayed messages, that the store has.
 
         Raises:
@@ -154,7 +154,7 @@ class ParkedParts:
         """
         held = self._store.parked(self._numbers[tp])
         try:
-            return [Found(*unpacked(each), Spot(each.position, each.epoch, each.origin)) for each in held]
+            return [FoundPart(*unpacked(each), ParkedSpot(each.position, each.epoch, each.origin)) for each in held]
         except ValueError as error:
             raise StateError(
                 f"a parked part of {tp} cannot be read: {error}", hint="start the version that wrote it, or a later one"

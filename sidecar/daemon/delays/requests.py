@@ -14,7 +14,7 @@ from sidecar.core.delays import Turn, changeable_from, turn_of_request
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, locate, parked, position_of, shown, time_of
-from sidecar.daemon.delays.changes import Changes
+from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.daemon.delays.questions import Answer, One, Peek, Peeked, Question
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
@@ -37,7 +37,7 @@ class Requests:
         store: HeldStore,
         numbers: dict[TopicPartition, int],
         is_loading: Callable[[TopicPartition], bool],
-        changes: Changes,
+        changes: HeldChanges,
         wall_ms: Callable[[], int],
     ) -> None:
         self._pipeline = pipeline

@@ -24,8 +24,8 @@ from sidecar.daemon.record import CHANGELOG
 from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
-from sidecar.delay.changelog.reach import DoubtError, Handed, Reach
-from sidecar.delay.changelog.records import Lineage, topic_hash
+from sidecar.delay.changelog.reach import DoubtError, Handed, PutReach
+from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.changes import PlacedRow
@@ -115,7 +115,7 @@ class Takeovers(NoTakeovers):
         self._attempts: dict[TopicPartition, _Attempt] = {}
         self._reason = ""
         self._adopted_s = -ADOPTING_S
-        self._doubted: dict[TopicPartition, Reach] = {}
+        self._doubted: dict[TopicPartition, PutReach] = {}
         """What did not fit to the offsets of partitions that the source is asked for again."""
         self._stale: set[TopicPartition] = set()
         self.outdated: set[TopicPartition] = set()
@@ -252,12 +252,12 @@ class Takeovers(NoTakeovers):
                 self._begin(attempt.taken)
 
 
-def _lineage(assignment: Assignment) -> Lineage:
-    return Lineage(assignment.incarnation, topic_hash(assignment.topic_id))
+def _lineage(assignment: Assignment) -> RecordLineage:
+    return RecordLineage(assignment.incarnation, topic_hash(assignment.topic_id))
 
 
 def _run(
-    attempt: _Attempt, now: int, doubted: Reach | None, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]
+    attempt: _Attempt, now: int, doubted: PutReach | None, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]
 ) -> None:
     """Take a partition over, on another thread."""
 

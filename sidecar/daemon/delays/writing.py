@@ -17,7 +17,7 @@ class Synced(NamedTuple):
     error: OSError | None
 
 
-class _Waiting(NamedTuple):
+class _WaitingCall(NamedTuple):
     changes: int
     """The number of changes that must be durable."""
     durable: Callable[[], None]
@@ -36,13 +36,13 @@ class Writing:
         self._store = store
         self._begin = begin
         self._job: Job | None = None
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingCall] = deque()
         self.problem = ""
         """Why the store could not be written or read last; empty if it could."""
 
     def when_durable(self, durable: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
         """Call one of these once all changes so far are durable, or cannot be made durable at present."""
-        self._waiting.append(_Waiting(self._store.changes, durable, failed))
+        self._waiting.append(_WaitingCall(self._store.changes, durable, failed))
 
     def sync(self) -> None:
         """Begin to make changes durable, unless that is under way; tell who waits for what is durable.

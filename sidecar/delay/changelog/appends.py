@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, Changelog, Entry
+from sidecar.delay.changelog.interface import LOST, Changelog, ChangelogEntry
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.disk.blocks import POSITION_MAX
 from sidecar.errors import StateError
@@ -20,7 +20,7 @@ REMOVED_AT_ONCE = 1_000
 
 
 @dataclass(slots=True)
-class _Call:
+class _AppendCall:
     """A call of `append` that is not acknowledged."""
 
     lowest: int | None
@@ -44,7 +44,7 @@ class Appends:
         """Number of calls so far that appended something."""
         self.entries = 0
         """Number of entries since a user set it to 0."""
-        self._waiting: dict[int, _Call] = {}
+        self._waiting: dict[int, _AppendCall] = {}
         """Calls that are not acknowledged."""
         self.lost: dict[TopicPartition, Owned] = {}
         """Partitions that a later owner has claimed."""
@@ -65,7 +65,7 @@ class Appends:
     def append(
         self,
         owned: Owned,
-        entries: Sequence[Entry],
+        entries: Sequence[ChangelogEntry],
         then: Callable[[int], None] | None = None,
         lowest: int | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Appends:
         self.changes += 1
         change, count = self.changes, len(entries)
         nbytes = sum(ENTRY_BYTES + len(entry.key) + len(entry.value or b"") for entry in entries)
-        call = self._waiting[change] = _Call(lowest, nbytes, owned, then)
+        call = self._waiting[change] = _AppendCall(lowest, nbytes, owned, then)
         self.waiting_bytes += nbytes
         owned.behind += count
         self.entries += count
@@ -98,7 +98,7 @@ class Appends:
 
         self._changelog.append(owned.tp, entries, done)
 
-    def _end(self, change: int) -> _Call:
+    def _end(self, change: int) -> _AppendCall:
         call = self._waiting.pop(change)
         self.waiting_bytes -= call.nbytes
         return call
@@ -112,7 +112,7 @@ class Appends:
     def remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
         """Append records that say that these keys are not needed any more."""
         for first in range(0, len(keys), REMOVED_AT_ONCE):
-            self.append(owned, [Entry(key, None) for key in keys[first : first + REMOVED_AT_ONCE]])
+            self.append(owned, [ChangelogEntry(key, None) for key in keys[first : first + REMOVED_AT_ONCE]])
 
     def sync(self) -> None:
         """Wait until everything is acknowledged.

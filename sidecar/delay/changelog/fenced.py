@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sidecar.delay.changelog.interface import FencingRestorer
-from sidecar.delay.changelog.reach import REACH_KEY, Handed, Reach, read_reach, resumed
+from sidecar.delay.changelog.reach import REACH_KEY, Handed, PutReach, read_reach, resumed
 from sidecar.delay.changelog.records import claim
 from sidecar.delay.changelog.takeover import Reading, TakenOver, Takeover
 from sidecar.delay.disk.blocks import ORIGIN_MAX
@@ -59,7 +59,7 @@ class FencedTakeover(Takeover):
             last_named=reading.proved,
         )
 
-    def _reach(self) -> Reach | None:
+    def _reach(self) -> PutReach | None:
         raw = self.restorer.find(self.tp, REACH_KEY)
         try:
             return None if raw is None else read_reach(raw)

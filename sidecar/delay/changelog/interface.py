@@ -15,14 +15,14 @@ LOST = -1
 """Stands for the offset of what was refused, since a later owner has claimed the partition."""
 
 
-class Entry(NamedTuple):
+class ChangelogEntry(NamedTuple):
     """What is to be appended. A value of None says that the key is not needed any more."""
 
     key: bytes
     value: bytes | None
 
 
-class Record(NamedTuple):
+class ChangelogRecord(NamedTuple):
     """An entry with its offset."""
 
     offset: int
@@ -43,7 +43,9 @@ class Changelog(Protocol):
         """Why no entry has been acknowledged for some seconds, though some wait for it; empty if all is well."""
         ...
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Callable[[int], None] | None = None) -> None:
+    def append(
+        self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Callable[[int], None] | None = None
+    ) -> None:
         """Append entries in this order behind those before. It never blocks, and tries until `broken`.
 
         Args:
@@ -77,7 +79,7 @@ class Restorer(Protocol):
         """
         ...
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         """Append entries, and wait until all are acknowledged; return the offset of the last one.
 
         Raises:
@@ -85,7 +87,7 @@ class Restorer(Protocol):
         """
         ...
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         """All records in [begin, end) that are not compacted away, in order, in batches of some hundred.
 
         There is a record at `end`, or behind it.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sidecar.core.snapshots import Stored, seal, unseal
-from sidecar.delay.changelog.records import Kept, Lineage, kept_bytes, read_state
+from sidecar.delay.changelog.records import KeptState, RecordLineage, kept_bytes, read_state
 
 _KIND, _VERSION = "changelog notes", 1
 _NOTE = struct.Struct("<HQQIQQQIIII")
@@ -34,13 +34,13 @@ class Note(NamedTuple):
     name: bytes
     store: int
     """The id of the changelog."""
-    lineage: Lineage
+    lineage: RecordLineage
     epoch: int
     bookmark: int
     """Its number: later bookmarks have higher ones."""
     offset: int
     """That of the bookmark, or of one with the same number before it."""
-    kept: Kept | None
+    kept: KeptState | None
     """The state that was kept last."""
     moved: Sequence[tuple[int, list[bytes]]]
     """Positions of held messages that are not those of their keys, and all of their keys, the message's first."""
@@ -87,7 +87,7 @@ def decoded(blob: bytes) -> list[Note]:
         heads = (reader.unpack(_MOVED) for _ in range(moved))
         changed = [(position, _read_keys(reader, count)) for position, count in heads]
         ended = [_read_keys(reader, *reader.unpack(_COUNT)) for _ in range(removable)]
-        lineage = Lineage(incarnation, topic)
+        lineage = RecordLineage(incarnation, topic)
         notes.append(Note(number, name, store, lineage, epoch, bookmark, offset, kept, changed, ended))
     return notes
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry
-from sidecar.delay.changelog.reach import Reach
-from sidecar.delay.changelog.records import Kept, Lineage, message_key
+from sidecar.delay.changelog.interface import ChangelogEntry
+from sidecar.delay.changelog.reach import PutReach
+from sidecar.delay.changelog.records import KeptState, RecordLineage, message_key
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.disk.blocks import Held
 
@@ -21,11 +21,11 @@ class Owned:
 
     name: bytes
     tp: TopicPartition
-    lineage: Lineage
+    lineage: RecordLineage
     store: int
     """The id of the changelog."""
     epoch: int
-    kept: Kept | None
+    kept: KeptState | None
     """The state that was kept last."""
     garbage: list[bytes]
     """Keys that are not needed once a commit has named the epoch."""
@@ -37,7 +37,7 @@ class Owned:
     """Whether it tells so behind a record of another owner."""
     ended_below: int = 0
     """The watermark of the last commit: messages below it are not needed any more."""
-    reach: Reach | None = None
+    reach: PutReach | None = None
     """How far the source was read, if the changelog fences."""
     moved: dict[int, list[bytes]] = field(default_factory=dict)
     """All keys of messages that are at another position than the changelog's, by the position; the message's first."""
@@ -63,7 +63,7 @@ class Owned:
     """Position and key of messages that were taken, and not removed from the changelog."""
 
     @classmethod
-    def of(cls, name: bytes, tp: TopicPartition, lineage: Lineage, found: TakenOver) -> Self:
+    def of(cls, name: bytes, tp: TopicPartition, lineage: RecordLineage, found: TakenOver) -> Self:
         """A partition that was just taken over."""
         lineage = lineage if found.reach is None else found.reach.lineage
         owned = cls(name, tp, lineage, found.store, found.epoch, found.kept, list(found.garbage))
@@ -75,14 +75,14 @@ class Owned:
         """Whether what it removes is void, or ended, for all owners to come."""
         return self.is_proved or self.reach is not None
 
-    def put(self, origins: Iterable[int]) -> list[Entry]:
+    def put(self, origins: Iterable[int]) -> list[ChangelogEntry]:
         """Messages are put; return what must be appended with them."""
         if self.reach is None:
             return []
         self.reach = self.reach._replace(seen=max(self.reach.seen, *(origin + 1 for origin in origins)))
         return [self.reach.entry()]
 
-    def committed(self, watermark: int) -> list[Entry]:
+    def committed(self, watermark: int) -> list[ChangelogEntry]:
         """The source's commit has this offset; return what is to be appended."""
         if self.reach is None or self.reach.committed >= min(watermark, self.reach.seen):
             return []

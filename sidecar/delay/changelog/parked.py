@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import Entry, KeptRows
+from sidecar.delay.changelog.interface import ChangelogEntry, KeptRows
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import CANCELLED, change_entry, message_key, message_value
 from sidecar.delay.changelog.vouching import Vouching
@@ -13,7 +13,7 @@ from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.changes import PlacedRow
 
 
-class ParkedParts:
+class ParkedEntries:
     """What a `ChangelogStore` does with parked parts."""
 
     _cache: KeptRows
@@ -32,7 +32,7 @@ class ParkedParts:
         owned = self._owned[number]
         position, origin, _, stamp, tags, key, headers, value = row
         self._cache.adopt(number, [(position, origin, owned.epoch, stamp, tags, key, headers, value)])
-        entry = Entry(
+        entry = ChangelogEntry(
             message_key(position, owned.epoch, origin),
             message_value(owned.lineage, stamp, tags, key, headers, value),
         )

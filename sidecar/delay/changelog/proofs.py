@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import LOST, Entry, KeptRows
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry, KeptRows
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import state_entry
 from sidecar.delay.changelog.vouching import Vouching
@@ -59,7 +59,7 @@ class Proofs:
         owned.is_named = True
         self._keep(owned, lambda offset: self._proved(owned, offset))
         if owned.reach is not None:  # at once, or what is void would be missed where the source is read on
-            self._appends.append(owned, [*(Entry(key, None) for key in owned.garbage), owned.reach.entry()])
+            self._appends.append(owned, [*(ChangelogEntry(key, None) for key in owned.garbage), owned.reach.entry()])
             owned.garbage = []
 
     def _proved(self, owned: Owned, offset: int) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from sidecar.delay.changelog.interface import Entry
-from sidecar.delay.changelog.records import Lineage
+from sidecar.delay.changelog.interface import ChangelogEntry
+from sidecar.delay.changelog.records import RecordLineage
 
 REACH_KEY = b"r"
 _VERSION = 1
@@ -19,30 +19,30 @@ _REACH = struct.Struct(">BQIQQ")
 """Version, incarnation, hash of the topic's id, committed, seen."""
 
 
-class Reach(NamedTuple):
+class PutReach(NamedTuple):
     """How far owners have come."""
 
-    lineage: Lineage
+    lineage: RecordLineage
     """What the offsets count."""
     committed: int
     """An offset that the source's commit has, or had: perhaps an older one once it is at or above `seen`."""
     seen: int
     """All messages below that are to be held were put, and are held or ended."""
 
-    def entry(self) -> Entry:
+    def entry(self) -> ChangelogEntry:
         """The record."""
-        return Entry(REACH_KEY, _REACH.pack(_VERSION, *self.lineage, self.committed, self.seen))
+        return ChangelogEntry(REACH_KEY, _REACH.pack(_VERSION, *self.lineage, self.committed, self.seen))
 
 
 class DoubtError(Exception):
     """The source's offset does not fit to what owners did. An owner may have committed after it was read."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: PutReach) -> None:
         super().__init__(str(reach))
         self.reach = reach
 
 
-def read_reach(raw: bytes) -> Reach:
+def read_reach(raw: bytes) -> PutReach:
     """The record that was made.
 
     Raises:
@@ -54,7 +54,7 @@ def read_reach(raw: bytes) -> Reach:
         raise ValueError(str(error)) from error
     if version != _VERSION:
         raise ValueError(f"version {version}")
-    return Reach(Lineage(incarnation, topic), committed, seen)
+    return PutReach(RecordLineage(incarnation, topic), committed, seen)
 
 
 class Handed(NamedTuple):
@@ -66,19 +66,21 @@ class Handed(NamedTuple):
     """Whether it is the last owner's, as far as this host knows, though the incarnation may be new."""
     end: int | None = None
     """The end of the source's log, if owners hand on nothing but the offset."""
-    doubted: Reach | None = None
+    doubted: PutReach | None = None
     """What did not fit when the source was asked before; the same again is believed."""
 
 
 class Resumed(NamedTuple):
     """Where the owner goes on."""
 
-    reach: Reach
+    reach: PutReach
     drops_from: int | None
     """Messages of this topic at or above this offset are read again, and put again; None if nothing is read again."""
 
 
-def resumed(reach: Reach | None, lineage: Lineage, watermark: int, seen: int, handed: Handed, epoch: int) -> Resumed:
+def resumed(
+    reach: PutReach | None, lineage: RecordLineage, watermark: int, seen: int, handed: Handed, epoch: int
+) -> Resumed:
     """Where an owner goes on.
 
     Args:
@@ -90,7 +92,7 @@ def resumed(reach: Reach | None, lineage: Lineage, watermark: int, seen: int, ha
     Raises:
         DoubtError: The source is to be asked again.
     """
-    anew = Reach(lineage, seen, seen)
+    anew = PutReach(lineage, seen, seen)
     if reach is None:
         return Resumed(anew, None)
     if reach.lineage != lineage and not handed.continues:
@@ -101,4 +103,4 @@ def resumed(reach: Reach | None, lineage: Lineage, watermark: int, seen: int, ha
     if handed.doubted != reach:
         raise DoubtError(reach)
     # The incarnation may be that of messages which these are not.
-    return Resumed(anew._replace(lineage=Lineage(epoch, lineage.topic)), None if is_cut else seen)
+    return Resumed(anew._replace(lineage=RecordLineage(epoch, lineage.topic)), None if is_cut else seen)

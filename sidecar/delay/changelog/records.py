@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple, TypeAlias
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP
 
 MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b"p"
@@ -46,7 +46,7 @@ _BOOKMARK = struct.Struct("<BQQ")
 """Version, number, and the number below which local files are not to be believed."""
 
 
-class Lineage(NamedTuple):
+class RecordLineage(NamedTuple):
     """What the offsets of messages count: after a reset, and in a topic that was created again, all are new."""
 
     incarnation: int
@@ -66,7 +66,7 @@ Content: TypeAlias = tuple[tuple[int, int], int, bytes, bytes | None, bytes, byt
 """Lineage, timestamp, entry of the tags, key, headers, value; a tuple without names, for speed."""
 
 
-class Kept(NamedTuple):
+class KeptState(NamedTuple):
     """The state that an owner kept."""
 
     is_proved: bool
@@ -109,9 +109,9 @@ def topic_hash(topic_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(topic_id.encode(), digest_size=4).digest(), "big")
 
 
-def claim() -> Entry:
+def claim() -> ChangelogEntry:
     """A record whose offset, plus one, is a new epoch."""
-    return Entry(CLAIM, b"")
+    return ChangelogEntry(CLAIM, b"")
 
 
 def message_key(position: int, epoch: int, origin: int) -> bytes:
@@ -132,7 +132,7 @@ def read_message_key(key: bytes) -> MessageKey:
 
 
 def message_value(
-    lineage: Lineage, stamp: int, tags: bytes, key: bytes | None, headers: bytes, value: bytes | None
+    lineage: RecordLineage, stamp: int, tags: bytes, key: bytes | None, headers: bytes, value: bytes | None
 ) -> bytes:
     """The value of a message."""
     key_bytes = NO_KEY if key is None else len(key)
@@ -162,7 +162,7 @@ def read_message_value(raw: bytes) -> Content:
     return (incarnation, topic), stamp, tags, key, raw[at:value_at], raw[value_at:] if has_value else None
 
 
-def change_entry(message: bytes, epoch: int, position: int) -> Entry:
+def change_entry(message: bytes, epoch: int, position: int) -> ChangelogEntry:
     """The record of a change.
 
     Args:
@@ -170,7 +170,7 @@ def change_entry(message: bytes, epoch: int, position: int) -> Entry:
         position: Where the message is from now on, or `CANCELLED`.
     """
     _, *fields = KEY.unpack(message)
-    return Entry(CHANGE_KEY.pack(CHANGE, *fields, epoch, position), _CHANGE)
+    return ChangelogEntry(CHANGE_KEY.pack(CHANGE, *fields, epoch, position), _CHANGE)
 
 
 def read_change(key: bytes, value: bytes | None) -> Change:
@@ -185,9 +185,9 @@ def read_change(key: bytes, value: bytes | None) -> Change:
     return Change(MESSAGE + key[1 : KEY.size], epoch, position)
 
 
-def state_entry(epoch: int, kept: Kept) -> Entry:
+def state_entry(epoch: int, kept: KeptState) -> ChangelogEntry:
     """The record of a state."""
-    return Entry(state_key(epoch), kept_bytes(kept))
+    return ChangelogEntry(state_key(epoch), kept_bytes(kept))
 
 
 def state_key(epoch: int) -> bytes:
@@ -195,7 +195,7 @@ def state_key(epoch: int) -> bytes:
     return STATE_KEY.pack(STATE, epoch)
 
 
-def kept_bytes(kept: Kept) -> bytes:
+def kept_bytes(kept: KeptState) -> bytes:
     """The value of a state."""
     return _STATE.pack(_VERSION, kept.is_proved, kept.watermark, kept.seen) + kept.state
 
@@ -205,7 +205,7 @@ def read_state_key(key: bytes) -> int:
     return int(STATE_KEY.unpack(key)[1])
 
 
-def read_state(raw: bytes) -> Kept:
+def read_state(raw: bytes) -> KeptState:
     """The state that was kept.
 
     Raises:
@@ -217,12 +217,12 @@ def read_state(raw: bytes) -> Kept:
         raise ValueError(str(error)) from error
     if version != _VERSION:
         raise ValueError(f"version {version}")
-    return Kept(is_proved, watermark, seen, raw[_STATE.size :])
+    return KeptState(is_proved, watermark, seen, raw[_STATE.size :])
 
 
-def proof_entry(epoch: int) -> Entry:
+def proof_entry(epoch: int) -> ChangelogEntry:
     """The record of a later owner that a commit has named this epoch."""
-    return Entry(PROOF_KEY.pack(PROOF, epoch), b"")
+    return ChangelogEntry(PROOF_KEY.pack(PROOF, epoch), b"")
 
 
 def read_proof_key(key: bytes) -> int:
@@ -235,9 +235,9 @@ def bookmark_key(epoch: int) -> bytes:
     return BOOKMARK_KEY.pack(BOOKMARK, epoch)
 
 
-def bookmark_entry(epoch: int, bookmark: Bookmark) -> Entry:
+def bookmark_entry(epoch: int, bookmark: Bookmark) -> ChangelogEntry:
     """The record of a bookmark."""
-    return Entry(bookmark_key(epoch), _BOOKMARK.pack(_VERSION, *bookmark))
+    return ChangelogEntry(bookmark_key(epoch), _BOOKMARK.pack(_VERSION, *bookmark))
 
 
 def read_bookmark(key: bytes, raw: bytes) -> tuple[int, Bookmark]:

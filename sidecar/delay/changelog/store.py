@@ -10,16 +10,16 @@ from pyroaring import BitMap64
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import Changelog, Entry, KeptRows
+from sidecar.delay.changelog.interface import Changelog, ChangelogEntry, KeptRows
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.owned import Owned
-from sidecar.delay.changelog.parked import ParkedParts
+from sidecar.delay.changelog.parked import ParkedEntries
 from sidecar.delay.changelog.proofs import Proofs
 from sidecar.delay.changelog.records import (
     CANCELLED,
-    Kept,
-    Lineage,
+    KeptState,
     Moved,
+    RecordLineage,
     change_entry,
     message_key,
     message_value,
@@ -28,9 +28,9 @@ from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
 from sidecar.delay.disk.blocks import Held, Leave
 from sidecar.delay.disk.changes import PlacedRow, placed
-from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import HourView, Listed
-from sidecar.delay.interface import Job, Place, Row
+from sidecar.delay.disk.hour import FileDamage
+from sidecar.delay.disk.listing import HourView, ListedRow
+from sidecar.delay.interface import Job, Row, StorePlace
 from sidecar.errors import StateError
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
@@ -42,7 +42,7 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore(Proofs, ParkedParts):
+class ChangelogStore(Proofs, ParkedEntries):
     """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
 
     Args:
@@ -92,7 +92,7 @@ class ChangelogStore(Proofs, ParkedParts):
         if not self._vouching.is_spare(number):
             self._cache.drop(number)
 
-    def own(self, name: bytes, number: int, tp: TopicPartition, lineage: Lineage, taken_over: TakenOver) -> None:
+    def own(self, name: bytes, number: int, tp: TopicPartition, lineage: RecordLineage, taken_over: TakenOver) -> None:
         """The partition was taken over; the lineage is what the source's offsets count. See `begin` for the others."""
         kept = taken_over.kept
         owned = Owned.of(name, tp, lineage, taken_over)
@@ -141,10 +141,10 @@ class ChangelogStore(Proofs, ParkedParts):
             self._appends.leave(owned)
             self._cache.drop(number)
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> StorePlace:
         """Where the messages of a partition are: all its owners have the same."""
         owned = self._owned[number]
-        return Place(owned.store, f"{owned.store:x}.{owned.tp.partition}", owned.epoch)
+        return StorePlace(owned.store, f"{owned.store:x}.{owned.tp.partition}", owned.epoch)
 
     # Partitions
 
@@ -169,7 +169,7 @@ class ChangelogStore(Proofs, ParkedParts):
         return self._cache.hours()
 
     @property
-    def damages(self) -> Sequence[Damage]:
+    def damages(self) -> Sequence[FileDamage]:
         """What the local disk has lost."""
         return self._cache.damages
 
@@ -194,7 +194,9 @@ class ChangelogStore(Proofs, ParkedParts):
         ]
         positions = self._cache.put(number, rows)
         entries = [
-            Entry(message_key(position, epoch, origin), message_value(lineage, stamp, tags, key, headers, value))
+            ChangelogEntry(
+                message_key(position, epoch, origin), message_value(lineage, stamp, tags, key, headers, value)
+            )
             for position, (_, origin, _, stamp, tags, key, headers, value) in zip(positions, rows, strict=True)
         ]
         entries += owned.put(row[1] for row in rows)
@@ -230,7 +232,7 @@ class ChangelogStore(Proofs, ParkedParts):
         """One message; None if it is gone, or if the partition is not owned."""
         return None if number == NOT_OWNED else self._cache.find(number, position)
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
         """See `ReadStore`."""
         return self._cache.listed(number, first, end, limit, origin)
 
@@ -261,7 +263,7 @@ class ChangelogStore(Proofs, ParkedParts):
         """
         owned = self._owned[number]
         for found in self._cache.cancel_named(number, lowest, names):
-            changes: list[Entry] = []
+            changes: list[ChangelogEntry] = []
             for held in found:
                 keys = owned.keys(held)
                 changes.append(change_entry(keys[0], owned.epoch, CANCELLED))
@@ -308,7 +310,7 @@ class ChangelogStore(Proofs, ParkedParts):
         self._check_cache()
         self._cache.keep(number, state, watermark, seen)
         self._check_cache()
-        owned.kept = Kept(owned.is_named, watermark, seen, state)
+        owned.kept = KeptState(owned.is_named, watermark, seen, state)
         if owned.is_named or owned.reach is None:  # the last owner's is there, and no void one may follow it
             self._keep(owned)
 

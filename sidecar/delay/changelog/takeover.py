@@ -15,9 +15,9 @@ from pyroaring import BitMap64
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.epochs import NOBODY, LaterError, counts
-from sidecar.delay.changelog.interface import Entry, Record, Restorer
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord, Restorer
 from sidecar.delay.changelog.notes import Note
-from sidecar.delay.changelog.reach import Reach
+from sidecar.delay.changelog.reach import PutReach
 from sidecar.delay.changelog.records import (
     BOOKMARK,
     CANCELLED,
@@ -27,10 +27,10 @@ from sidecar.delay.changelog.records import (
     PROOF,
     STATE,
     Bookmark,
-    Kept,
-    Lineage,
+    KeptState,
     MessageKey,
     Moved,
+    RecordLineage,
     bookmark_key,
     claim,
     kind_of,
@@ -59,7 +59,7 @@ class Start(NamedTuple):
 
     stores: Stores
     """The stores in the commit; the epoch is of its own."""
-    lineage: Lineage
+    lineage: RecordLineage
     watermark: int
     """The offset below which all messages are settled: those from there on are read again after a reset."""
     seen: int
@@ -75,7 +75,7 @@ class TakenOver(NamedTuple):
     """The id of the changelog."""
     epoch: int
     """The epoch for the next commit."""
-    kept: Kept | None
+    kept: KeptState | None
     """The state of the last owner."""
     known: BitMap64
     """The origins, at or above `Start.seen`, of the messages that it has."""
@@ -97,7 +97,7 @@ class TakenOver(NamedTuple):
     """The note of the local files that was used; None if everything was read."""
     removed: Collection[bytes] = ()
     """With a note: keys of messages that need not be removed, though they are below the watermark."""
-    reach: Reach | None = None
+    reach: PutReach | None = None
     """Where the owner goes on in the source, if the changelog fences."""
     last_named: int = NOBODY
     """The epoch of the last owner before of whose commit the changelog tells."""
@@ -144,7 +144,7 @@ class Takeover:
                 reading, last = self._read_all(reading.named, void_from, epoch), epoch - 1
         next_offset = last + 1 + len(reading.void)
         if reading.void:
-            last = self.restorer.append(self.tp, [Entry(key, None) for key in reading.void])
+            last = self.restorer.append(self.tp, [ChangelogEntry(key, None) for key in reading.void])
         return TakenOver(
             store,
             epoch,
@@ -262,7 +262,7 @@ class Reading:
         self._rows, self._nbytes = {}, 0
         return rows
 
-    def take(self, records: Sequence[Record]) -> None:
+    def take(self, records: Sequence[ChangelogRecord]) -> None:
         """Take the next records.
 
         Raises:
@@ -287,14 +287,14 @@ class Reading:
             elif kind == PROOF and value is not None:
                 self._proof(record, read_proof_key(record.key))
 
-    def _bookmark(self, record: Record, value: bytes) -> None:
+    def _bookmark(self, record: ChangelogRecord, value: bytes) -> None:
         epoch, bookmark = read_bookmark(record.key, value)
         if epoch == self.named:
             self.bookmark = bookmark
         if epoch <= self.named:
             self._states.append(record.key)
 
-    def _state(self, record: Record, value: bytes) -> None:
+    def _state(self, record: ChangelogRecord, value: bytes) -> None:
         epoch, kept = read_state_key(record.key), read_state(value)
         if counts(self.named, record.offset, epoch):
             self.kept = kept
@@ -303,13 +303,13 @@ class Reading:
         elif epoch <= self.named:
             self._states.append(record.key)
 
-    def _proof(self, record: Record, epoch: int) -> None:
+    def _proof(self, record: ChangelogRecord, epoch: int) -> None:
         if epoch > self.named:
             raise LaterError(epoch)
         self.proved = max(self.proved, epoch)
         self._states.append(record.key)
 
-    def _change(self, record: Record) -> None:
+    def _change(self, record: ChangelogRecord) -> None:
         change = read_change(record.key, record.value)
         if record.value is None:
             self.void.pop(record.key, None)
@@ -322,7 +322,7 @@ class Reading:
         elif change.epoch < self.named:
             self.void[record.key] = None
 
-    def _message(self, record: Record, value: bytes) -> PlacedRow | None:
+    def _message(self, record: ChangelogRecord, value: bytes) -> PlacedRow | None:
         _, position, epoch, origin = KEY.unpack(record.key)
         if not counts(self.named, record.offset, epoch):
             if epoch < self.named:

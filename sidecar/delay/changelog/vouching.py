@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import LOST, Entry, KeptRows, Point
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry, KeptRows, Point
 from sidecar.delay.changelog.notes import Note, decoded, encoded
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import Bookmark, bookmark_entry
@@ -99,7 +99,7 @@ class Vouching:
             return
         groups, owned.withheld = [*owned.noted, *owned.withheld], []
         owned.noted = []
-        entries = [Entry(key, None) for keys in groups for key in keys]
+        entries = [ChangelogEntry(key, None) for keys in groups for key in keys]
         if entries and owned.bookmark:  # no note follows: none may hold
             entries.insert(0, bookmark_entry(owned.epoch, Bookmark(owned.bookmark, owned.bookmark + 1)))
             owned.bookmark = 0
@@ -182,11 +182,11 @@ class Vouching:
             if self._owned.get(note.number) is owned and owned.noted and owned.bookmark_offset is not None:
                 owned.valid = owned.bookmark
                 groups, owned.noted = owned.noted, []
-                entries = [Entry(key, None) for keys in groups for key in keys]
+                entries = [ChangelogEntry(key, None) for keys in groups for key in keys]
                 self._appends.append(owned, [_bookmark(owned), *entries])
 
 
-def _bookmark(owned: Owned) -> Entry:
+def _bookmark(owned: Owned) -> ChangelogEntry:
     return bookmark_entry(owned.epoch, Bookmark(owned.bookmark, owned.valid))
 
 

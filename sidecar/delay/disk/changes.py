@@ -55,7 +55,7 @@ class Changes:
         return b"".join([head, table, self._payloads, self.ended.tobytes()])
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """A record that was read."""
 
     table: bytes

@@ -44,7 +44,7 @@ SECOND_SEQUENCES = 1 << (SEQUENCE_BITS - 1)
 """From here on a sequence number counts within its second: a counter for each second is only kept of full hours."""
 
 
-class Damage(NamedTuple):
+class FileDamage(NamedTuple):
     """Messages of a file that cannot be read any more."""
 
     path: Path
@@ -235,13 +235,13 @@ class HourFile:
 
     # Reading
 
-    def load(self) -> list[Damage]:
+    def load(self) -> list[FileDamage]:
         """Check all of the file, and make its messages readable; return what cannot be read, which counts as settled.
 
         Raises:
             OSError: It cannot be read.
         """
-        blocks, damages, end = list[Found](), list[Damage](), 0
+        blocks, damages, end = list[Found](), list[FileDamage](), 0
         with opened(self.path) as read:
             for found in self.find_blocks(read):
                 damages += self._lose(end, found.first, "bytes between its blocks are damaged")
@@ -254,11 +254,11 @@ class HourFile:
         self._blocks = blocks
         return damages
 
-    def _lose(self, first: int, end: int, reason: str) -> Iterator[Damage]:
+    def _lose(self, first: int, end: int, reason: str) -> Iterator[FileDamage]:
         lost = BitMap(range(first, end)) - self.settled - self.out
         self.settled |= lost
         if lost:
-            yield Damage(self.path, reason, len(lost))
+            yield FileDamage(self.path, reason, len(lost))
 
     def unload(self) -> None:
         """Forget where messages are."""

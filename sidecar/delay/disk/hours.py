@@ -13,7 +13,7 @@ from sidecar import files
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.instants import END_MS
 from sidecar.delay.disk.blocks import NO_KEY, NO_VALUE, ROW, ROW_BYTES, ROW_TYPE, Held, Table
-from sidecar.delay.disk.changes import Changes, Entry
+from sidecar.delay.disk.changes import Changes, LogEntry
 from sidecar.delay.disk.filename import SUFFIX, path_of
 from sidecar.delay.disk.gathered import OfHour
 from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES, HourFile, Known
@@ -165,7 +165,7 @@ class Hours:
         if len(file.pending.payloads) > HOUR_BYTES_MAX:
             self._full.add(file.hour)
 
-    def adopt_many(self, entry: Entry) -> list[tuple[HourFile, int]]:
+    def adopt_many(self, entry: LogEntry) -> list[tuple[HourFile, int]]:
         """Hold messages that have positions; return the hours that have them now, each with their number.
 
         Args:

@@ -22,7 +22,7 @@ MayMatch = Callable[[NDArray[np.uint32], NDArray[np.uint64]], NDArray[np.bool_]]
 """Which messages may be sought, by the columns of their rows: the hashes of the rules, and the masks."""
 
 
-class Listed(NamedTuple):
+class ListedRow(NamedTuple):
     """A message that is held, without its content."""
 
     position: int
@@ -31,7 +31,7 @@ class Listed(NamedTuple):
     """Bytes of key, headers and value."""
 
 
-class Rows(NamedTuple):
+class ListedRows(NamedTuple):
     """Columns of messages, in the order of their positions."""
 
     positions: NDArray[np.uint64]
@@ -42,13 +42,13 @@ class Rows(NamedTuple):
     numbers: NDArray[np.uint64]
     """Their numbers in the hour."""
 
-    def cut(self, first: int, end: int) -> Rows:
+    def cut(self, first: int, end: int) -> ListedRows:
         """Some of them."""
-        return Rows(*(column[first:end] for column in self))
+        return ListedRows(*(column[first:end] for column in self))
 
-    def pick(self, places: Sequence[int]) -> Rows:
+    def pick(self, places: Sequence[int]) -> ListedRows:
         """Those at some places."""
-        return Rows(*(column[np.array(places, np.intp)] for column in self))
+        return ListedRows(*(column[np.array(places, np.intp)] for column in self))
 
 
 class HourView:
@@ -89,7 +89,7 @@ class HourView:
     def _read(self) -> Read:
         return partial(os.pread, self._fd) if self._fd >= 0 else lambda size, at: b""
 
-    def rows(self, origin: int | None = None, may_match: MayMatch | None = None) -> Rows:
+    def rows(self, origin: int | None = None, may_match: MayMatch | None = None) -> ListedRows:
         """The messages that are not ended.
 
         Args:
@@ -117,7 +117,7 @@ class HourView:
             columns = positions[places], partitions[places], table["origin"][places], sizes, places + first
             pieces.append(np.array(columns, np.uint64))
         found = np.concatenate(pieces, axis=1)
-        return Rows(*found[:, np.lexsort((found[1], found[2], found[0]))])
+        return ListedRows(*found[:, np.lexsort((found[1], found[2], found[0]))])
 
     def _tables(self) -> Iterator[tuple[int, Table]]:
         """The tables that can be read, each with the number of its first message."""
@@ -130,7 +130,7 @@ class HourView:
         if self._pending:
             yield self._written, np.frombuffer(bytes(self._pending.table), ROW_TYPE)
 
-    def read(self, rows: Rows) -> list[Held | None]:
+    def read(self, rows: ListedRows) -> list[Held | None]:
         """These messages as a whole; None where the file is damaged.
 
         Raises:
@@ -157,9 +157,9 @@ class HourView:
             self._fd = -1
 
 
-def listed(rows: Rows) -> list[Listed]:
+def listed(rows: ListedRows) -> list[ListedRow]:
     """Messages without their partitions."""
-    return list(map(Listed, *(column.tolist() for column in (rows.positions, rows.origins, rows.sizes))))
+    return list(map(ListedRow, *(column.tolist() for column in (rows.positions, rows.origins, rows.sizes))))
 
 
 def views_of(files: Iterable[HourFile], lowest: Mapping[int, int], end: int) -> list[HourView]:

@@ -24,7 +24,7 @@ _LEFT = struct.Struct("<QI")
 """Hour and number of partitions that have messages there; partition numbers and counts follow."""
 
 
-class Partition(NamedTuple):
+class StoredPartition(NamedTuple):
     """What is kept of a partition."""
 
     name: bytes
@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
     log: int
     """The log's number."""
     mark: int
-    partitions: list[Partition]
+    partitions: list[StoredPartition]
     hours: dict[int, Known]
     left: dict[int, dict[int, int]]
     """By hour and partition, the number of messages that are not ended."""
@@ -70,7 +70,7 @@ class Snapshot(NamedTuple):
             watermark, floor, name_bytes, state_bytes, origin_bytes = stored.unpack(_PARTITION)
             name = stored.take(name_bytes)
             state = None if state_bytes == _NO_STATE else stored.take(state_bytes)
-            partitions.append(Partition(name, state, watermark, floor, bitmap_of(stored.take(origin_bytes))))
+            partitions.append(StoredPartition(name, state, watermark, floor, bitmap_of(stored.take(origin_bytes))))
         hours = unpack_hours(stored, hour_count)
         return cls(store_id, log, mark, partitions, hours, _unpack_left(stored))
 

@@ -12,8 +12,8 @@ from sidecar.delay.disk.hours import PARKED_HOUR, hour_of
 from sidecar.delay.disk.named import fronts, load_names, named
 from sidecar.delay.disk.names import Keys, keys_of
 from sidecar.delay.headers import unpack_headers
-from sidecar.delay.journal import Journal
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.journal import StoreJournal
+from sidecar.delay.lanes import PartitionReaders
 from sidecar.delay.replay import CANCEL
 from sidecar.state.folder import StateFolder
 
@@ -25,8 +25,8 @@ class NamedMessages:
     """What a `PartitionStore` does with names."""
 
     _folder: StateFolder
-    _journal: Journal
-    _lanes: Lanes
+    _journal: StoreJournal
+    _lanes: PartitionReaders
 
     def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
         """End messages that were not taken by their names; see `HeldStore`.

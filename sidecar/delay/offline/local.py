@@ -10,14 +10,14 @@ from typing import NamedTuple
 from sidecar import files
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
-from sidecar.delay.disk.hour import Damage
-from sidecar.delay.disk.listing import HourView, Listed
+from sidecar.delay.disk.hour import FileDamage
+from sidecar.delay.disk.listing import HourView, ListedRow
 from sidecar.delay.disk.snapshot import Snapshot
 from sidecar.delay.disk.wal import CHECKPOINT
-from sidecar.delay.interface import Place
-from sidecar.delay.lanes import Lanes
+from sidecar.delay.interface import StorePlace
+from sidecar.delay.lanes import PartitionReaders
 from sidecar.delay.partitions import lane_of, read_snapshot
-from sidecar.delay.readers import Lane
+from sidecar.delay.readers import PartitionReader
 from sidecar.delay.replay import Replay
 from sidecar.errors import NoStateError, StateError, UnavailableError
 from sidecar.state.folder import holder_of
@@ -31,7 +31,7 @@ class _Version(NamedTuple):
     """Inode and size."""
 
 
-class _UnchangedLanes(Lanes):
+class _UnchangedLanes(PartitionReaders):
     """Keeps what a log has in memory."""
 
     def make_room(self) -> None:
@@ -54,7 +54,7 @@ class OfflineStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.damages: list[Damage] = []
+        self.damages: list[FileDamage] = []
         """What cannot be read."""
         with self._errors():
             if not path.is_dir():
@@ -81,7 +81,7 @@ class OfflineStore:
 
     def _register(self, name: bytes) -> None:
         self._names[name] = len(self._names)
-        self._lanes.lanes.append(Lane())
+        self._lanes.lanes.append(PartitionReader())
 
     def check(self) -> None:
         """Whether what was read is from one moment.
@@ -123,9 +123,9 @@ class OfflineStore:
         """Size of its files."""
         return self._lanes.nbytes + self._log_bytes
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> StorePlace:
         """Where the messages of a partition are: here."""
-        return Place(self._id, f"{self._id:x}.{number}")
+        return StorePlace(self._id, f"{self._id:x}.{number}")
 
     def state(self, number: int) -> bytes | None:
         """What was kept last."""
@@ -153,7 +153,7 @@ class OfflineStore:
         with self._errors():
             return self._lanes.parked(number)
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[Listed]:
+    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
         """Messages in [first, end), in order; those of an origin, if one is given.
 
         Raises:

@@ -13,7 +13,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.delays.cancels import Cancels
-from sidecar.daemon.delays.changes import Changes
+from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.delay.disk.blocks import Held
 from sidecar.errors import StateError
 from tests.simulation.delayed import TP, Circumstances
@@ -48,7 +48,7 @@ class Scene:
         self.core = Pipeline(plan.reading, plan.batching, plan.rules, lambda: 0.5)
         self.store = Store()
         self.durable: list[Callable[[], None]] = []
-        self.changes = Changes(self.core, self.store, self.durable.append)
+        self.changes = HeldChanges(self.core, self.store, self.durable.append)
         number = {TP: self.store.number(b"p")}
         self.cancels = Cancels(self.core, self.store, number, self.changes, self.durable.append)
         self.assign()

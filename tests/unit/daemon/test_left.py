@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from sidecar.config.source.section import SourceSection
-from sidecar.daemon.delays.left import LOOK_AFTER_S, LOOK_AGAIN_S, Left, LeftBehind, Reads, summed
+from sidecar.daemon.delays.left import LOOK_AFTER_S, LOOK_AGAIN_S, LeftBehind, LeftMessages, Reads, summed
 from sidecar.errors import UnavailableError
 
-GONE = Left("gone", 3, "the topic does not exist")
+GONE = LeftMessages("gone", 3, "the topic does not exist")
 
 
 KAFKA = {"kafka": {"bootstrap_servers": "h:1", "group_id": "g", "topics": ["a", "^b"]}}
@@ -23,11 +23,11 @@ class World:
 
     def __init__(self) -> None:
         self.now_s, self.looks = 0.0, 0
-        self.answer: list[Left] | UnavailableError = [GONE]
+        self.answer: list[LeftMessages] | UnavailableError = [GONE]
         self.jobs: list[Callable[[], None]] = []
         self.left = LeftBehind(self.look, self.jobs.append, lambda: self.now_s)
 
-    def look(self) -> list[Left]:
+    def look(self) -> list[LeftMessages]:
         """What is found."""
         self.looks += 1
         if isinstance(self.answer, UnavailableError):
@@ -114,5 +114,5 @@ def test_a_topic_is_read_or_the_reason_is_told(
 
 def test_partitions_of_a_topic_are_summed() -> None:
     """A topic of which nothing is held is not told."""
-    assert summed([("a", 1), ("b", 0), ("a", 2)], str.upper) == [Left("a", 3, "A")]
-    assert str(Left("a", 1_200, "why")) == "1,200 delayed messages of a are held and not delivered: why"
+    assert summed([("a", 1), ("b", 0), ("a", 2)], str.upper) == [LeftMessages("a", 3, "A")]
+    assert str(LeftMessages("a", 1_200, "why")) == "1,200 delayed messages of a are held and not delivered: why"

@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore, monkeypat
     """All files of the views are closed."""
     closed: list[Any] = []
 
-    def broken(_: views.HourView, **how: object) -> views.Rows:
+    def broken(_: views.HourView, **how: object) -> views.ListedRows:
         raise OSError("broken")
 
     monkeypatch.setattr(views.HourView, "rows", broken)

@@ -16,7 +16,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import STORES_MAX, Other, PartitionState, Stores
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
-from sidecar.daemon.delays.owned import Owned
+from sidecar.daemon.delays.owned import OwnedStores
 from sidecar.daemon.delays.parked import ParkedParts, packed
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hours import PARKED_FROM
@@ -30,14 +30,14 @@ QUEUE = TopicPartition("orders", 0, "broker-a")
 
 def owner(
     shell: Shell, store: PartitionStore, tell: Callable[[TopicPartition, int, int], None] = lambda *_: None
-) -> Owned:
+) -> OwnedStores:
     """What takes over the delayed messages of the store."""
     numbers: dict[TopicPartition, int] = {}
     parked = ParkedParts(shell.pipeline, store, numbers, lambda then: None, lambda: 0.0, lambda: 0)
-    return Owned(shell.pipeline, store, "g", Rules(b"rule"), tell, numbers, parked)
+    return OwnedStores(shell.pipeline, store, "g", Rules(b"rule"), tell, numbers, parked)
 
 
-def take(owned: Owned, shell: Shell, incarnation: int, watermark: int, held_below: int | None) -> None:
+def take(owned: OwnedStores, shell: Shell, incarnation: int, watermark: int, held_below: int | None) -> None:
     """Assign the queue."""
     state = PartitionState(watermark, watermark)
     shell.pipeline.assign(QUEUE, "5c0pe001", state)

@@ -12,7 +12,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.answers import NOT_HELD, time_of
-from sidecar.daemon.delays.changes import Changes
+from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.requests import Requests
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
@@ -39,7 +39,7 @@ class Scene:
         self.core.books[TP.store].restore(2)
         self.is_loading = False
         store = cast(HeldStore, self.store)
-        changes = Changes(self.core, store, lambda then: then())
+        changes = HeldChanges(self.core, store, lambda then: then())
         self.changes = changes
         self.requests = Requests(
             self.core, store, {TP: self.number}, lambda tp: self.is_loading, changes, lambda: 5_000

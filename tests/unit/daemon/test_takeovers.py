@@ -21,9 +21,17 @@ from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import TakenPartition
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.delay.changelog import takeover
-from sidecar.delay.changelog.interface import Entry, Record
-from sidecar.delay.changelog.reach import Reach
-from sidecar.delay.changelog.records import Kept, Lineage, claim, message_key, message_value, state_entry, topic_hash
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
+from sidecar.delay.changelog.reach import PutReach
+from sidecar.delay.changelog.records import (
+    KeptState,
+    RecordLineage,
+    claim,
+    message_key,
+    message_value,
+    state_entry,
+    topic_hash,
+)
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Assignment, ReadPast
@@ -32,7 +40,7 @@ from tests.support.model_table import ModelTable, ModelTables
 from tests.support.process import wait_until
 
 TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
-LINEAGE = Lineage(9, topic_hash("id"))
+LINEAGE = RecordLineage(9, topic_hash("id"))
 
 
 def name_of(tp: TopicPartition) -> bytes:
@@ -59,10 +67,10 @@ class Log(ModelLog):
             raise self.error
         return super().open(tp)
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         return super().append(tp, entries)
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         records = [record for record in self.records if begin <= record.offset < end]
         for first in range(0, len(records), self.batch):
             yield records[first : first + self.batch]
@@ -92,7 +100,7 @@ class Scene:
         epoch = self.log.add(claim()) + 1
         for origin in origins:
             value = message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")
-            self.log.add(Entry(message_key((2_000 << 20) + origin, epoch, origin), value))
+            self.log.add(ChangelogEntry(message_key((2_000 << 20) + origin, epoch, origin), value))
         return epoch
 
     def handle(self) -> TakenPartition | None:
@@ -174,9 +182,9 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
     first = scene.owner(1)
     second = scene.owner()
     value = message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")
-    scene.log.add(Entry(message_key(3_000 << 20, first, 2), value))
+    scene.log.add(ChangelogEntry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
-    scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"")))
+    scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"")))
     scene.takeovers.begin(assignment(TP, first), None)
     scene.handle()
     assert scene.held() == 1
@@ -389,7 +397,7 @@ def remembered(epoch: int, parked: int) -> Assignment:
 def test_a_folder_before_a_later_owner_in_the_changelog_is_not_believed(scene: Scene) -> None:
     """The broker lost that owner's commits too, which removed the parts that the folder counts."""
     first, second = scene.owner(), scene.owner()
-    scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"state")))
+    scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"state")))
     scene.takeovers.begin(remembered(first, 1), None)
     assert scene.handle() is None
     assert (scene.takeovers.outdated, list(scene.takeovers.stale())) == ({TP}, [TP])
@@ -401,7 +409,7 @@ def test_a_folder_before_a_later_owner_in_the_changelog_is_not_believed(scene: S
 def test_a_folder_of_the_last_owner_or_without_parked_parts_is_believed(scene: Scene, parked: int) -> None:
     """Which delayed messages count, the changelog tells."""
     first, second = scene.owner(), scene.owner()
-    scene.log.add(state_entry(second, Kept(is_proved=True, watermark=0, seen=0, state=b"state")))
+    scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"state")))
     scene.takeovers.begin(remembered(second if parked else first, parked), None)
     assert scene.handle() is not None
     assert not scene.takeovers.outdated
@@ -507,10 +515,12 @@ def test_the_source_does_not_go_on_from_an_outdated_folder() -> None:
 def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     """Once: the same answer is believed, and what is read again is dropped."""
     table = ModelTable(lambda: 0.99)
-    tables, lineage = ModelTables(table), Lineage(9, topic_hash("id"))
+    tables, lineage = ModelTables(table), RecordLineage(9, topic_hash("id"))
     epoch = table.claim()
-    message = Entry(message_key((2_000 << 20) + 3, epoch, 3), message_value(lineage, 0, NO_TAGS, None, b"", b""))
-    table.write(epoch, [message, Reach(lineage, 2, 4).entry()])
+    message = ChangelogEntry(
+        message_key((2_000 << 20) + 3, epoch, 3), message_value(lineage, 0, NO_TAGS, None, b"", b"")
+    )
+    table.write(epoch, [message, PutReach(lineage, 2, 4).entry()])
     takeovers = Takeovers(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)
     scene.takeovers = takeovers
     lower = replace(assignment(), state=PartitionState(1, 1), continues=True, end=10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.kafka.rules import LOCAL
 from sidecar.errors import ConfigError
 from sidecar.owner import Owner, read
@@ -14,12 +14,12 @@ MARK = b"o"
 _KEY_BYTES = 9
 
 
-def mark_entry(owner: Owner) -> Entry:
+def mark_entry(owner: Owner) -> ChangelogEntry:
     """A mark, under a key of its own."""
-    return Entry(MARK + os.urandom(_KEY_BYTES - 1), owner.marked())
+    return ChangelogEntry(MARK + os.urandom(_KEY_BYTES - 1), owner.marked())
 
 
-def read_mark(record: Record) -> Owner | None:
+def read_mark(record: ChangelogRecord) -> Owner | None:
     """The owner in a record; None if it is no mark."""
     if not record.key or record.key[:1] != MARK or len(record.key) != _KEY_BYTES or record.value is None:
         return None  # another program's records may have no key

@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.kafka import rules
 from sidecar.delay.changelog.kafka.clients import producer_config
 from sidecar.delay.changelog.kafka.topics import Topics
@@ -26,7 +26,7 @@ _RESTART = "restart the daemon"
 Done = Callable[[int], None]
 
 
-class _Call:
+class _ProduceCall:
     """An `append` whose entries are not all acknowledged."""
 
     __slots__ = ("done", "left")
@@ -43,7 +43,7 @@ class _Log:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.calls: deque[_Call] = deque()
+        self.calls: deque[_ProduceCall] = deque()
         self.failed = False
         """Whether an entry was refused: those behind it may be acknowledged, and do not count."""
 
@@ -81,7 +81,7 @@ class Appender:
         reason = self._reason or "the client knows no reason; fewer replicas may be in sync than min.insync.replicas"
         return f"Kafka at {self._topics.servers} does not acknowledge delayed messages: {reason}"
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Done | None = None) -> None:
+    def append(self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Done | None = None) -> None:
         """See `Changelog`: at least one entry; none is appended once it is broken or closed.
 
         It asks a broker, 2 s at most, if the topic got the partition since the client asked.
@@ -92,7 +92,7 @@ class Appender:
         log = self._logs.get(tp) or self._log(tp)
         if not self._unacknowledged:
             self._moved_s = self._clock()
-        log.calls.append(_Call(done, len(entries)))
+        log.calls.append(_ProduceCall(done, len(entries)))
         self._unacknowledged += len(entries)
         producer, report, partition = self._client(), partial(self._reported, log), tp.partition
         try:

@@ -18,7 +18,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry, Record
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.kafka.clients import reader_config
 from sidecar.delay.changelog.kafka.marks import former_name, mark_entry, read_mark, refuse_foreign
 from sidecar.delay.changelog.kafka.producer import Appender
@@ -106,7 +106,7 @@ class KafkaRestorer:
             marks = map(read_mark, islice(records, records_max))
             return next((mark for mark in marks if mark is not None), None)
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         """See `Restorer`; -1 if there are no entries."""
         if not self._appending.acquire(timeout=self._patience_s):
             raise UnavailableError(f"{self._name(tp)}: other partitions wait for Kafka at {self._topics.servers}")
@@ -120,7 +120,7 @@ class KafkaRestorer:
         finally:
             self._appending.release()
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         """See `Restorer`; in batches of at most 1,000 records."""
         if end <= begin:
             return
@@ -154,9 +154,9 @@ class _Appending:
         self._held_bytes = 0
         self._last = -1
 
-    def run(self, entries: Iterable[Entry]) -> int:
+    def run(self, entries: Iterable[ChangelogEntry]) -> int:
         """Append all, and wait."""
-        chunk: list[Entry] = []
+        chunk: list[ChangelogEntry] = []
         chunk_bytes = 0
         for entry in entries:
             chunk.append(entry)
@@ -170,7 +170,7 @@ class _Appending:
         self._await(0)
         return self._last
 
-    def _append(self, chunk: Sequence[Entry], size: int) -> None:
+    def _append(self, chunk: Sequence[ChangelogEntry], size: int) -> None:
         self._held_bytes += size
         self._appender.append(self._tp, chunk, partial(self._done, size))
 
@@ -203,7 +203,7 @@ class _Reading:
         self._consumer = ck.Consumer(config)
         self._consumer.assign([ck.TopicPartition(name, partition, begin)])  # OFFSET_BEGINNING takes 0.5 s to be found
 
-    def run(self, end: int | None = None) -> Iterator[Sequence[Record]]:
+    def run(self, end: int | None = None) -> Iterator[Sequence[ChangelogRecord]]:
         """Batches of records below `end`; without it, up to the end of the partition as it is then."""
         position = self._begin
         while end is None or position < end:
@@ -249,8 +249,8 @@ class _Reading:
         return UnavailableError(f"{self._where} could not be read: {reason}")
 
 
-def _records(messages: Sequence[Message]) -> list[Record]:
+def _records(messages: Sequence[Message]) -> list[ChangelogRecord]:
     columns: Any = zip(
         map(Message.offset, messages), map(Message.key, messages), map(Message.value, messages), strict=True
     )
-    return list(map(Record._make, columns))
+    return list(map(ChangelogRecord._make, columns))

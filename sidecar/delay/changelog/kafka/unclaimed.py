@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.partition_state import NO_STORES
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry, Record, Restorer
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord, Restorer
 from sidecar.delay.changelog.kafka.clients import admin_config, reader_config
 from sidecar.delay.changelog.kafka.topics import number_of
-from sidecar.delay.changelog.records import Lineage, topic_hash
+from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 from sidecar.errors import SidecarError, UnavailableError
@@ -85,12 +85,12 @@ class UnclaimedRestorer:
         """The id of the changelog."""
         return self._known[tp].store
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         """Append nothing; return the offset that the last entry would have."""
         self._ends[tp] += sum(1 for _ in entries)
         return self._ends[tp] - 1
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         """See `Restorer`."""
         for records in self._restorer.read(tp, end, begin):
             yield records
@@ -98,7 +98,7 @@ class UnclaimedRestorer:
 
 
 @dataclass(slots=True)
-class Look:
+class CommitLook:
     """Looks at changelogs once: at those of the source's topics, or at those of topics that it does not read.
 
     Args:
@@ -204,11 +204,11 @@ class Look:
         topic, offset = topic_hash(known.topic_id), commit.offset
         decoded = decode(commit.metadata, offset, known, self.rules)
         if decoded.state is not None:
-            state, lineage = decoded.state, Lineage(decoded.incarnation, topic)
+            state, lineage = decoded.state, RecordLineage(decoded.incarnation, topic)
             return Start(state.stores, lineage, state.watermark, state.seen, self.now)
         if offset < 0:  # expired, or never there: nothing tells that messages are read again
             offset = ORIGIN_MAX
-        return Start(NO_STORES, Lineage(_NEW, topic), offset, offset, self.now)
+        return Start(NO_STORES, RecordLineage(_NEW, topic), offset, offset, self.now)
 
     def _good(self, topic: str, answer: T | KafkaError) -> T:
         if isinstance(answer, KafkaError):

@@ -14,8 +14,8 @@ from psycopg import Connection
 
 from sidecar import threads
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, Entry
-from sidecar.delay.changelog.postgresql.restorer import Claim
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry
+from sidecar.delay.changelog.postgresql.restorer import EpochClaim
 from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.postgresql import text_of
 
@@ -41,8 +41,8 @@ Done = Callable[[int], None]
 class _Call(NamedTuple):
     """An `append` that has not ended."""
 
-    claim: Claim
-    entries: Sequence[Entry]
+    claim: EpochClaim
+    entries: Sequence[ChangelogEntry]
     done: Done | None
 
 
@@ -60,7 +60,7 @@ class PostgresqlChangelog:
     def __init__(
         self,
         tables: Tables,
-        claim_of: Callable[[TopicPartition], Claim],
+        claim_of: Callable[[TopicPartition], EpochClaim],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tables = tables
@@ -85,7 +85,7 @@ class PostgresqlChangelog:
                 return ""
             return f"{self._tables.where} does not take delayed messages: {self._reason or 'no answer'}"
 
-    def append(self, tp: TopicPartition, entries: Sequence[Entry], done: Done | None = None) -> None:
+    def append(self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Done | None = None) -> None:
         """See `Changelog`."""
         with self._changed:
             if self._is_closed:
@@ -161,7 +161,7 @@ class PostgresqlChangelog:
     def _write(self, calls: Sequence[_Call]) -> list[int]:
         """Append in one transaction; return the offset of the last entry of each call, or `LOST`."""
         db = self._db = self._db or self._tables.connect()
-        by_claim: dict[Claim, list[_Call]] = {}
+        by_claim: dict[EpochClaim, list[_Call]] = {}
         for call in calls:
             by_claim.setdefault(call.claim, []).append(call)
         offsets: dict[int, int] = {}
@@ -171,7 +171,7 @@ class PostgresqlChangelog:
         return [offsets[id(call)] for call in calls]
 
 
-def _write_all(db: Connection[Any], claim: Claim, calls: Sequence[_Call]) -> dict[int, int]:
+def _write_all(db: Connection[Any], claim: EpochClaim, calls: Sequence[_Call]) -> dict[int, int]:
     """Append what one owner appends to one partition."""
     count = sum(len(call.entries) for call in calls)
     row = db.execute(CHECK, (count, claim.place, claim.epoch)).fetchone()

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry, Record
-from sidecar.delay.changelog.postgresql.tables import Partition, Tables
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
+from sidecar.delay.changelog.postgresql.tables import PartitionRow, Tables
 
 FIRST_RECORDS, BATCH_RECORDS, BATCH_BYTES = 50, 1_000, 16 << 20
 CLAIM = """
@@ -20,7 +20,7 @@ SELECT seq, key, value FROM sidecar_delay_record WHERE place = %s AND seq >= %s 
 """
 
 
-class Claim(NamedTuple):
+class EpochClaim(NamedTuple):
     """What this process claimed last of a partition."""
 
     place: int
@@ -32,11 +32,11 @@ class PostgresqlRestorer:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._partitions: dict[TopicPartition, Partition] = {}
-        self._claims: dict[TopicPartition, Claim] = {}
+        self._partitions: dict[TopicPartition, PartitionRow] = {}
+        self._claims: dict[TopicPartition, EpochClaim] = {}
         self._guard = threading.Lock()
 
-    def claim_of(self, tp: TopicPartition) -> Claim:
+    def claim_of(self, tp: TopicPartition) -> EpochClaim:
         """The last claim of a partition."""
         with self._guard:
             return self._claims[tp]
@@ -49,7 +49,7 @@ class PostgresqlRestorer:
             self._partitions[tp] = partition
         return partition.store
 
-    def append(self, tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         """Claim the partition; the entries are a claim."""
         del entries
         place = self._place(tp)
@@ -59,7 +59,7 @@ class PostgresqlRestorer:
             raise self._tables.gone(tp)
         (epoch,) = row
         with self._guard:
-            self._claims[tp] = Claim(place, int(epoch))
+            self._claims[tp] = EpochClaim(place, int(epoch))
         return int(epoch) - 1
 
     def find(self, tp: TopicPartition, key: bytes) -> bytes | None:
@@ -68,7 +68,7 @@ class PostgresqlRestorer:
             row = db.execute(VALUE, (self._place(tp), key), binary=True).fetchone()
         return None if row is None else bytes(row[0])
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         """See `Restorer`; in batches of some 16 MiB at most."""
         place, limit = self._place(tp), FIRST_RECORDS
         while begin < end:
@@ -76,7 +76,7 @@ class PostgresqlRestorer:
                 rows = db.execute(READ, (place, begin, end, limit), binary=True).fetchall()
             if not rows:
                 return
-            records = [Record(*row) for row in rows]
+            records = [ChangelogRecord(*row) for row in rows]
             yield records
             begin = records[-1].offset + 1
             size = sum(len(record.value or b"") for record in records) // len(records) + 1

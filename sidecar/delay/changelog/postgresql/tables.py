@@ -53,7 +53,7 @@ SELECT topic, broker, partition, next FROM sidecar_delay_partition WHERE consume
 """
 
 
-class Partition(NamedTuple):
+class PartitionRow(NamedTuple):
     """A partition of the source in the tables."""
 
     place: int
@@ -123,7 +123,7 @@ class Tables:
             with suppress(psycopg.Error):
                 db.close()
 
-    def open(self, db: Connection[Any], tp: TopicPartition) -> Partition:
+    def open(self, db: Connection[Any], tp: TopicPartition) -> PartitionRow:
         """A partition; its row is made if it is missing."""
         key = (self._group, tp.topic, tp.broker, tp.partition)
         found = db.execute(FIND, key).fetchone()
@@ -134,7 +134,7 @@ class Tables:
             raise psycopg.DataError("the table sidecar_delay_store is empty")
         place, store = found
         digits = hashlib.blake2b(f"{store} {place}".encode(), digest_size=6).digest()
-        return Partition(place, int.from_bytes(digits, "big") | 1)
+        return PartitionRow(place, int.from_bytes(digits, "big") | 1)
 
     def all(self, db: Connection[Any]) -> dict[TopicPartition, int]:
         """The partitions of the group, with the number of records that each got so far."""

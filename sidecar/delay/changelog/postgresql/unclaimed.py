@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Record
+from sidecar.delay.changelog.interface import ChangelogRecord
 from sidecar.delay.changelog.kafka.unclaimed import Unclaimed
 from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.delay.changelog.reach import REACH_KEY, read_reach
-from sidecar.delay.changelog.records import Lineage
+from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 
@@ -47,12 +47,12 @@ class UnclaimedTables(PostgresqlRestorer):
         for tp, end in ends.items():
             if is_wanted(tp):
                 store, raw = self.open(tp), self.find(tp, REACH_KEY)
-                lineage = Lineage(0, 0) if raw is None else read_reach(raw).lineage
+                lineage = RecordLineage(0, 0) if raw is None else read_reach(raw).lineage
                 start = Start(Stores(store, (), ALL), lineage, ORIGIN_MAX, ORIGIN_MAX, self._now)
                 found[tp] = Unclaimed(store, 0, end, start)
         return found
 
-    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[Record]]:
+    def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
         """See `Restorer`; it ends where nothing more is found."""
         del end
         return super().read(tp, ALL, begin)

@@ -17,7 +17,7 @@ from sidecar.core.pipeline.status import PipelineStatus, UnusableIds
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.delays.left import Left, LeftBehind
+from sidecar.daemon.delays.left import LeftBehind, LeftMessages
 from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, LoopRecord
 from sidecar.daemon.status.chronicle import OVER_S, SUMMARY_EVERY_S, Chronicle
 from sidecar.daemon.status.problems import FULL_S, Problems
@@ -164,7 +164,7 @@ class Delayed(Delays):
 
     problem = ""
 
-    def __init__(self, problem: str, found: tuple[Left, ...] = ()) -> None:
+    def __init__(self, problem: str, found: tuple[LeftMessages, ...] = ()) -> None:
         self.problem, self.takeovers, self.left = problem, NoTakeovers(), LeftBehind(tuple, lambda job: job())
         self.left.found = found
 
@@ -172,7 +172,10 @@ class Delayed(Delays):
 def test_messages_that_nobody_delivers_are_told() -> None:
     """For each topic, with the number."""
     world = World()
-    found = (Left("a", 1_200, "the topic does not exist"), Left("b", 1, "source.kafka.topics does not name it"))
+    found = (
+        LeftMessages("a", 1_200, "the topic does not exist"),
+        LeftMessages("b", 1, "source.kafka.topics does not name it"),
+    )
     world.supervisor.delays = Delayed("", found)
     assert world.kinds(0.0) == ["delay_left", "delay_left"]
 

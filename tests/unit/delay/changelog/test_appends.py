@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import LOST, Entry
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry
 from tests.support.changelog_scene import Scene
 
 
@@ -20,7 +20,7 @@ class Waiting:
         self.scene, self.heard = scene, list[int]()
         (self._owned,) = scene.store._owned.values()
         self._appends = Appends(scene.changelog)
-        self._appends.append(self._owned, [Entry(b"key", None)], self.heard.append)
+        self._appends.append(self._owned, [ChangelogEntry(b"key", None)], self.heard.append)
 
     def acknowledge(self) -> None:
         """The broker has it."""

@@ -14,14 +14,14 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.records import Lineage
+from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.blocks import POSITION_MAX
 from sidecar.errors import StateError
 from tests.support.model_changelog import ModelChangelog, ModelLog
 
-TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", Lineage(1, 7)
+TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", RecordLineage(1, 7)
 DUE_MS = 1_000_000
 
 

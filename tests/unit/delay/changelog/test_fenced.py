@@ -10,7 +10,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import NO_STORES
 from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.reach import REACH_KEY, Handed, read_reach
-from sidecar.delay.changelog.records import MESSAGE, Lineage, read_message_key
+from sidecar.delay.changelog.records import MESSAGE, RecordLineage, read_message_key
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
@@ -24,7 +24,7 @@ from tests.support.model_table import ModelAppender, ModelTable, ModelTables
 class Scene:
     """A process that owns the only partition."""
 
-    def __init__(self, table: ModelTable | None = None, lineage: Lineage = LINEAGE, at: int = 0) -> None:
+    def __init__(self, table: ModelTable | None = None, lineage: RecordLineage = LINEAGE, at: int = 0) -> None:
         self.table = table or ModelTable(lambda: 0.99)
         self.tables = ModelTables(self.table)
         self.changelog = ModelAppender(self.tables)
@@ -108,7 +108,7 @@ def test_nothing_is_appended_before_a_commit_but_the_claim() -> None:
     old.put(3, 8)
     old.land()
     records = list(old.table.records)
-    zombie = Scene(old.table, Lineage(9, LINEAGE.topic), at=5)
+    zombie = Scene(old.table, RecordLineage(9, LINEAGE.topic), at=5)
     zombie.store.keep(zombie.number, b"other", 0, 0)
     zombie.land()
     assert old.table.records == records

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.notes import Note, decoded, encoded
 from sidecar.delay.changelog.records import (
     Bookmark,
-    Kept,
-    Lineage,
+    KeptState,
+    RecordLineage,
     bookmark_entry,
     kind_of,
     read_bookmark,
 )
 
-BARE = Note(1, b"a", 7, Lineage(2, 3), 4, 5, 6, None, [], [])
+BARE = Note(1, b"a", 7, RecordLineage(2, 3), 4, 5, 6, None, [], [])
 FULL = Note(
-    (1 << 16) - 1, b"g\0orders\0\x003", (1 << 48) - 1, Lineage((1 << 64) - 1, (1 << 32) - 1), 1 << 40, 1 << 41, 1 << 42,
-    Kept(is_proved=True, watermark=1 << 62, seen=1 << 63, state=b"state"),
+    (1 << 16) - 1, b"g\0orders\0\x003", (1 << 48) - 1, RecordLineage((1 << 64) - 1, (1 << 32) - 1),
+    1 << 40, 1 << 41, 1 << 42,
+    KeptState(is_proved=True, watermark=1 << 62, seen=1 << 63, state=b"state"),
     [(1 << 61, [b"m" * 25, b"x" * 41]), (9, [b"m" * 25])],
     [[b"m" * 25], [], [b"m" * 25, b"x" * 41, b"x" * 41]],
 )  # fmt: skip
@@ -46,6 +47,6 @@ def test_a_bookmark_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize("value", [b"", b"\x02" + bytes(16), b"\x01" + bytes(17)])
 def test_a_bookmark_of_another_form_is_refused(value: bytes) -> None:
     """A later version may mean something else."""
-    entry = Entry(bookmark_entry(9, Bookmark(7, 5)).key, value)
+    entry = ChangelogEntry(bookmark_entry(9, Bookmark(7, 5)).key, value)
     with pytest.raises(ValueError, match=r"version|buffer"):
         read_bookmark(entry.key, entry.value or b"")

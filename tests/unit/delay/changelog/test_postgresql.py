@@ -11,15 +11,15 @@ import psycopg
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import LOST, Entry
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry
 from sidecar.delay.changelog.postgresql import appender
 from sidecar.delay.changelog.postgresql.appender import CHECK, REMOVE, WAITING_S, PostgresqlChangelog
-from sidecar.delay.changelog.postgresql.restorer import Claim
+from sidecar.delay.changelog.postgresql.restorer import EpochClaim
 from tests.support.process import wait_until
 
 TP, OTHER = TopicPartition("orders", 3), TopicPartition("orders", 4)
-PLACES = {TP: Claim(1, 5), OTHER: Claim(2, 5)}
-A, B, C = Entry(b"a", b"1"), Entry(b"b", b"2"), Entry(b"c", b"3")
+PLACES = {TP: EpochClaim(1, 5), OTHER: EpochClaim(2, 5)}
+A, B, C = ChangelogEntry(b"a", b"1"), ChangelogEntry(b"b", b"2"), ChangelogEntry(b"c", b"3")
 
 
 class Database:
@@ -86,7 +86,7 @@ class Scene:
         self.changelog = PostgresqlChangelog(cast(Any, self.database), PLACES.__getitem__, lambda: self.now_s)
         self.done: list[int] = []
 
-    def append(self, *entries: Entry, tp: TopicPartition = TP) -> None:
+    def append(self, *entries: ChangelogEntry, tp: TopicPartition = TP) -> None:
         """Append these in one call."""
         self.changelog.append(tp, entries, self.done.append)
 
@@ -117,7 +117,7 @@ def test_a_call_ends_at_the_place_of_its_last_entry(scene: Scene) -> None:
     scene.append(A, B)
     scene.append(C, tp=OTHER)
     assert sorted(scene.served(2)) == [1, 100]
-    scene.append(Entry(b"a", None), C)
+    scene.append(ChangelogEntry(b"a", None), C)
     assert scene.served(3)[-1] == 3
     assert scene.database.rows == {(1, b"b"): (b"2", 1), (1, b"c"): (b"3", 3), (2, b"c"): (b"3", 100)}
     assert scene.database.connections == 1
@@ -129,8 +129,8 @@ def test_a_transaction_has_what_gathered_during_the_one_before(scene: Scene) -> 
     scene.append(A, tp=OTHER)
     wait_until(lambda: scene.database.connections, 10, "the first one is under way")
     scene.append(B, tp=OTHER)
-    scene.append(A, Entry(b"a", b"9"))
-    scene.append(Entry(b"b", b"7"), Entry(b"b", None))
+    scene.append(A, ChangelogEntry(b"a", b"9"))
+    scene.append(ChangelogEntry(b"b", b"7"), ChangelogEntry(b"b", None))
     scene.database.go.set()
     assert scene.served(4) == [100, 101, 1, 3]
     assert scene.database.transactions == [

@@ -8,9 +8,9 @@ import pytest
 
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.changelog.records import (
-    Kept,
-    Lineage,
+    KeptState,
     MessageKey,
+    RecordLineage,
     claim,
     message_key,
     message_value,
@@ -24,8 +24,8 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from tests.support.partition_store import TAGS
 
-LINEAGE = Lineage((1 << 64) - 1, (1 << 32) - 1)
-STATE = Kept(is_proved=True, watermark=0, seen=0, state=b"")
+LINEAGE = RecordLineage((1 << 64) - 1, (1 << 32) - 1)
+STATE = KeptState(is_proved=True, watermark=0, seen=0, state=b"")
 
 
 @pytest.mark.parametrize("place", [MessageKey(0, 1, 0), MessageKey((1 << 63) - 1, 1 << 62, 1 << 62)])
@@ -57,7 +57,7 @@ def test_a_missing_timestamp_is_kept() -> None:
 @pytest.mark.parametrize("state", [b"", b"state"])
 def test_a_state_is_read_as_it_was_made(is_proved: bool, state: bytes) -> None:
     """Its key has the owner's epoch."""
-    kept = Kept(is_proved, 3, 1 << 60, state)
+    kept = KeptState(is_proved, 3, 1 << 60, state)
     entry = state_entry(9, kept)
     assert (read_state_key(entry.key), read_state(entry.value or b"")) == (9, kept)
 

@@ -8,7 +8,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.delay.changelog import appends
 from sidecar.delay.changelog import store as store_module
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.records import (
     MessageKey,
     claim,
@@ -401,9 +401,9 @@ def test_of_two_messages_at_a_position_the_right_one_is_removed() -> None:
     first.land()
     second = first.log.add(claim()) + 1
     first.log.add(
-        Entry(message_key(position, second, 5), message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", None))
+        ChangelogEntry(message_key(position, second, 5), message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", None))
     )
-    first.log.add(Entry(message_key(position, first.epoch, 0), None))
+    first.log.add(ChangelogEntry(message_key(position, first.epoch, 0), None))
     third = Scene(first.log)
     third.number = third.own(second)
     assert third.take() == [5]

@@ -11,14 +11,14 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Other, Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog import takeover
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.records import (
     CLAIM,
     MESSAGE,
     PROOF,
-    Kept,
-    Lineage,
+    KeptState,
     MessageKey,
+    RecordLineage,
     claim,
     message_key,
     message_value,
@@ -33,7 +33,7 @@ from tests.support.partition_store import TAGS
 TP = TopicPartition("orders", 3)
 STORE = 7
 """The id of a `ModelLog`."""
-LINEAGE, AFTER_RESET, OTHER_TOPIC = Lineage(1, 2), Lineage(8, 2), Lineage(8, 9)
+LINEAGE, AFTER_RESET, OTHER_TOPIC = RecordLineage(1, 2), RecordLineage(8, 2), RecordLineage(8, 9)
 NOW = 1_000
 """Positions below are in the past."""
 
@@ -50,20 +50,20 @@ class Scene:
         """The epoch of a new owner."""
         return self.log.add(claim()) + 1
 
-    def put(self, epoch: int, origin: int, position: int | None = None, lineage: Lineage = LINEAGE) -> bytes:
+    def put(self, epoch: int, origin: int, position: int | None = None, lineage: RecordLineage = LINEAGE) -> bytes:
         """A message of an owner, by default due in the future; its key."""
         key = message_key(NOW + origin if position is None else position, epoch, origin)
-        self.log.add(Entry(key, message_value(lineage, 5, TAGS, b"key", b"headers", b"%d" % origin)))
+        self.log.add(ChangelogEntry(key, message_value(lineage, 5, TAGS, b"key", b"headers", b"%d" % origin)))
         return key
 
-    def keep(self, epoch: int, *, proved: bool = False, watermark: int = 0) -> Entry:
+    def keep(self, epoch: int, *, proved: bool = False, watermark: int = 0) -> ChangelogEntry:
         """A state of the owner with this epoch."""
-        entry = state_entry(epoch, Kept(proved, watermark, watermark, b"of %d" % epoch))
+        entry = state_entry(epoch, KeptState(proved, watermark, watermark, b"of %d" % epoch))
         self.log.add(entry)
         return entry
 
     def take(self, epoch: int = 0, *, store: int = STORE, seen: int = 0, watermark: int = 0,
-             lineage: Lineage = LINEAGE, others: tuple[tuple[int, int], ...] = (),
+             lineage: RecordLineage = LINEAGE, others: tuple[tuple[int, int], ...] = (),
              sizes: list[int] | None = None) -> TakenOver:  # fmt: skip
         """Take over, with this epoch in the commit; `sizes` gets the number of messages of each call."""
 
@@ -156,7 +156,7 @@ def test_what_is_void_is_not_removed_if_another_owner_may_not_know(scene: Scene)
     key = scene.put(first, 1)
     late, offsets = iter([False, True]), []
 
-    def append(tp: TopicPartition, entries: Iterable[Entry]) -> int:
+    def append(tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
         entries = list(entries)
         if next(late, False):
             scene.claim()
@@ -184,7 +184,7 @@ def test_a_proof_is_appended_once(scene: Scene) -> None:
 def test_what_was_removed_before_is_not_removed_again(scene: Scene) -> None:
     """A void message that has a tombstone needs no second one."""
     first, second = scene.claim(), scene.claim()
-    scene.log.add(Entry(scene.put(first, 1), None))
+    scene.log.add(ChangelogEntry(scene.put(first, 1), None))
     scene.take(second)
     assert len(scene.removed) == 1
 
@@ -234,7 +234,7 @@ def test_messages_that_were_removed_are_named(scene: Scene, position: int, monke
     key = scene.put(epoch, 1, position)
     for _ in range(20):  # as many as are read at once
         scene.keep(epoch)
-    scene.log.add(Entry(key, None))
+    scene.log.add(ChangelogEntry(key, None))
     assert scene.take(epoch).ended == [MessageKey(position, epoch, 1)]
 
 
@@ -244,7 +244,7 @@ def test_messages_that_were_removed_soon_are_not_adopted(scene: Scene) -> None:
     for origin in range(2_000):
         key = scene.put(epoch, origin, origin)
         if origin % 1_000:
-            scene.log.add(Entry(key, None))
+            scene.log.add(ChangelogEntry(key, None))
     taken = scene.take(epoch)
     assert (scene.held, taken.ended, list(taken.known)) == ([0, 1_000], [], [0, 1_000])
     assert taken.garbage == []
@@ -257,7 +257,7 @@ def test_large_messages_are_adopted_in_pieces(scene: Scene, monkeypatch: pytest.
     for origin in range(10, 90):
         key = scene.put(epoch, origin)
         if origin % 4:
-            scene.log.add(Entry(key, None))
+            scene.log.add(ChangelogEntry(key, None))
     ended = [each.origin for each in scene.take(epoch, sizes=sizes).ended]
     assert sorted({*scene.held} - {*ended}) == list(range(12, 90, 4))
     assert max(sizes) < 10
@@ -267,7 +267,7 @@ def test_large_messages_are_adopted_in_pieces(scene: Scene, monkeypatch: pytest.
 def test_a_tombstone_whose_message_was_compacted_away_is_ignored(scene: Scene) -> None:
     """There are as many of them as messages in a day; nothing was adopted that they end."""
     epoch = scene.claim()
-    scene.log.add(Entry(message_key(5, epoch, 1), None))
+    scene.log.add(ChangelogEntry(message_key(5, epoch, 1), None))
     assert scene.take(epoch).ended == []
 
 
@@ -276,7 +276,7 @@ def test_origins_from_seen_on_are_known(scene: Scene) -> None:
     epoch = scene.claim()
     for origin in (4, 5, 6):
         scene.put(epoch, origin)
-    scene.log.add(Entry(scene.put(epoch, 7), None))
+    scene.log.add(ChangelogEntry(scene.put(epoch, 7), None))
     assert list(scene.take(epoch, seen=5).known) == [5, 6]
 
 
@@ -384,7 +384,7 @@ def test_what_comes_behind_the_claim_is_not_read(scene: Scene) -> None:
     epoch = scene.claim()
     append = scene.log.append
 
-    def and_more(tp: TopicPartition, entries: list[Entry]) -> int:
+    def and_more(tp: TopicPartition, entries: list[ChangelogEntry]) -> int:
         offset = append(tp, entries)
         scene.put(epoch, 1)
         return offset
@@ -397,7 +397,9 @@ def test_what_comes_behind_the_claim_is_not_read(scene: Scene) -> None:
 def test_a_record_of_a_later_version_ends_the_daemon(scene: Scene) -> None:
     """With the cure; messages must not be lost by an older version that ignores them."""
     epoch = scene.claim()
-    scene.log.add(Entry(message_key(1, epoch, 0), b"\3" + message_value(LINEAGE, 0, NO_TAGS, None, b"", None)[1:]))
+    scene.log.add(
+        ChangelogEntry(message_key(1, epoch, 0), b"\3" + message_value(LINEAGE, 0, NO_TAGS, None, b"", None)[1:])
+    )
     with pytest.raises(ConfigError, match="version 3") as refused:
         scene.take(epoch)
     assert "later one" in refused.value.hint
@@ -418,7 +420,7 @@ def test_what_another_program_appends_is_ignored(scene: Scene, key: bytes) -> No
     """It costs no message."""
     epoch = scene.claim()
     for value in (b"value", None):
-        scene.log.add(Entry(key, value))
+        scene.log.add(ChangelogEntry(key, value))
     scene.put(epoch, 1)
     scene.take(epoch)
     assert scene.held == [1]

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.changelog import vouching
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_key, message_value
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.vouching import SPARE_S
@@ -34,7 +34,9 @@ def origins(scene: Scene) -> list[int]:
 
 def foreign(scene: Scene) -> None:
     """Another owner, who was replaced, appends a message."""
-    scene.log.add(Entry(message_key(99 << 20, scene.epoch - 1, 77), message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")))
+    scene.log.add(
+        ChangelogEntry(message_key(99 << 20, scene.epoch - 1, 77), message_value(LINEAGE, 0, NO_TAGS, None, b"", b""))
+    )
 
 
 def removed_changes(scene: Scene) -> int:

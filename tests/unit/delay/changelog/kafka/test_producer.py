@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.kafka.producer import GONE_ANSWERS, WAITING_S, KafkaChangelog
 from tests.support.spark.tasks import make_settings
 
 TP, OTHER = TopicPartition("orders", 3), TopicPartition("orders", 4)
-A, B, C = Entry(b"a", b"1"), Entry(b"b", None), Entry(b"c", b"3")
+A, B, C = ChangelogEntry(b"a", b"1"), ChangelogEntry(b"b", None), ChangelogEntry(b"c", b"3")
 
 
 class Producer:
@@ -102,7 +102,7 @@ class Scene:
         self.changelog = KafkaChangelog(cast(Any, self.topics), lambda: self.now_s)
         self.done: list[int] = []
 
-    def append(self, *entries: Entry, tp: TopicPartition = TP) -> None:
+    def append(self, *entries: ChangelogEntry, tp: TopicPartition = TP) -> None:
         """Append these in one call."""
         self.changelog.append(tp, entries, self.done.append)
 

@@ -12,7 +12,7 @@ import pytest
 from sidecar.config.delay import ChangelogSettings
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.kafka.producer import WAITING_S, KafkaChangelog
 from sidecar.delay.changelog.kafka.restorer import KafkaRestorer, _Appending
 from sidecar.delay.changelog.kafka.topics import Topics
@@ -58,7 +58,7 @@ def test_a_topic_without_an_id_has_the_number_of_its_name(mock: str) -> None:
 def test_what_was_appended_after_the_end_is_not_read(mock: str) -> None:
     """An owner that appends meanwhile adds nothing to a takeover."""
     restorer, tp = KafkaRestorer(topics_of(mock, "t")), TopicPartition("t", 0)
-    assert restorer.append(tp, [Entry(b"%d" % number, b"v") for number in range(5)]) == 4
+    assert restorer.append(tp, [ChangelogEntry(b"%d" % number, b"v") for number in range(5)]) == 4
     assert [record.offset for batch in restorer.read(tp, 3, 1) for record in batch] == [1, 2]
     restorer.close()
 
@@ -71,7 +71,7 @@ def test_a_takeover_tells_why_its_entries_were_not_acknowledged(waiting: str, sa
     """As far as the client knows."""
     silent: Any = SimpleNamespace(broken="", waiting=waiting, append=lambda *_: None, serve=lambda _: None)
     with pytest.raises(UnavailableError, match=says):
-        _Appending(silent, TopicPartition("t", 0), 0.0).run([Entry(b"k", b"v")])
+        _Appending(silent, TopicPartition("t", 0), 0.0).run([ChangelogEntry(b"k", b"v")])
 
 
 def test_waiting_is_told_after_5_seconds_without_an_acknowledgement() -> None:
@@ -80,7 +80,7 @@ def test_waiting_is_told_after_5_seconds_without_an_acknowledgement() -> None:
     changelog = KafkaChangelog(topics_of("localhost:1", "t"), lambda: now[0])
     now[0] += 100
     assert changelog.waiting == ""
-    changelog.append(TopicPartition("t", 0), [Entry(b"k", b"v")])
+    changelog.append(TopicPartition("t", 0), [ChangelogEntry(b"k", b"v")])
     changelog.serve()
     now[0] += WAITING_S - 0.1
     assert changelog.waiting == ""

@@ -13,11 +13,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from sidecar.core.partition_state import NO_STORES, PartitionState, Stores
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import Entry
+from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.kafka import unclaimed as module
 from sidecar.delay.changelog.kafka.topics import number_of
-from sidecar.delay.changelog.kafka.unclaimed import PATIENCE_S, Look, Unclaimed, UnclaimedRestorer
-from sidecar.delay.changelog.records import Lineage, topic_hash
+from sidecar.delay.changelog.kafka.unclaimed import PATIENCE_S, CommitLook, Unclaimed, UnclaimedRestorer
+from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.disk.blocks import ORIGIN_MAX
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
@@ -98,9 +98,9 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     return broker
 
 
-def look() -> Look:
+def look() -> CommitLook:
     """Looks at the changelogs of `orders`."""
-    return Look(make_settings("http://localhost:1/").source.kafka, lambda topic: f"held-{topic}", RULES, NOW)
+    return CommitLook(make_settings("http://localhost:1/").source.kafka, lambda topic: f"held-{topic}", RULES, NOW)
 
 
 def found(*tps: TopicPartition) -> dict[TopicPartition, Unclaimed]:
@@ -113,7 +113,7 @@ def test_a_changelog_is_found_with_the_commit_of_its_partition(broker: Broker) -
     identity = Identity("cluster", "g", "id", 42)
     broker.commits[A] = 10, encode(identity, RULES, STATE), None
     broker.ends[TopicPartition("held-orders", 0)] = LogBounds(2, 8)
-    lineage = Lineage(42, topic_hash("id"))
+    lineage = RecordLineage(42, topic_hash("id"))
     assert found(A) == {A: Unclaimed(number_of("log-id"), 2, 8, Start(STATE.stores, lineage, 10, 25, NOW))}
     assert broker.patience_s == PATIENCE_S
 
@@ -122,7 +122,7 @@ def test_a_changelog_is_found_with_the_commit_of_its_partition(broker: Broker) -
 def test_a_commit_of_another_program_has_an_offset_alone(broker: Broker, offset: int, origin: int) -> None:
     """Without one, nothing tells that messages are read again."""
     broker.commits[A] = offset, "theirs", None
-    assert found(A)[A].start == Start(NO_STORES, Lineage(-1, topic_hash("id")), origin, origin, NOW)
+    assert found(A)[A].start == Start(NO_STORES, RecordLineage(-1, topic_hash("id")), origin, origin, NOW)
 
 
 def test_only_wanted_partitions_that_have_one_are_looked_at(broker: Broker) -> None:
@@ -180,10 +180,10 @@ class Restorer:
 def test_nothing_is_appended_to_what_is_only_read() -> None:
     """The takeover gets the offset that its claim would have; records are counted once they were read."""
     counted: list[int] = []
-    known = {A: Unclaimed(5, 2, 8, Start(NO_STORES, Lineage(1, 2), 0, 0, 0))}
+    known = {A: Unclaimed(5, 2, 8, Start(NO_STORES, RecordLineage(1, 2), 0, 0, 0))}
     restorer: Any = UnclaimedRestorer(Restorer(), known, counted.append)  # type: ignore[arg-type]
     assert restorer.open(A) == 5
-    assert restorer.append(A, [Entry(b"k", b"v")]) == 8
-    assert restorer.append(A, [Entry(b"k", b"v"), Entry(b"l", b"v")]) == 10
+    assert restorer.append(A, [ChangelogEntry(b"k", b"v")]) == 8
+    assert restorer.append(A, [ChangelogEntry(b"k", b"v"), ChangelogEntry(b"l", b"v")]) == 10
     assert list(restorer.read(A, 8, 3)) == [[3, 1], [8]]
     assert counted == [2, 1]
