@@ -16,6 +16,7 @@ import structlog
 
 from sidecar import threads
 from sidecar.allocator import give_back_large, share_heaps
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.core.partition.room import StateBudget
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers, refuse_stranded
@@ -31,14 +32,7 @@ from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError
 from sidecar.ops.admin import AdminServer, Ask, open_probes
 from sidecar.owner import Owner
-from sidecar.runtime.build import (
-    HELD_SHARE,
-    build,
-    pipeline_groups_of,
-    plan_memory,
-    pushed_expression,
-    rules_hash,
-)
+from sidecar.runtime.build import HELD_SHARE, build, pipeline_groups_of, plan_memory, pushed_expression
 from sidecar.runtime.dead_letters import DeadLetterWriter, open_dead_letters
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.ledger_worker import LedgerWorker, NoLedger, open_ledger_worker

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from sidecar import threads
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.core.parts import Barrier
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -18,7 +19,7 @@ from sidecar.core.records import Columns, TopicPartition, group_label
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.log import configure
 from sidecar.ops.snapshot import ReloadStatus
-from sidecar.runtime.build import batch_rules, build_parts, delivery_rules, rules_hash
+from sidecar.runtime.build import batch_rules, build_parts, delivery_rules
 from sidecar.runtime.changes import SettingsChanges, changes
 from sidecar.runtime.worker import Senders
 from sidecar.state.rules import Rules

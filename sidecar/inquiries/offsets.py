@@ -15,12 +15,12 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import ConfigError, NoStateError, SidecarError, UnavailableError
-from sidecar.runtime.build import rules_hash
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
 from sidecar.sources.kafka.offsets import LogBounds, Offsets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sidecar.config.members import place_of
 from sidecar.config.model import Settings
 from sidecar.config.sinks import SinkSettings
 from sidecar.config.tags import OFFSET_MSG_ID, Dedup, Tags, canonical
@@ -59,33 +59,6 @@ def plan_memory(budget_bytes: int) -> MemoryPlan:
     return MemoryPlan(queue_bytes, budget_bytes - 5 * queue_bytes)
 
 
-def rules_hash(settings: Settings) -> bytes:
-    """A 4-byte hash that changes if messages may go elsewhere than before; earlier intents do not apply then.
-
-    Limits, sink address and the like are left out: they change how parts are cut and sent, not where a message belongs.
-    """
-    tags, dedup = settings.tags, settings.dedup
-    rules = [
-        _place(tags.field),
-        tags.split,
-        canonical(tags.subscribe),
-        canonical(tags.exclude) if tags.exclude else [],
-        {name: canonical(expression) for name, expression in tags.groups.items()},
-        [_place(dedup.field), dedup.as_],
-        settings.source.chosen.isolation,
-        settings.sink.chosen.row_format,
-        *(["ledger"] if dedup.ledger else []),
-        *(["joined"] if settings.sink.chosen.joins_groups else []),
-    ]
-    if settings.source.chosen.pushed_filter:
-        rules.append(settings.source.chosen.pushed_filter)
-    if delay := settings.delay:
-        due = delay.rules
-        held: list[object] = [_place(due.field), dict(due.topics), due.max_ms, due.beyond_max, due.malformed]
-        rules.append(["delay", *held])
-    return hashlib.blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=4).digest()
-
-
 def pushed_expression(settings: Settings) -> str:
     """Filter of RocketMQ's brokers, as far as they can filter: by their own tags, but not by several in one field."""
     tags = settings.tags
@@ -109,10 +82,6 @@ def filters_at_broker(settings: Settings) -> bool:
 def is_retried(tp: TopicPartition) -> bool:
     """Whether this is the group's retry topic, to which RocketMQ's brokers copy messages that are handed back."""
     return tp.topic.startswith("%RETRY%")
-
-
-def _place(field: Field | None) -> list[object]:
-    return [field.kind, field.name, *field.path] if field else []
 
 
 def groups_of(
@@ -163,7 +132,7 @@ def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
 def tag_index_of(settings: Settings, filter_: TagFilter | None = None) -> TagIndex:
     """What a store of delayed messages keeps of tags, and the tags that are wanted."""
     tags = settings.tags
-    return TagIndex(filter_ or tags.filter(), json.dumps([_place(tags.field), tags.split or ""]))
+    return TagIndex(filter_ or tags.filter(), json.dumps([place_of(tags.field), tags.split or ""]))
 
 
 def _tag_reader(tags: Tags, columns: Columns) -> ReadTags:

@@ -8,12 +8,13 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from sidecar.config.base import Model, OneOf
+from sidecar.config.members import DECIDING
 from sidecar.config.model import Settings
 from sidecar.errors import ConfigError
 
 AT_ONCE = ("batch", "retry", "log", "drain_timeout", "sink.http")
 """Keys that apply at once, with all below them."""
-WHEN_QUIET = ("tags", "batch.by", "sink.http.format")
+WHEN_QUIET = tuple(key for row in DECIDING if row.is_quiet for key in row.keys)
 """Keys that decide what a part has: they apply when nothing is open or outstanding."""
 AFTER_RESTART = ("sink.http.ordering",)
 """Exceptions below these keys; all other keys need a restart too."""

@@ -48,6 +48,17 @@ def test_mistake_in_the_mask_of_tags_is_found(patch: Path, tmp_path: Path) -> No
     assert re.search(r"^FAILED test_\w*(masks|tag_index).py::", done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.parametrize("patch", sorted((MISTAKES / "members").glob("*.patch")), ids=lambda patch: patch.stem)
+def test_mistake_in_the_table_of_deciding_keys_is_found(patch: Path, tmp_path: Path) -> None:
+    """With this mistake a key that decides which messages a part has would be forgotten by one of its uses."""
+    broken_copy(patch, tmp_path)
+    shutil.copy(ROOT / "tests/unit/config/test_members.py", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"^FAILED test_members.py::", done.stdout, re.MULTILINE), done.stdout
+
+
 @pytest.mark.parametrize("patch", sorted(MISTAKES.rglob("*.patch")), ids=lambda patch: patch.stem)
 def test_mistake_is_one_of_this_code(patch: Path, tmp_path: Path) -> None:
     """Each applies, changes something, and leaves what Python takes: else its error alone would be found."""

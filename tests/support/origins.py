@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.daemon.lifecycle import make_source
-from sidecar.runtime.build import rules_hash
 from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import Source
 from sidecar.sources.simulated import SimulatedBroker, SimulatedSource

@@ -14,6 +14,7 @@ from typing import Any
 
 from sidecar import threads
 from sidecar.config.delay import ChangelogSettings
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.config.postgresql import DatabaseSettings
 from sidecar.core.delays import SEQUENCE_BITS
@@ -34,7 +35,7 @@ from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.progress import restored
 from sidecar.errors import ConfigError, extra
-from sidecar.runtime.build import rules_hash, sought_of
+from sidecar.runtime.build import sought_of
 from sidecar.state.offset_map import Identity
 
 READERS = 4

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sidecar.config.document import FileProblem, KeyPath, dotted, parse
 from sidecar.config.explain import explain
 from sidecar.config.loader import load
+from sidecar.config.members import decided
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.config.source.rocketmq import RocketMqSettings
@@ -116,12 +117,12 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
         settings = load(own["config"], refusals=lambda settings: list(_refusals(broker, settings)))
     else:
         settings = _settings(broker, others)
-    dedup, shown = settings.dedup, settings.public()["dedup"]
+    dedup = settings.dedup
     query = Query(
         broker_of(settings, refusal_of_fields(settings), retried=False),
         settings.tags,
         dedup,
-        orjson.dumps([shown["by"], shown["as"]]).decode(),
+        orjson.dumps(decided(settings, lambda row: row.names_ids)).decode(),
         (settings.log.format, settings.log.level),
         _columns(broker, own.get("columns")),
         _offsets_max(broker, own.get("maxOffsetsPerTrigger")),

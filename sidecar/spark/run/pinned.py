@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from sidecar.config.members import decided
 from sidecar.config.model import Settings
-from sidecar.config.tags import canonical
 from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, StateError
@@ -59,36 +59,7 @@ class Checkpoint(NamedTuple):
 
 def rules_of(settings: Settings) -> dict[str, Any]:
     """The settings that determine the cuts of a range, by their names in the file."""
-    tags, dedup, batch, rocketmq = settings.tags, settings.dedup, settings.batch, settings.source.rocketmq
-    shown = settings.public()
-    cuts: dict[str, Any] = {
-        "memory.budget": settings.memory.budget_bytes,
-        "batch.max_messages": batch.max_messages,
-        "batch.max_bytes": batch.max_bytes,
-    }
-    if rocketmq is None:
-        source = {
-            "source.kafka.group_id": settings.source.group_id,
-            "source.kafka.properties.isolation.level": settings.source.kafka.isolation,
-        }
-    else:
-        source = {"source.rocketmq.group": rocketmq.group, "source.rocketmq.sql": rocketmq.pushed_filter}
-    return {
-        "version": CUTS_VERSION,
-        **source,
-        "tags.from": shown["tags"].get("from"),
-        "tags.split": tags.split,
-        "tags.subscribe": canonical(tags.subscribe),
-        "tags.exclude": canonical(tags.exclude) if tags.exclude else [],
-        "tags.groups": {name: canonical(expression) for name, expression in sorted(tags.groups.items())},
-        "dedup.by": shown["dedup"]["by"],
-        "dedup.as": dedup.as_,
-        "dedup.capacity": dedup.capacity,
-        **({} if settings.sink.chosen.table else cuts),
-        "sink.http.format": settings.sink.chosen.row_format,
-        # Only where it is set: checkpoints of earlier versions keep their names.
-        **({"dedup.ledger": dedup.ledger.name} if dedup.ledger else {}),
-    }
+    return {"version": CUTS_VERSION, **decided(settings, lambda row: row.is_pinned)}
 
 
 def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, cluster_id: str) -> Checkpoint:
@@ -121,7 +92,7 @@ def open_checkpoint(queries: Sequence[Path], folder: Path, settings: Settings, c
     elif stored is None:
         write(path, orjson.dumps(rules))
     digest = hashlib.blake2b(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
-    ids = orjson.dumps([rules["dedup.by"], rules["dedup.as"]]).decode()
+    ids = orjson.dumps(decided(settings, lambda row: row.names_ids)).decode()
     return Checkpoint(incarnation, cluster_id, settings.source.group_id, digest, ids, pending)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -16,7 +17,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.daemon import reload as reloading
 from sidecar.daemon.reload import AGAIN_S, QUIET_S, ConfigReload
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
-from sidecar.runtime.build import build, rules_hash
+from sidecar.runtime.build import build
 from sidecar.runtime.worker import Senders
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.rules import Rules

@@ -143,7 +143,7 @@ def test_what_may_have_become_of_a_settled_message_depends_on_the_settings(
 def test_a_sink_that_joins_groups_has_one_lane_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The commit has no group's name then."""
     state = PartitionState(10, 40, {lane_key(UNTAGGED): LaneState(None, ((12, 14),))}, None)
-    monkeypatch.setattr("sidecar.config.sinks.HttpSink.joins_groups", True)
+    monkeypatch.setattr("sidecar.config.sinks.HttpSinkSettings.joins_groups", True)
     assert told(monkeypatch, tmp_path, 13, ROW._replace(state=state)).outcome == "fixed"
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.inquiries import offsets as module
 from sidecar.inquiries.offsets import ELSEWHERE, GroupOffsets, PartitionOffsets, QueueOffsets, offsets_of
-from sidecar.runtime.build import rules_hash
 from sidecar.sources.rocketmq.progress import QueueProgress, Told
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.state.interface import ProgressKey

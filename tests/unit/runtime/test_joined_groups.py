@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
-from sidecar.runtime.build import groups_of, known_groups, pipeline_groups, pipeline_groups_of, rules_hash
+from sidecar.runtime.build import groups_of, known_groups, pipeline_groups, pipeline_groups_of
 from tests.support.messages import ListColumns, Msg
 
 JOINING = ({"spark": {"landing": "/zone"}}, {"delta": {"path": "/table"}})

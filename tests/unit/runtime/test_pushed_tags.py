@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
-from sidecar.runtime.build import pushed_expression, rules_hash
+from sidecar.runtime.build import pushed_expression
 
 
 def settings(subscribe: str) -> Settings:

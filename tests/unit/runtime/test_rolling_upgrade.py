@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config.model import Settings
 from sidecar.core.lineage import TOKEN_BITS, Stamp
 from sidecar.core.partition_state import (
     ATTEMPTS_MAX,
@@ -23,7 +22,6 @@ from sidecar.core.partition_state import (
     derived_scope,
     lane_key,
 )
-from sidecar.runtime.build import rules_hash
 from sidecar.state.offset_map import Decoded, Identity, Origin, decode, encode
 from tests.support.first_version import First, digest, read_first
 from tests.support.jars import ROOT
@@ -88,13 +86,6 @@ def _state(watermark: int, seen: int, lanes: list[Any], joint_from: int | None, 
         joint_from,
         tuple(SharedIntent(first, last, frozenset(excluded)) for first, last, excluded in joints),
     )
-
-
-@pytest.mark.parametrize("number", range(len(RECORDED["rules"])))
-def test_the_hash_of_rules_is_that_of_version_1(number: int) -> None:
-    """The same file gives the same hash: with another the intents of the other version would not apply."""
-    rules = RECORDED["rules"][number]
-    assert rules_hash(Settings.model_validate(rules["settings"])).hex() == rules["hash"]
 
 
 @pytest.mark.parametrize("group", RECORDED["groups"])
