@@ -224,7 +224,7 @@ class _KafkaChecker:
     def _describe(self, names: Sequence[str]) -> Mapping[str, _TopicFacts]:
         asked = [name for name in names if name not in self._described]
         if asked and is_mock(self._metadata.cluster_id or ""):
-            self._described |= {name: self._listed(name) for name in asked}
+            self._described |= {name: _listed(self._metadata, name) for name in asked}
         elif asked:
             options: dict[str, Any] = {"include_authorized_operations": True, "request_timeout": ASK_S}
             futures = self._admin.describe_topics(ck.TopicCollection(asked), **options)
@@ -236,16 +236,17 @@ class _KafkaChecker:
             found = _result(future)
         except KafkaException as error:
             if error.args[0].code() == KafkaError._UNSUPPORTED_FEATURE:
-                return self._listed(name)
+                return _listed(self._metadata, name)
             return _TopicFacts(error=error.args[0])
         return _TopicFacts(len(found.partitions), found.authorized_operations)
 
-    def _listed(self, name: str) -> _TopicFacts:
-        """The topic as the list of all has it, without rights: the broker is too old to tell them."""
-        found = self._metadata.topics.get(name)
-        if found is None or found.error is not None:
-            return _TopicFacts(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        return _TopicFacts(len(found.partitions))
+
+def _listed(metadata: Any, name: str) -> _TopicFacts:
+    """The topic as the list of all has it, without rights: the broker is too old to report them."""
+    found = metadata.topics.get(name)
+    if found is None or found.error is not None:
+        return _TopicFacts(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    return _TopicFacts(len(found.partitions))
 
 
 def _result(future: Future[T]) -> T:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import structlog
 from typing_extensions import override
 
-from sidecar.config.ledger import LedgerSettings
+from sidecar.config.ledger import LedgerSettings, Remembering
 from sidecar.core.claims import ClaimEnd, Exchanged
 from sidecar.core.effects import Claim
 from sidecar.errors import ConfigError, SidecarError, extra
@@ -73,7 +73,6 @@ class LedgerWorker(NoLedger):
     """Calls the ledger on a separate thread, one call after the other.
 
     Args:
-        keep_ms: Time for which a key is remembered.
         inbox: Takes a `ClaimAnswered` for each claim.
     """
 
@@ -82,15 +81,13 @@ class LedgerWorker(NoLedger):
     def __init__(
         self,
         ledger: Ledger,
-        claim_timeout_ms: int,
-        keep_ms: int,
+        limits: Remembering,
         keys_max: int,
         inbox: Inbox[ClaimAnswered],
     ) -> None:
         self.transactions: Counter[tuple[str, str]] = Counter()
         self._ledger = ledger
-        self._claim_timeout_ms = claim_timeout_ms
-        self._keep_ms = keep_ms
+        self._limits = limits
         self._keys_max = keys_max
         self._inbox = inbox
         self._exchanging = False
@@ -104,7 +101,7 @@ class LedgerWorker(NoLedger):
     @override
     def claim(self, effect: Claim) -> None:
         def job() -> None:
-            verdicts = self._try("claim", lambda: self._ledger.claim(effect.wants, self._claim_timeout_ms))
+            verdicts = self._try("claim", lambda: self._ledger.claim(effect.wants, self._limits.claim_timeout_ms))
             self._inbox.put(ClaimAnswered(effect.number, verdicts))
 
         self._thread.do(job)
@@ -151,7 +148,7 @@ class LedgerWorker(NoLedger):
             self._thread.do(self._prune)
 
     def _prune(self) -> None:
-        gone = self._try("prune", lambda: self._ledger.prune(self._keep_ms, self._keys_max, PRUNE_STEP))
+        gone = self._try("prune", lambda: self._ledger.prune(self._limits.keep_ms, self._keys_max, PRUNE_STEP))
         self._pruning = gone == PRUNE_STEP
         if self._pruning:
             self._thread.do(self._prune)  # after the claims that arrived meanwhile
@@ -198,9 +195,8 @@ def open_ledger_worker(
     """
     if settings is None:
         return NoLedger()
-    limits = settings.remembering
     ledger = open_ledger(settings, group, folder, owner)
-    return LedgerWorker(ledger, limits.claim_timeout_ms, limits.keep_ms, keys_max, inbox)
+    return LedgerWorker(ledger, settings.remembering, keys_max, inbox)
 
 
 def open_ledger(settings: LedgerSettings, group: str, folder: Path, owner: Callable[[], Owner] | None = None) -> Ledger:

@@ -60,7 +60,7 @@ class SourceContext:
 
     Args:
         state: Storage that survives a crash.
-        place: Id of this place only, see `place_id`.
+        place: Id of this place only, see `place_id`; empty if there is no daemon.
         queue_bytes: Maximum size of messages that a client holds and has not handed on.
         held_max_bytes: Maximum size of held messages of a source that owns messages until they are acknowledged.
         expression: Tags by which the broker may filter, ``*`` for none.
@@ -72,18 +72,18 @@ class SourceContext:
     """
 
     state: State
-    folder: Path
-    place: str
     rules: Rules
     queue_bytes: int
-    held_max_bytes: int
-    expression: str
-    groups_of: Callable[[Columns], GroupsOf]
-    keeps_order: bool
-    remembers_ids: bool
-    lane_refusal: str
-    exchange: ExchangeTable | None
-    tell: Tell
+    place: str = ""
+    folder: Path = Path()
+    held_max_bytes: int = 0
+    expression: str = "*"
+    groups_of: Callable[[Columns], GroupsOf] = lambda _: lambda tp, messages: [None] * len(messages)
+    keeps_order: bool = False
+    remembers_ids: bool = False
+    lane_refusal: str = ""
+    exchange: ExchangeTable | None = None
+    tell: Tell = lambda *_: None
 
 
 def build_source(settings: Settings, context: SourceContext) -> Source:

@@ -15,6 +15,7 @@ import sidecar_fastlane as fastlane
 
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import Run, TopicPartition
+from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
@@ -157,7 +158,7 @@ def test_a_partition_whose_messages_go_past_the_lane_is_taken_again(
     monkeypatch.setattr(FastLane, "forward", forgets)
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap, group_id=group, topics=[topic])
     lane, listener = FastLane(library, 1 << 20), Listening()
-    source = KafkaSource(settings, MemoryState(), Rules(b"same"), 1 << 20, "", lane=lane)
+    source = KafkaSource(settings, SourceContext(MemoryState(), Rules(b"same"), 1 << 20), lane)
     source.open(listener)
     offsets = list[int]()
 

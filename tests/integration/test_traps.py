@@ -19,6 +19,7 @@ from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.base import ReadPast
+from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.lane import FastLane, load
 from sidecar.sources.kafka.source import KafkaSource
@@ -85,7 +86,7 @@ class Opened:
 
     def __init__(self, settings: KafkaSettings, lane: FastLane | str) -> None:
         self.listener = Listening()
-        self.source = KafkaSource(settings, MemoryState(), Rules(RULES), QUEUE_BYTES, "", lane)
+        self.source = KafkaSource(settings, SourceContext(MemoryState(), Rules(RULES), QUEUE_BYTES), lane)
         self.offsets: list[int] = []
         self.position = 0
 

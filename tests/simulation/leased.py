@@ -17,11 +17,13 @@ from sidecar.core.messages.ids import key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.ledger.memory import MemoryLedger
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased import slot
 from sidecar.sources.rocketmq.leased.client import LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedColumns, LeasedMessage
 from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
+from sidecar.state.rules import Rules
 from tests.simulation.leased_broker import (
     TOPIC,
     Chance,
@@ -73,10 +75,12 @@ class Process(Shell):
         self.pipeline = Pipeline(reading, batching, delivery, chance.random.random)
         room = chance.random.choice([20_000, 1 << 20]) if not ledger else ROOM
         ordered = is_fifo or (chance.ordered if ledger else chance.random.random() < 0.2)
+        context = SourceContext(
+            state, Rules(b"rule"), 0, held_max_bytes=room, groups_of=lambda _: self._groups, keeps_order=ordered
+        )
         self.source = LeasedSource(
-            client, [TOPIC], "g", state, b"rule", room,
-            self._groups,
-            in_order=ordered, keep_rows=ordered, disk=Inline(),
+            client, [TOPIC], "g", context,
+            keep_rows=ordered, disk=Inline(),
             exchange=MissedExchange(self._ledger, "g", self._clock) if self._ledger else None, clock=self._clock,
         )  # fmt: skip
         state.failing = ""

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.sources.base import Assignment
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting import (
     assignments,
@@ -26,6 +27,7 @@ from sidecar.sources.rocketmq.remoting import (
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties
+from sidecar.state.rules import Rules
 from tests.simulation.leased_broker import Inline
 from tests.simulation.remoting_broker import (
     queue_of,
@@ -56,7 +58,8 @@ class Process(Shell):
         delivery = delivery_of(ordered=chance.ordered)
         self.pipeline = Pipeline(reading, batching, delivery, chance.random.random)
         room = chance.random.choice([10_000, 1 << 20])
-        self.source = RocketMqSource(world.settings, world.state, b"rule", room, "me", world.expression)
+        context = SourceContext(world.state, Rules(b"rule"), room, "me", expression=world.expression)
+        self.source = RocketMqSource(world.settings, context)
         world.state.failing = ""
         self.source.open(self)
         self.source._commits._disk = Inline()  # type: ignore[assignment]

@@ -11,10 +11,12 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.sources.base import Assignment
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.memory import MemoryState
+from sidecar.state.rules import Rules
 from tests.simulation.leased_broker import Inline
 
 A, B = lane_key("a"), lane_key("b")
@@ -107,9 +109,12 @@ class Scene:
         self.found: list[Assignment] = []
         self.results: list[Mapping[TopicPartition, bool]] = []
         self.events: list[str] = []
+        context = SourceContext(
+            self.state, Rules(rules), 0, held_max_bytes=held_max_bytes,
+            groups_of=lambda _: lambda tp, ms: ["b" if m.handed.body.startswith(b"b") else "a" for m in ms],
+        )  # fmt: skip
         self.source = LeasedSource(
-            self.client, ["t"], "g", self.state, rules, held_max_bytes,
-            lambda tp, messages: ["b" if m.handed.body.startswith(b"b") else "a" for m in messages],
+            self.client, ["t"], "g", context,
             disk=disk or Inline(), exchange=exchange, keep_rows=keep_rows, clock=clock,
         )  # fmt: skip
         self.source.open(self)

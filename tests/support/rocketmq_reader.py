@@ -7,9 +7,11 @@ from typing import Any
 
 from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import Run, TopicPartition
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.state.interface import State
 from sidecar.state.memory import MemoryState
+from sidecar.state.rules import Rules
 from tests.support.reading import Reading
 from tests.support.rocketmq import Node
 
@@ -41,7 +43,8 @@ class Reader(Reading[RocketMqSource]):
         self.state = state or MemoryState()
         config = {"name_servers": node.name_server, "group": group, "topics": list(topics), **settings}
         parsed = Settings.model_validate(config)
-        super().__init__(RocketMqSource(parsed, self.state, b"rule", 4 << 20, client_id, expression))
+        context = SourceContext(self.state, Rules(b"rule"), 4 << 20, client_id, expression=expression)
+        super().__init__(RocketMqSource(parsed, context))
 
     def __enter__(self) -> Reader:
         return self

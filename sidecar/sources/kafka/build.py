@@ -19,4 +19,4 @@ def build(settings: Settings, context: SourceContext) -> KafkaSource:
         context.tell("lane.used", "info", {})
     elif settings.lane != "off":
         context.tell("lane.not_used", "info", {"reason": lane})
-    return KafkaSource(settings, context.state, context.rules, context.queue_bytes, context.place, lane)
+    return KafkaSource(settings, context, lane)

@@ -112,8 +112,11 @@ _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError
 class WaitingPartitions:
     """Owned partitions whose start offset could not be determined, with the reasons."""
 
-    def __init__(self, troubles: Troubles) -> None:
+    def __init__(self, group_id: str, troubles: Troubles) -> None:
+        self._group_id = group_id
         self._troubles = troubles
+        self.is_joined = False
+        """Whether the group has assigned partitions: later, an operator may correct a missing permission."""
         self._errors: dict[TopicPartition, KafkaError] = {}
         self._retry_at_s = 0.0
 
@@ -121,6 +124,11 @@ class WaitingPartitions:
         """Record that the starts of these were requested, and that some failed."""
         self._errors = {tp: error for tp, error in self._errors.items() if tp not in tps} | failed
         self._retry_at_s = time.monotonic() + max(RETRY_S, RETRY_SHARE * (time.monotonic() - begun_s))
+
+    def check_permission(self, error: KafkaError, topic: str) -> None:
+        """Raise the error for a permission that is missing at the start."""
+        if is_forbidden(error) and not self.is_joined:
+            raise forbidden(error, topic, self._group_id)
 
     def due(self) -> list[TopicPartition]:
         """All of them, if a retry is due."""
@@ -173,9 +181,8 @@ class Partitions:
         self._topic_ids = topic_ids
         self._given: list[TopicPartition] | None = None
         """Partitions that the group assigned in the present `consume()`."""
-        self._waiting = WaitingPartitions(troubles)
+        self._waiting = WaitingPartitions(settings.group_id, troubles)
         self._paused: frozenset[TopicPartition] = frozenset()
-        self._joined = False
 
     def give(self, tps: Sequence[TopicPartition]) -> None:
         """Note partitions that the group assigned; `take_given` takes them."""
@@ -193,7 +200,7 @@ class Partitions:
         assignments, failed = self._start_offsets.find(tps, START_PATIENCE_S) if tps else KafkaStarts([], {})
         self._waiting.tried(tps, failed, begun_s)
         for tp, error in failed.items():
-            self._check_permission(error, tp.topic)
+            self._waiting.check_permission(error, tp.topic)
         self._waiting.tell()
         self.identities.update({assignment.tp: self._start_offsets.identity(assignment) for assignment in assignments})
         self._paused -= {assignment.tp for assignment in assignments}
@@ -209,14 +216,9 @@ class Partitions:
             self._lane.forward(here)
         self._ends.ask_soon()
         if assignments or not tps:
-            self._joined = True
+            self._waiting.is_joined = True
             self._troubles.clear(SESSION)
             self._listener.assigned(assignments)
-
-    def _check_permission(self, error: KafkaError, topic: str) -> None:
-        """Raise the error if it comes at the start; later, an operator may correct it."""
-        if is_forbidden(error) and not self._joined:
-            raise forbidden(error, topic, self._settings.group_id)
 
     def drop(self, tps: Collection[TopicPartition]) -> None:
         """Stop reading these partitions."""
@@ -259,7 +261,7 @@ class Partitions:
             self._listener.event("offset.out_of_range", "warning", tp.fields())
             self.reload([tp])
             return True
-        self._check_permission(error, tp.topic)
+        self._waiting.check_permission(error, tp.topic)
         if code not in _GONE or self._is_named(tp.topic):
             self._troubles.put(tp.topic or "client", f"{tp.topic} {text_of(error)}".strip())
         return False

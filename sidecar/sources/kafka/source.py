@@ -19,6 +19,7 @@ from sidecar.core.lineage import Lineage
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import Listener, ReadPast
+from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.columns import Failed, KafkaColumns, runs_and_errors
 from sidecar.sources.kafka.config import client_config, consumer_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
@@ -29,7 +30,6 @@ from sidecar.sources.kafka.reach import await_topics, is_credentials, metadata_c
 from sidecar.sources.kafka.start import CommitMemory, KafkaStartOffsets, Memories, Recall
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
-from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity, encode
 from sidecar.state.rules import Rules
 
@@ -259,9 +259,6 @@ class KafkaSource:
     """The source on confluent-kafka.
 
     Args:
-        state: Has the member id and the state of partitions.
-        queue_bytes: Limit of the client's queue.
-        client_id: See `place_id`. A `client.id` of the settings may be shared, so no member is looked up by it.
         lane: Reads in place of the client; the reason if there is none.
     """
 
@@ -282,20 +279,15 @@ class KafkaSource:
     def __init__(
         self,
         settings: KafkaSettings,
-        state: State,
-        rules: Rules,
-        queue_bytes: int,
-        client_id: str,
+        context: SourceContext,
         lane: FastLane | str,
     ) -> None:
         taken = lane if isinstance(lane, FastLane) else None
         self.no_lane: str | None = "" if isinstance(lane, FastLane) else lane
         self.columns: Columns = LaneColumns() if taken else KafkaColumns()
         self._settings = settings
-        self._state = state
-        self._rules = rules
-        self._client_id = "" if "client.id" in settings.properties else client_id
-        self._client = KafkaClient(settings, queue_bytes, client_id or "sidecar", taken)
+        self._context = context
+        self._client = KafkaClient(settings, context.queue_bytes, context.place or "sidecar", taken)
         self._fetcher = KafkaFetcher(client_config(settings))
         self._rebalances: KafkaRebalances | None = None
 
@@ -326,24 +318,26 @@ class KafkaSource:
         admin, answers = AdminClient(client_config(settings)), not is_mock(cluster_id)
         if answers:
             self.metadata_characters = metadata_characters(admin, listener.event)
-        self._state.bind(cluster_id, settings.group_id)
-        memories = self._memories = Memories(self._state, listener.event)
+        state, rules = self._context.state, self._context.rules
+        state.bind(cluster_id, settings.group_id)
+        memories = self._memories = Memories(state, listener.event)
         topic_ids = TopicIds(admin, cluster_id, client.made_again)
-        self._membership = Membership(consumer, admin if answers else None, settings, self._state, listener.event)
-        self._membership.evict_predecessors(self._client_id)
+        self._membership = Membership(consumer, admin if answers else None, settings, state, listener.event)
+        # A `client.id` of the settings may be shared, so no member is looked up by it.
+        self._membership.evict_predecessors("" if "client.id" in settings.properties else self._context.place)
         starts = KafkaStartOffsets(
             Offsets(consumer),
             topic_ids,
             settings,
             cluster_id,
-            self._rules,
-            self._state.load_partitions().get,
-            Recall(memories, self._rules, self._fetcher.digest, listener.event),
+            rules,
+            state.load_partitions().get,
+            Recall(memories, rules, self._fetcher.digest, listener.event),
             listener.event,
         )
         ends = Ends(admin, client.isolation_level)
         self._partitions = Partitions(consumer, settings, listener, troubles, starts, ends, topic_ids, client.lane)
-        self._commits = KafkaCommits(consumer, listener, self._rules, self._partitions.identities, memories)
+        self._commits = KafkaCommits(consumer, listener, rules, self._partitions.identities, memories)
         self._rebalances = KafkaRebalances(self._partitions, self._membership, listener, troubles)
         consumer.subscribe(
             settings.topics,

@@ -296,6 +296,38 @@ class KafkaStarts(NamedTuple):
     failed: dict[TopicPartition, KafkaError]
 
 
+class _NewGroup:
+    """Whether a partition was requested when the group had no commit: then its start is configured.
+
+    Args:
+        nothing_committed: Asks the broker; called at most once between two calls of `begin`.
+    """
+
+    def __init__(self, nothing_committed: Callable[[], bool]) -> None:
+        self._nothing_committed = nothing_committed
+        self._of_new_group: set[TopicPartition] = set()
+        """Later commits of other partitions do not change it for these."""
+        self._asked: Sequence[TopicPartition] = ()
+        self._is_new: bool | None = None
+
+    def begin(self, tps: Sequence[TopicPartition]) -> None:
+        """The starts of these partitions are requested now."""
+        self._asked, self._is_new = tps, None
+
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """Forget partitions whose start is known, or that are no longer owned."""
+        self._of_new_group.difference_update(tps)
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Whether the group is new; else the topic or partition is new, and must be read from its first message."""
+        if tp in self._of_new_group:
+            return True
+        if self._is_new is None:
+            self._is_new = self._nothing_committed()
+            self._of_new_group.update(self._asked if self._is_new else ())
+        return self._is_new
+
+
 class KafkaStartOffsets:
     """Determines start offsets.
 
@@ -327,11 +359,7 @@ class KafkaStartOffsets:
         self._tell = tell
         self._topic_ids: dict[TopicPartition, str] = {}
         """Topic ids under which this process had partitions before."""
-        self._of_new_group: set[TopicPartition] = set()
-        """Partitions requested when nothing was committed: later commits of other partitions do not change that."""
-        self._asked: Sequence[TopicPartition] = ()
-        self._group_is_new: bool | None = None
-        """Determined at most once per call of `find`."""
+        self._new_group = _NewGroup(lambda: offsets.nothing_committed(settings.topics))
         self._superseding: dict[TopicPartition, CommitMemory] = {}
         """Commits that take the place of the folder's older rows, until the end of `find`."""
 
@@ -344,7 +372,7 @@ class KafkaStartOffsets:
         except KafkaException as error:
             return KafkaStarts([], dict.fromkeys(tps, error.args[0]))
         result = KafkaStarts([], {})
-        self._asked, self._group_is_new = tps, None
+        self._new_group.begin(tps)
         for tp in tps:
             commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
             reason = topic_id if isinstance(topic_id, KafkaError) else commit.error
@@ -381,7 +409,7 @@ class KafkaStartOffsets:
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop the notes of earlier failed attempts on these partitions."""
-        self._of_new_group.difference_update(tps)
+        self._new_group.forget(tps)
         self._recall.forget(tps)
 
     def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
@@ -479,18 +507,9 @@ class KafkaStartOffsets:
 
     def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
         start = self._settings.start
-        if start == "earliest" or not self._in_new_group(tp):
+        if start == "earliest" or not self._new_group.has(tp):
             return low
         if start == "latest":
             return high
         offset = self._offsets.at_time(tp, int(start))
         return high if offset is None else offset
-
-    def _in_new_group(self, tp: TopicPartition) -> bool:
-        """Whether the group is new; else the topic or partition is new, and must be read from its first message."""
-        if tp in self._of_new_group:
-            return True
-        if self._group_is_new is None:
-            self._group_is_new = self._offsets.nothing_committed(self._settings.topics)
-            self._of_new_group.update(self._asked if self._group_is_new else ())
-        return self._group_is_new

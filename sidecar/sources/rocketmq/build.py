@@ -25,18 +25,12 @@ def build(settings: Settings, context: SourceContext) -> Source:
         import zstandard  # noqa: F401
         from lz4 import frame  # noqa: F401
     if settings.client == "remoting":
-        return RocketMqSource(
-            settings, context.state, context.rules.digest, context.queue_bytes, context.place, context.expression
-        )
+        return RocketMqSource(settings, context)
     return LeasedSource(
         _client(settings, context),
         settings.topics,
         settings.group,
-        context.state,
-        context.rules.digest,
-        context.held_max_bytes,
-        context.groups_of(LeasedSource.columns),
-        in_order=context.keeps_order or context.remembers_ids,
+        context,
         keep_rows=context.keeps_order and settings.client == "grpc",
         exchange=MissedExchange(context.exchange, settings.group) if context.exchange else None,
     )

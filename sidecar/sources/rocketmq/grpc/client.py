@@ -258,6 +258,18 @@ class GrpcReceiver:
         self.may_go_on = asyncio.Event()
         """Set while messages may be requested."""
 
+    async def go_on(self, *, adopted: bool) -> None:
+        """Request messages from now on, unless the owner is full.
+
+        Args:
+            adopted: Whether messages of another process are acknowledged first: a request made before their queue is
+                free would wait for all of `POLL_S`.
+        """
+        if adopted:
+            await self._leases.acknowledged(REQUEST_S)
+        if not self._arrivals.is_full:
+            self.may_go_on.set()
+
     def workers(self, session: Session) -> list[Awaitable[None]]:
         """Workers, one for each topic and broker."""
         receive = self._receive_in_order if self._attempts.in_order else self._receive
@@ -442,7 +454,9 @@ class GrpcClient:
         if full:
             self._loop.call_soon_threadsafe(self._receiver.may_go_on.clear)
         else:
-            threads.watch(asyncio.run_coroutine_threadsafe(self._go_on(), self._loop), "grpc")
+            adopted, self._has_adopted = self._has_adopted, False
+            go_on = self._receiver.go_on(adopted=adopted)
+            threads.watch(asyncio.run_coroutine_threadsafe(go_on, self._loop), "grpc")
 
     def problems(self) -> Mapping[str, str]:
         """Present problems: a key, and a sentence for an operator."""
@@ -470,8 +484,7 @@ class GrpcClient:
         self._receiver = GrpcReceiver(
             self._requests, self._attempts, self._leases, self._arrivals, self._sessions.problems
         )
-        if not self._arrivals.is_full:
-            self._receiver.may_go_on.set()
+        await self._receiver.go_on(adopted=False)
         keep_open = self._sessions.keep_open(self._receiver.workers)
         self._keepers = [asyncio.ensure_future(keep_open), asyncio.ensure_future(_keep(self._leases, self._arrivals))]
         for keeper in self._keepers:
@@ -484,14 +497,6 @@ class GrpcClient:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-
-    async def _go_on(self) -> None:
-        """Wait for adopted messages: a request made before their queue is free would wait for all of `POLL_S`."""
-        if self._has_adopted:
-            self._has_adopted = False
-            await self._leases.acknowledged(REQUEST_S)
-        if not self._arrivals.is_full:
-            self._receiver.may_go_on.set()
 
 
 def _failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast, run_length
-from sidecar.sources.context import GroupsOf
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (
     Keys,
@@ -35,7 +35,7 @@ from sidecar.sources.rocketmq.leased.held import HeldMessages, ReceiveGate, hand
 from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, keep_message, keep_placement
 from sidecar.sources.rocketmq.leased.slot import LeasedStart, Slot, start_all
 from sidecar.sources.troubles import Troubles
-from sidecar.state.interface import State
+from sidecar.state.interface import ProgressKey, State
 
 LASTS_S = 300.0
 """Time after the last such message for which it is a problem."""
@@ -119,21 +119,31 @@ class Numberings:
     """The numberings of all topics.
 
     Args:
+        starts: Determines the numberings that each topic resumes, from the rows of the state file.
         in_order: Whether a topic's recovery must be complete before its new messages are handed on.
     """
 
-    def __init__(self, state: State, *, in_order: bool) -> None:
+    def __init__(
+        self, state: State, starts: Callable[[Mapping[ProgressKey, str]], dict[str, LeasedStart]], *, in_order: bool
+    ) -> None:
         self.topics: dict[str, Topic] = {}
         self.slots: dict[TopicPartition, Slot] = {}
         self.paused: frozenset[TopicPartition] = frozenset()
         self._state = state
+        self._starts = starts
         self._in_order = in_order
         self.are_assigned = False
         self._uncopied: set[TopicPartition] = set()
         """Numberings whose ids could not be copied yet."""
 
-    def add(self, name: str, start: LeasedStart) -> None:
-        """Take over the numberings that a topic resumes."""
+    def resume(self, rows: Mapping[ProgressKey, str]) -> dict[str, LeasedStart]:
+        """Take over the numberings that the topics resume from these rows; return them."""
+        starts = self._starts(rows)
+        for name, start in starts.items():
+            self._add(name, start)
+        return starts
+
+    def _add(self, name: str, start: LeasedStart) -> None:
         waits = self._in_order and bool(start.earlier)
         topic = Topic(start.current, start.earlier, start.inherits, not waits)
         self.topics[name] = topic
@@ -204,10 +214,7 @@ class LeasedSource:
     """A source over a client.
 
     Args:
-        state: Keeps data that must outlive a crash.
-        rules: 4 bytes, the hash of the rules.
-        held_max_bytes: Limit of held bytes.
-        in_order: Whether recovery must be complete before new messages are handed on: for order, and for message ids.
+        context: If it keeps order or remembers ids, recovery must be complete before new messages are handed on.
         keep_rows: Whether the state file keeps the messages of sent parts, so that parts are complete without the
             broker: a FIFO broker hands over the rest of a queue only after its first messages are acknowledged.
         exchange: Takes messages in flight at a crash from the members that received them.
@@ -228,12 +235,8 @@ class LeasedSource:
         client: LeasedClient,
         topics: Sequence[str],
         group: str,
-        state: State,
-        rules: bytes,
-        held_max_bytes: int,
-        groups_of: GroupsOf,
+        context: SourceContext,
         *,
-        in_order: bool = False,
         keep_rows: bool = False,
         exchange: MissedExchange | None = None,
         disk: Executor | None = None,
@@ -241,13 +244,13 @@ class LeasedSource:
     ) -> None:
         self._client = client
         keep = partial(keep_message, client) if keep_rows else keep_placement if client.moves else None
-        self._start_offsets = partial(start_all, topics, group, rules, keep)
-        self._numberings = Numberings(state, in_order=in_order)
+        resume = partial(start_all, topics, group, context.rules.digest, keep)
+        self._numberings = Numberings(context.state, resume, in_order=context.keeps_order or context.remembers_ids)
         self._recovery = LeasedRecovery(client, exchange, clock)
         self._held = HeldMessages()
-        self._gate = ReceiveGate(client, self._held, held_max_bytes, clock, replays_first=keep_rows)
-        self._keys = Keys(groups_of)
-        self._commits = LeasedCommits(state, group, disk or threads.Pool("progress"), clock)
+        self._gate = ReceiveGate(client, self._held, context.held_max_bytes, clock, replays_first=keep_rows)
+        self._keys = Keys(context.groups_of(self.columns))
+        self._commits = LeasedCommits(context.state, group, disk or threads.Pool("progress"), clock)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._clock = clock
         self._returned = Returned()
@@ -263,9 +266,7 @@ class LeasedSource:
         self._listener = listener
         self._gate.open()
         self._client.open()
-        rows = self._commits.load()
-        for name, start in self._start_offsets(rows).items():
-            self._numberings.add(name, start)
+        for name, start in self._numberings.resume(self._commits.load()).items():
             self._commits.change(dict.fromkeys(start.stale, ""))
             self._recovery.add(start.earlier, start.kept)
             if start.other_rules:

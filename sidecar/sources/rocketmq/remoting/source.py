@@ -11,6 +11,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import POPPED, WAKING_POLL_S, Listener, ReadPast
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.assignments import Assignments, known_of
@@ -25,7 +26,6 @@ from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
 from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.requests import read_reset
 from sidecar.sources.troubles import Troubles
-from sidecar.state.interface import State
 
 _PACKED = attrgetter("packed")
 QUEUE_SHARE = 4
@@ -33,14 +33,7 @@ QUEUE_SHARE = 4
 
 
 class RocketMqSource:
-    """The source on RocketMQ's remoting protocol.
-
-    Args:
-        rules: 4 bytes, the hash of the rules.
-        queue_bytes: Limit of messages read ahead.
-        client_id: Identifies this place, also after a restart: it owns the brokers' locks.
-        expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
-    """
+    """The source on RocketMQ's remoting protocol; the context's expression is ignored if there is an SQL expression."""
 
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
@@ -53,18 +46,12 @@ class RocketMqSource:
     def __init__(
         self,
         settings: RocketMqSettings,
-        state: State,
-        rules: bytes,
-        queue_bytes: int,
-        client_id: str,
-        expression: str = "*",
+        context: SourceContext,
     ) -> None:
         self._settings = settings
-        self._state = state
-        self._rules = rules
-        self._queue_bytes = queue_bytes
-        self._cluster = cluster = RemotingCluster(settings, client_id, expression, self._take_request)
-        self._pulls = Pulls(cluster.asks, QUEUE_SHARE * queue_bytes)
+        self._context = context
+        self._cluster = cluster = RemotingCluster(settings, context.place, context.expression, self._take_request)
+        self._pulls = Pulls(cluster.asks, QUEUE_SHARE * context.queue_bytes)
         self._fetcher = QueueFetcher(
             cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses
         )
@@ -92,24 +79,25 @@ class RocketMqSource:
             joining.await_brokers()
             if settings.sql:
                 joining.check_filter(cluster.subscriptions[settings.topics[0]])
-            self._state.bind(routes.cluster, asks.wire(asks.group))
-            self._commits = QueueCommits(cluster, self._state, listener, self._rules)
+            state, rules = self._context.state, self._context.rules.digest
+            state.bind(routes.cluster, asks.wire(asks.group))
+            self._commits = QueueCommits(cluster, state, listener, rules)
             starts = QueueStartOffsets(
                 network,
                 asks,
                 routes.link,
                 routes.cluster,
                 settings.start,
-                self._rules,
+                rules,
                 listener.event,
-                self._queue_bytes,
+                self._context.queue_bytes,
             )
-            queues, known = [tp for topic in settings.topics for tp in routes.queues(topic)], known_of(self._state)
+            queues, known = [tp for topic in settings.topics for tp in routes.queues(topic)], known_of(state)
             joining.await_start(lambda: starts.begin(queues, known))
         except BaseException:
             network.close()
             raise
-        self._assignments = Assignments(cluster, starts, self._commits, self._pulls, self._state, listener)
+        self._assignments = Assignments(cluster, starts, self._commits, self._pulls, state, listener)
 
     def _take_request(self, frame: Frame) -> None:
         if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:

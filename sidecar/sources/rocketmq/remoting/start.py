@@ -70,6 +70,27 @@ class Marked:
                 stands = mark.found_in(as_stored(answer.body)) if answer is not None and is_there else False
                 yield Looked(answer and answer._replace(body=b""), stands)
 
+    def newest_standing(self, tp: TopicPartition, marks: Sequence[QueueMark]) -> QueueMark | None:
+        """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages.
+
+        If none is, the newest that compaction may have removed: no older one has another message.
+        """
+        removed = None
+        for mark, looked in zip(marks, self.look([(tp, mark) for mark in marks]), strict=True):
+            if looked.answer is None:
+                raise UnknownError("no answer came")
+            if looked.stands:
+                return mark
+            removed = (removed or mark) if looked.stands is None else None
+        return removed
+
+    def is_still_same(self, tp: TopicPartition, progress: QueueProgress, low: int, high: int) -> bool:
+        """Whether a queue whose newest mark was removed by compaction has no other message at an older one."""
+        older = progress.marks[1:]
+        found = zip(older, self.look([(tp, mark) for mark in older]), strict=True)
+        stands = (is_same(mark, looked, low, high) for mark, looked in found)
+        return next((one for one in stands if one is not None), True)
+
 
 def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None:
     """Whether the mark's message is still there, or has expired; None if compaction removed it."""
@@ -249,20 +270,15 @@ class QueueStartOffsets:
             try:
                 ends = _read(answers[3 * i : 3 * i + 3], boots.get(tp.broker))
                 same = tp not in marks or is_same(marks[tp], looked[tp], ends.low, ends.high)
-                facts[tp] = ends._replace(is_same=self._is_still_same(tp, known[tp], ends) if same is None else same)
+                if same is None:
+                    same = self._marked.is_still_same(tp, known[tp], ends.low, ends.high)
+                facts[tp] = ends._replace(is_same=same)
             except ResetError as reset:
                 self.resets[tp] = reset.offset
                 facts[tp] = f"{tp.broker}: {reset}"
             except (UnknownError, ProtocolError) as error:
                 facts[tp] = f"{tp.broker}: {error}"
         return facts
-
-    def _is_still_same(self, tp: TopicPartition, progress: QueueProgress, ends: _Facts) -> bool:
-        """Whether a queue whose newest mark was removed by compaction has no other message at an older one."""
-        older = progress.marks[1:]
-        found = zip(older, self._marked.look([(tp, mark) for mark in older]), strict=True)
-        stands = (is_same(mark, looked, ends.low, ends.high) for mark, looked in found)
-        return next((one for one in stands if one is not None), True)
 
     def _one(
         self, tp: TopicPartition, facts: _Facts, progress: QueueProgress | None, reset: int | None
@@ -279,7 +295,7 @@ class QueueStartOffsets:
             return replace(start_offset, continues=True, end=high), marks
         low = self._low(tp)  # the first answer may be about the deleted topic
         fields = {**tp.fields(), "committed": committed, "log_start": low, "log_end": high}
-        last = self._newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
+        last = self._marked.newest_standing(tp, [mark for mark in marks if low <= mark.offset < high])
         if progress is None or last is None:
             self._beginnings.pop(tp, None)
             self._tell("topic.recreated", "warning", fields | {"action": f"going on at {low}, the first message"})
@@ -373,20 +389,6 @@ class QueueStartOffsets:
     def _tell_expired(self, offset: int, low: int, fields: Mapping[str, object]) -> None:
         action = "going on at the log's start"
         self._tell("offset.expired", "error", {**fields, "expired": low - offset, "action": action})
-
-    def _newest_standing(self, tp: TopicPartition, marks: Sequence[QueueMark]) -> QueueMark | None:
-        """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages.
-
-        If none is, the newest that compaction may have removed: no older one has another message.
-        """
-        removed = None
-        for mark, looked in zip(marks, self._marked.look([(tp, mark) for mark in marks]), strict=True):
-            if looked.answer is None:
-                raise UnknownError("no answer came")
-            if looked.stands:
-                return mark
-            removed = (removed or mark) if looked.stands is None else None
-        return removed
 
     def _low(self, tp: TopicPartition) -> int:
         (frame,) = self.brokers.ask([(tp, self._asks.low(tp))])

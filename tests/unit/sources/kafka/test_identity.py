@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.config.source.kafka import KafkaSettings as Settings
+from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.memory import MemoryState
@@ -17,7 +18,7 @@ from sidecar.state.rules import Rules
 def test_the_client_has_the_name_of_its_daemon(given: str, name: str, tmp_path: Path) -> None:
     """By it a successor finds the member of a killed one; a client without a daemon has the name of the program."""
     settings = Settings.model_validate({"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["t"]})
-    source = KafkaSource(settings, MemoryState(), Rules(b"rule"), 1 << 20, given, "off")
+    source = KafkaSource(settings, SourceContext(MemoryState(), Rules(b"rule"), 1 << 20, given), "off")
     assert source._client._config["client.id"] == name
 
 

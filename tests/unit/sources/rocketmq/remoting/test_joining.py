@@ -8,10 +8,12 @@ import pytest
 
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import UnavailableError
+from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource as Source
 from sidecar.sources.rocketmq.wire.network import Network
 from sidecar.state.memory import MemoryState
+from sidecar.state.rules import Rules
 
 
 def test_a_start_that_fails_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +33,7 @@ def test_a_start_that_fails_disconnects(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Network, "close", noted)
     monkeypatch.setattr(Joining, "await_routes", fail)
-    source = Source(settings, MemoryState(), b"rules", 1 << 20, "me")
+    source = Source(settings, SourceContext(MemoryState(), Rules(b"rule"), 1 << 20, "me"))
     listener: Any = type("Listener", (), {"waiting": lambda *_: None, "event": lambda *_: None})()
     with pytest.raises(UnavailableError, match="no name server"):
         source.open(listener)
