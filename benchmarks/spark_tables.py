@@ -28,10 +28,10 @@ from benchmarks.spark_session import CpuClock, children, session
 from benchmarks.spark_zone import ROCKSDB
 from benchmarks.throughput import PARTITIONS, TAGS
 from sidecar.config.model import Settings
+from sidecar.spark.driver import DELTA_CONF
 from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.run.kafka_options import source_options
-from sidecar.spark.run.tables.job import job_of
-from sidecar.spark.table.readers.session import DELTA_CONF
+from sidecar.spark.run.table_job import job_of
 from tests.support.kafka import KafkaBroker, produce, unique
 from tests.support.process import Daemon, wait_until
 from tests.support.produce import Outgoing

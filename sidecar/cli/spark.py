@@ -30,7 +30,7 @@ def run(path: str, once: bool) -> None:
     """Run the pipeline on Spark: consume messages, and deliver them in batches or fill a table."""
     signals = _signals()
     from sidecar.spark.run.supported import load_for_run
-    from sidecar.spark.run.tables.job import job_of
+    from sidecar.spark.run.table_job import job_of
 
     settings = load_for_run(path)
     _run(job_of(settings), settings, signals, once=once)
@@ -43,8 +43,7 @@ def ingest(path: str, once: bool) -> None:
     """Fill the table from the landing zone that the same file configures."""
     signals = _signals()
     with extra("spark", "sidecar spark", "pyarrow"):
-        from sidecar.spark.ingest.job import SparkIngest
-        from sidecar.spark.ingest.supported import load_for_ingest
+        from sidecar.spark.ingest.job import SparkIngest, load_for_ingest
 
     _run(SparkIngest, load_for_ingest(path), signals, once=once)
 

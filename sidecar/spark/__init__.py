@@ -195,8 +195,8 @@ def register(spark: SparkSession) -> None:
 
     The functions that read a broker do it by themselves.
     """
-    from sidecar.spark.query.counts import counting
     from sidecar.spark.query.source import SOURCES, counted
+    from sidecar.spark.query.task import counting
 
     accumulator = counting(spark)
     for source in SOURCES:

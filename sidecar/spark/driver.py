@@ -7,15 +7,65 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import structlog
 
-from sidecar.errors import EXIT_UNAVAILABLE, SidecarError, extra
+from sidecar.errors import EXIT_UNAVAILABLE, ConfigError, SidecarError, extra
 from sidecar.spark.failures import cause_of, failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+NOT_CONNECTED: Final = "Python worker failed to connect back"
+"""Spark's text."""
+AGAIN_MAX: Final = 5
+"""How often a query is started again in a row, until it reports something."""
+
+REPORTS_MAX: Final = 100
+"""Of earlier starts; Spark keeps as many."""
+
+
+class LastingQuery:
+    """A `StreamingQuery` that is started again if its Python process did not connect.
+
+    Args:
+        start: Starts the query, always from the same checkpoint.
+    """
+
+    def __init__(self, start: Callable[[], StreamingQuery]) -> None:
+        self._start = start
+        self._query = start()
+        self._heard: list[Any] = []
+        self._left = AGAIN_MAX
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  # Spark's names, here and below
+        """Whether it runs; it does if it could be started again."""
+        if self._query.isActive:
+            return True
+        error = self._query.exception()
+        if error is None or NOT_CONNECTED not in str(error):
+            return False
+        reports = self._query.recentProgress
+        self._left = AGAIN_MAX if reports else self._left
+        if not self._left:
+            return False
+        self._left -= 1
+        self._heard = [*self._heard, *reports][-REPORTS_MAX:]
+        log.warning("query.started_again", reason=cause_of(str(error)), attempts_left=self._left)
+        self._query = self._start()
+        return True
+
+    @property
+    def recentProgress(self) -> list[Any]:  # noqa: N802
+        """The last reports of Spark, those before it was started again included."""
+        return [*self._heard, *self._query.recentProgress]
+
 
 HEAR_EVERY_S: Final = 1.0
 """Interval of reading Spark's reports: it returns the last 100 each time, as JSON; there are at most 10 a second."""
@@ -123,3 +173,54 @@ def not_started(error: Exception) -> QueryError:
 def failed_in_stop(error: Exception) -> None:
     """Log the error of a query that fails while a stop waits for it; the next start repeats its micro-batch."""
     log.warning("query.failed", reason=cause_of(str(error)))
+
+
+TIMES: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+"""Setting for files whose timestamps every reader reads alike: with Spark's default, INT96, other programs overflow."""
+
+DELTA_CONF: Final = {
+    # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is created.
+    "spark.databricks.delta.requiredSparkConfsCheck.enabled": "false",
+    "spark.databricks.delta.autoCompact.enabled": "true",
+    "spark.databricks.delta.autoCompact.minNumFiles": "50",
+    # Tasks that read the table's log, at each commit: Delta's 50 cost more than a micro-batch of 250,000 messages.
+    "spark.databricks.delta.snapshotPartitions": "4",
+}
+"""Settings for Delta, unless the session has others; the user's gets them too, and can read the table."""
+
+
+def own_session(stack: ExitStack, session: SparkSession, *, is_delta: bool) -> SparkSession:
+    """Copy the user's session and make the copy the active one of this thread; the user's listeners hear its queries.
+
+    Spark's file sink reads the settings of its session at each micro-batch, so they must not change after the start.
+
+    Args:
+        stack: Makes the user's session the active one again when it is closed.
+        is_delta: Whether the table is one of Delta.
+
+    Raises:
+        ConfigError: The session is one of Spark Connect.
+    """
+    from pyspark.sql import SparkSession
+
+    if not hasattr(session, "_jvm"):
+        raise ConfigError(
+            "the session is one of Spark Connect, and this job needs one with a JVM of its own, to check the files of "
+            "table and checkpoint",
+            hint="Run it with spark-submit, or in a process without a session of Spark Connect; or write a query with "
+            "sidecar.spark.read_stream, which needs no JVM",
+        )
+    for name, value in DELTA_CONF.items() if is_delta else ():
+        if session.conf.get(name, None) is None:
+            session.conf.set(name, value)
+    theirs: Any = session._jsparkSession
+    java = theirs.cloneSession()
+    there = {listener.getClass().getName() for listener in java.streams().listListeners()}
+    for listener in theirs.streams().listListeners():
+        if listener.getClass().getName() not in there:  # Spark gives each session those of its settings
+            java.streams().addListener(listener)
+    own = SparkSession(session.sparkContext, java)
+    own.conf.set(*TIMES)
+    stack.callback(quietly, lambda: activate(session))
+    activate(own)
+    return own

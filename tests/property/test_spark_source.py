@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.tasks import Share
+from sidecar.spark.source.planner import Share
 from sidecar.zone import Entry
 from tests.support.manifest import Lines, Query, Row, place
 

@@ -11,11 +11,10 @@ import pytest
 
 from sidecar.cli import main
 from sidecar.errors import EXIT_CONFIG, ConfigError
-from sidecar.spark.ingest.lag import Lag
-from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
-from sidecar.spark.ingest.supported import consumer_of, load_for_ingest
+from sidecar.spark.ingest.job import consumer_of, load_for_ingest
+from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress, Lag
 from sidecar.spark.table.filling import WRITTEN
-from sidecar.spark.table.targets import Target, schema_text, targets
+from sidecar.spark.table.plan import Target, schema_text, targets
 from sidecar.zone import acknowledge
 from tests.support.landing import batch, entries, writer
 from tests.support.process import write_config

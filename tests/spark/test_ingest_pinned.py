@@ -35,9 +35,8 @@ from sidecar.spark.table.pinned import (
     refuse_layout,
     refuse_other_progress,
 )
-from sidecar.spark.table.plan import Existing, Plan, fields_of, plan_of
+from sidecar.spark.table.plan import REJECTS, TABLE, Existing, Plan, Target, fields_of, plan_of
 from sidecar.spark.table.registry import Beginning, Origin, Registry, beginnings
-from sidecar.spark.table.targets import REJECTS, TABLE, Target
 
 
 def schema(**types: DataType) -> StructType:

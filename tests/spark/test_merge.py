@@ -21,7 +21,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.spark.ingest.job import SparkIngest
 from sidecar.spark.run.pinned import latest_batch
-from sidecar.spark.run.tables.job import job_of
+from sidecar.spark.run.table_job import job_of
 from sidecar.spark.table.merging import refuse_other_rule
 from sidecar.spark.table.plan import Plan
 from sidecar.spark.table.writers import by_deltalake

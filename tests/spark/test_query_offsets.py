@@ -8,8 +8,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, PositionError
-from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, spans
-from sidecar.spark.query.places import Place, ended
+from sidecar.spark.query.offsets import Offsets, Place, Span, advance, begin, behind, ended, spans
 from sidecar.spark.ranges.broker import LogExtent, OnGap, by_partition
 
 A, B = TopicPartition("a", 0), TopicPartition("a", 1)

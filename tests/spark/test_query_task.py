@@ -17,7 +17,7 @@ from sidecar.runtime.lane import is_built
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import Query, parse_options
 from sidecar.spark.query.task import read_span
-from sidecar.spark.rows import columns as columns_module
+from sidecar.spark.ranges import rows as columns_module
 from tests.support.kafka import Broker, produce, produce_transaction
 from tests.support.produce import Outgoing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS
-from sidecar.spark.run.executor.columns import ArrowColumns, runs
+from sidecar.spark.run.task import ArrowColumns, runs
 from tests.support.spark.tasks import SCHEMA, TP, batches
 
 SIZES = [0, 10, RUN_BYTES // 3, RUN_BYTES * 2, 1, *[RUN_BYTES // RUN_ROWS + 100] * 700, *[5] * 1_300]

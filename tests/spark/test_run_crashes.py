@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.config.model import Settings
-from sidecar.spark.run.executor.columns import ArrowColumns, runs
-from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import latest_batch, open_checkpoint
 from sidecar.spark.run.progress import RunProgress
+from sidecar.spark.run.task import ArrowColumns, runs
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.support.landing import Disk, ProcessDied, disk

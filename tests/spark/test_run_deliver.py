@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.spark.run.executor.columns import ArrowColumns, runs
-from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import Notes, RunFolder
-from sidecar.spark.run.letters import letters_in
+from sidecar.spark.run.outcome import letters_in
+from sidecar.spark.run.task import ArrowColumns, runs
 from tests.support.receiver import Receiver
 from tests.support.spark.tasks import TP, Message, batches, make_settings, plan_of, run_task
 
@@ -70,7 +70,7 @@ def test_messages_without_a_row_do_not_move_the_cuts(tmp_path: Path, receiver: R
     values = [b"1", b"no json", b"2", b"3", b"no json", b"4", b"no json"]
     messages: list[Message] = [(offset, None, value) for offset, value in enumerate(values)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.sources.kafka.fetch.Fetcher.fetch", lambda *_: None)
+        patch.setattr("sidecar.sources.kafka.fetch.KafkaFetcher.fetch", lambda *_: None)
         outcome = run_task(settings, tmp_path, messages)
     assert sorted(part["part"].rpartition(":")[2] for part in receiver.parts()) == ["0-2", "3-5"]
     found = [one for name in outcome.letters for one in letters_in(tmp_path / "letters" / "0" / name)]
@@ -133,7 +133,7 @@ def test_a_stalled_task_tells_why_and_goes_on_by_itself(tmp_path: Path, receiver
     receiver.fail("status", status=401, times=5)
     settings = make_settings(receiver.url)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.spark.run.executor.deliver.NOTE_EVERY_S", 0.0)
+        patch.setattr("sidecar.spark.run.deliver.NOTE_EVERY_S", 0.0)
         patch.setattr(Notes, "put", lambda self, tp, text: told.append(text))
         outcome = run_task(settings, tmp_path, [(i, "t", b"x") for i in range(10)])
     assert outcome.books.delivered == 10 and not outcome.letters
@@ -147,7 +147,7 @@ def test_a_group_that_fails_is_told_with_its_reason(tmp_path: Path, receiver: Re
     receiver.fail("status", status=503, times=8)
     seen: list[dict[str, str]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.spark.run.executor.deliver.NOTE_EVERY_S", 0.0)
+        patch.setattr("sidecar.spark.run.deliver.NOTE_EVERY_S", 0.0)
         write = Notes.put
         patch.setattr(Notes, "put", lambda self, *note: (write(self, *note), seen.append(self.all())))
         run_task(make_settings(receiver.url), tmp_path, [(1, "t", b"x")])

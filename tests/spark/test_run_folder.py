@@ -20,11 +20,10 @@ from sidecar.errors import ConfigError, PositionError, StateError
 from sidecar.spark.ranges.gathering import RUN_ROWS
 from sidecar.spark.ranges.shared import write
 from sidecar.spark.ranges.windows import Windows, restart_all
-from sidecar.spark.run.executor.columns import runs
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.letters import LetterFiles, letters_in
-from sidecar.spark.run.outcome import Outcome, books_of
+from sidecar.spark.run.outcome import LetterFiles, Outcome, books_of, letters_in
 from sidecar.spark.run.pinned import open_checkpoint, pin_reader
+from sidecar.spark.run.task import runs
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
 from tests.support.spark.tasks import TP, batches, begin, job_broker, make_settings, progress_of

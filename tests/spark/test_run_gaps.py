@@ -13,7 +13,7 @@ from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CONFIG, SidecarError
 from sidecar.spark import read_kafka_stream
 from sidecar.spark.failures import failure_of
-from sidecar.spark.run.tables.job import job_of
+from sidecar.spark.run.table_job import job_of
 from tests.support.kafka import Broker, MakeTopic, produce, unique
 from tests.support.produce import Outgoing
 from tests.support.receiver import Receiver

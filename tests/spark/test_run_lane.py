@@ -21,13 +21,12 @@ from sidecar.runtime.lane import is_built
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.ranges.kafka import QUEUE_KBYTES, fetch, fetch_by_lane
-from sidecar.spark.run.executor import rows
-from sidecar.spark.run.executor.deliver import Task, deliver
-from sidecar.spark.run.executor.task import TaskRange
+from sidecar.spark.run import task
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.letters import letters_in
-from sidecar.spark.run.outcome import Outcome, books_of
+from sidecar.spark.run.outcome import Outcome, books_of, letters_in
 from sidecar.spark.run.progress import Tally
+from sidecar.spark.run.task import TaskRange
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.support.compacted import COMPACT, surviving
 from tests.support.kafka import Broker, KafkaBroker, produce, produce_transaction, unique
@@ -165,7 +164,7 @@ def filled(
         found = plan.broker.read(folder, tp, start, end)
         assert (found.lane is not None) == (lane == "on")
         place = TaskRange(tp, found, lambda: None, start, end, "5c09e5c0", "1d5c09e0", batch, kept)
-        batches += rows.rows_of_place(plan, place)
+        batches += task.rows_of_place(plan, place)
         of_batch = kept.books.of(batch)
         assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")
         own += [of_range[-1] for of_range in of_batch["partitions"]]

@@ -9,8 +9,8 @@ import pytest
 
 from sidecar.config.tags import Tags
 from sidecar.core.records import TopicPartition
-from sidecar.spark.run.executor.columns import ArrowColumns, MessageRow
 from sidecar.spark.run.pushdown import prefilter
+from sidecar.spark.run.task import ArrowColumns, MessageRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

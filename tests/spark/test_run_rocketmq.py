@@ -18,14 +18,13 @@ from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.wire.requests import MemberAsks, Subscription
-from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.letters import LetterFiles
-from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.outcome import LetterFiles, Outcome
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
-from sidecar.spark.run.tables.job import job_of
+from sidecar.spark.run.table_job import job_of
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.scenarios.ledger import ledger, value

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Schema
 from structlog.testing import capture_logs
 
 from sidecar.config.model import Settings
-from sidecar.spark.run.tables.job import job_of
+from sidecar.spark.run.table_job import job_of
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.scenarios.exactly_once import new_topics
 from tests.support.delta import batch_of, numbered, sink

@@ -14,11 +14,11 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.ranges.kafka import fetch
-from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.outcome import TwinFiles
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.twins.files import TwinFiles
 from sidecar.spark.run.writer import Delivered, RangeWriter
 from sidecar.state.store import Store
 from tests.scenarios.ledger import ledger, value

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import Column
-from sidecar.spark.ingest.supported import load_for_ingest
+from sidecar.spark.ingest.job import load_for_ingest
 from sidecar.spark.table.columns import fitting, kept, parsed, schema_of
 from sidecar.spark.table.delta import OwnDelta, appending
 from sidecar.zone.table import label_of

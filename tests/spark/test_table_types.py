@@ -24,10 +24,9 @@ from structlog.testing import capture_logs
 
 from sidecar.errors import ConfigError
 from sidecar.sinks.table import by_deltalake
+from sidecar.spark.driver import TIMES, own_session
 from sidecar.spark.table.columns import schema_of
-from sidecar.spark.table.delta import OwnDelta
-from sidecar.spark.table.readers.int96 import oldest_of_sink
-from sidecar.spark.table.readers.session import TIMES, own_session
+from sidecar.spark.table.delta import OwnDelta, oldest_of_sink
 from tests.support.jars import ROOT
 from tests.support.process import wait_until
 from tests.support.spark import extremes

@@ -9,10 +9,8 @@ from typing import TypeAlias
 
 from pyroaring import BitMap64
 
-from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.planner import Planner
-from sidecar.spark.source.tasks import Share
+from sidecar.spark.source.planner import Offsets, Planner, Share
 from sidecar.storage import storage_of
 from sidecar.storage.base import first_of
 from sidecar.zone.entry import Cover, Entry, PartitionId, PartRows, line_of

@@ -21,7 +21,7 @@ from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.health import Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import DelayStatus, StatusSnapshot
-from sidecar.spark.ingest.supported import load_for_ingest
+from sidecar.spark.ingest.job import load_for_ingest
 from sidecar.spark.run.supported import load_for_run
 from tests.support.jars import ROOT
 from tests.support.outages import RULES, names, rules

@@ -17,7 +17,6 @@ def ingest(config: Path | str, *, once: bool = False) -> None:
     Raises:
         SidecarError: A problem that needs a person.
     """
-    from sidecar.spark.ingest.job import SparkIngest
-    from sidecar.spark.ingest.supported import load_for_ingest
+    from sidecar.spark.ingest.job import SparkIngest, load_for_ingest
 
     SparkIngest(load_for_ingest(config), lambda: False, once=once).run()

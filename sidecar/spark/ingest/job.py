@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from sidecar.config.address import Address
+from sidecar.config.document import KeyPath
+from sidecar.config.loader import load
 from sidecar.config.model import Admin, Settings
 from sidecar.config.table.layout import absolute
 from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver
-from sidecar.spark.ingest.lag import Lag
-from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
-from sidecar.spark.ingest.supported import consumer_of
+from sidecar.spark.driver import own_session
+from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress, Lag
 from sidecar.spark.table.filling import Filling, TableRules
-from sidecar.spark.table.keys import table_layout
-from sidecar.spark.table.readers.session import own_session
+from sidecar.spark.table.plan import Target, refused_keys, table_layout
 from sidecar.spark.table.registry import Beginning, Origin
-from sidecar.spark.table.targets import Target
 from sidecar.storage import StorageError, storage_of
 from sidecar.zone import Tail
-from sidecar.zone.layout import MANIFEST
+from sidecar.zone.layout import MANIFEST, safe
 from sidecar.zone.table import PARTITIONED_BY, ROW
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def consumer_of(checkpoint: str, target: Target) -> str:
+    """The name in the zone of the query that fills a table.
+
+    Args:
+        checkpoint: Of the job. One name per checkpoint: rows that this one needs may already be removed under the name
+            of an earlier one.
+    """
+    path = _place(target.path)
+    digest = hashlib.blake2b(f"{_place(checkpoint)}\n{path}".encode(), digest_size=4).hexdigest()
+    return f"ingest-{safe(path.rpartition('/')[2], 64)}-{digest}"
+
+
+def _place(written: str) -> str:
+    """The same text for each spelling of a path, or of a URL with and without a slash at its end."""
+    return absolute(written).rstrip("/") or "/"
+
+
+def load_for_ingest(path: str | Path) -> Settings:
+    """Load the settings of a file that has everything the job needs.
+
+    Raises:
+        ConfigError: The file cannot be used, or something is missing, with its line.
+    """
+    return load(path, refusals=_missing)
+
+
+def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
+    if settings.sink.spark is None:
+        yield ("sink", "spark"), "is missing: sink.spark.landing is the zone to fill the table from"
+    if settings.spark is None:
+        text = "is missing: spark.checkpoint is where the query keeps its progress, spark.table is the table to fill"
+        yield ("spark",), text
+    elif settings.spark.table is None:
+        yield ("spark", "table"), "is missing: it is the table to fill"
+    elif settings.spark.table.path is None:
+        yield ("spark", "table", "path"), "is missing: it is the folder of the table to fill"
+    else:
+        yield from refused_keys(settings, settings.spark.table.format, settings.spark.table.path)
+
 
 LOOK_EVERY_S: Final = 2.0
 BATCH_BYTES_MAX: Final = 256 << 20

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -13,15 +13,78 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sidecar.core.histogram import Distribution, Histogram
+from sidecar.errors import ZoneError
 from sidecar.ops.health import Problem
 from sidecar.ops.metrics import Metrics, maintenance
 from sidecar.ops.snapshot import StatusSnapshot
-from sidecar.spark.ingest.lag import Behind, Lag
-from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS, MicroBatches
+from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, MicroBatches, table_counters
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.table.filling import WRITTEN
-from sidecar.spark.table.metrics import table_counters
+from sidecar.storage import Root
 from sidecar.version import VERSION
+from sidecar.zone import Tail, acknowledged
+
+
+class Behind(NamedTuple):
+    """The data that is left to read; rows that are duplicates are included."""
+
+    rows: int
+    bytes: int
+
+
+class Lag:
+    """Follows the manifests beside the query, which does not report data that it has not planned.
+
+    Args:
+        root: The zone; it may not exist yet.
+        consumer: The consumer whose acknowledgements are the beginning.
+    """
+
+    def __init__(self, root: Root, consumer: str) -> None:
+        self._root = root
+        self._consumer = consumer
+        self._tail: Tail | None = None
+        self._read: dict[str, int] = {}
+        self._unread: dict[str, deque[tuple[int, int, int]]] = {}
+        self._rows = self._bytes = 0
+
+    def behind(self, read: Mapping[str, int]) -> Behind | None:
+        """The data landed after these numbers; None if the zone cannot be read, which the query will report.
+
+        Args:
+            read: Writer to the last number read; earlier numbers stay valid.
+        """
+        try:
+            self._take_in()
+        except (ZoneError, OSError):
+            self._tail = None
+            return None
+        for writer, seq in read.items():
+            self._read[writer] = max(seq, self._read.get(writer, -1))
+        for writer, seq in self._read.items():
+            self._forget(writer, seq)
+        return Behind(self._rows, self._bytes)
+
+    def _take_in(self) -> None:
+        if self._tail is None:
+            self._read |= acknowledged(self._root).get(self._consumer, {})
+            self._tail = Tail(self._root, {**self._read})
+            self._unread, self._rows, self._bytes = {}, 0, 0
+        while new := self._tail.poll():
+            for writer, entries in new.items():
+                waiting = self._unread.setdefault(writer, deque())
+                for entry in entries:
+                    waiting.append((entry.seq, entry.rows, entry.bytes))
+                    self._rows += entry.rows
+                    self._bytes += entry.bytes
+
+    def _forget(self, writer: str, upto: int) -> None:
+        waiting = self._unread.get(writer)
+        while waiting and waiting[0][0] <= upto:
+            _, rows, size = waiting.popleft()
+            self._rows -= rows
+            self._bytes -= size
+
 
 READ: Final = "sidecar_read"
 """Name of Spark's observation that counts the rows of the zone."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import orjson
+
+from sidecar.config.source.base import start_of
 from sidecar.core.records import TopicPartition
-from sidecar.errors import PositionError
-from sidecar.spark.query.places import Place, offsets_at
+from sidecar.errors import ConfigError, PositionError
 from sidecar.spark.ranges.broker import (
     LogExtent,
     Logs,
@@ -23,11 +25,95 @@ from sidecar.spark.ranges.broker import (
     by_topic,
     ends_of,
     expired,
+    firsts_of,
     gap,
     highs_of,
     lost,
     lows_of,
 )
+
+Option: TypeAlias = Literal["start", "end"]
+Place: TypeAlias = str | int | Mapping[TopicPartition, str | int]
+"""``earliest``, ``latest``, milliseconds since the epoch, or an offset or a word for each partition."""
+_WORDS = {-2: "earliest", -1: "latest"}
+"""The numbers of Spark's connector."""
+
+
+def parse_place(option: Option, text: str) -> Place:
+    """The place that a text is about.
+
+    Raises:
+        ValueError: It is none; the message says what may be there.
+    """
+    place = _by_partition(text) if text.lstrip().startswith("{") else start_of(text)
+    if option == "end" and "earliest" in (place.values() if isinstance(place, Mapping) else (place,)):
+        raise ValueError("needs latest, a timestamp, or an offset or latest for each partition")
+    return place
+
+
+def _by_partition(text: str) -> Mapping[TopicPartition, str | int]:
+    try:
+        places = {tp: _WORDS.get(at, at) for tp, at in by_partition(_numbers(orjson.loads(text))).items()}
+    except (ValueError, TypeError, AttributeError):
+        places = {}
+    if not places or any(isinstance(at, int) and at < 0 for at in places.values()):
+        example = '{"orders": {"0": 23, "1": "latest"}}'
+        raise ValueError(f"is {text} and needs an offset, earliest or latest for each partition, as in {example}")
+    return places
+
+
+def _numbers(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The offsets, with numbers for words."""
+    numbers = {word: number for number, word in _WORDS.items()}
+    each = {topic: {queue: numbers.get(at, at) for queue, at in queues.items()} for topic, queues in found.items()}
+    if any(type(at) is not int for queues in each.values() for at in queues.values()):
+        raise ValueError
+    return each
+
+
+def offsets_at(
+    logs: Logs, bounds: Mapping[TopicPartition, LogExtent], option: Option, place: Place
+) -> dict[TopicPartition, int]:
+    """The offset of a place in each log.
+
+    Raises:
+        ConfigError: Partitions are not named or do not exist, or an offset is not in its log.
+    """
+    if not isinstance(place, Mapping):
+        return firsts_of(logs, bounds, place)
+    for said, these in (("names no offset of", bounds.keys() - place), ("names", place.keys() - bounds)):
+        if these:
+            cause = "name all partitions that are read" if these <= bounds.keys() else "there is no such partition"
+            raise ConfigError(f"option {option} {said} {', '.join(map(str, sorted(these)))}: {cause}")
+    found = {tp: _offset(at, bounds[tp]) for tp, at in place.items()}
+    for tp, offset in found.items():
+        if not bounds[tp].low <= offset <= bounds[tp].high:
+            low, high = bounds[tp].low, bounds[tp].high
+            raise ConfigError(f"option {option} is {offset} for {tp}, whose log has the offsets from {low} to {high}")
+    return found
+
+
+def _offset(at: str | int, bounds: LogExtent) -> int:
+    if isinstance(at, int):
+        return at
+    return bounds.low if at == "earliest" else bounds.high
+
+
+def ended(
+    logs: Logs, bounds: Mapping[TopicPartition, LogExtent], firsts: Mapping[TopicPartition, int], end: Place
+) -> dict[TopicPartition, LogExtent]:
+    """The bounds of a read that ends there.
+
+    Raises:
+        ConfigError: See `offsets_at`; or an offset is before the one where the read begins.
+    """
+    ends = offsets_at(logs, bounds, "end", end)
+    begun = {tp: firsts.get(tp, found.low) for tp, found in bounds.items()}
+    for tp, offset in ends.items():
+        if isinstance(end, Mapping) and offset < begun[tp]:
+            raise ConfigError(f"option end is {offset} for {tp}, where the read begins at {begun[tp]}")
+    return {tp: LogExtent(found.low, max(begun[tp], min(found.high, ends[tp]))) for tp, found in bounds.items()}
+
 
 Offsets: TypeAlias = dict[str, Any]
 ANEW = "begin anew with another checkpoint"

@@ -20,11 +20,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from sidecar.errors import ConfigError
-from sidecar.spark.query.counts import Counted, Range
-from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, latest, spans
+from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, ended, latest, spans
 from sidecar.spark.query.options import Broker, Query, parse_options
-from sidecar.spark.query.places import ended
-from sidecar.spark.query.task import begin_ids, read_span
+from sidecar.spark.query.task import Counted, Range, begin_ids, read_span
 from sidecar.spark.ranges.broker import PATIENCE_S, LogExtent, Logs, by_partition, patiently, report_expired
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ def run(config: Path | str, *, once: bool = False) -> None:
         SidecarError: A problem that needs a person.
     """
     from sidecar.spark.run.supported import load_for_run
-    from sidecar.spark.run.tables.job import job_of
+    from sidecar.spark.run.table_job import job_of
 
     settings = load_for_run(config)
     job_of(settings)(settings, lambda: False, once=once).run()

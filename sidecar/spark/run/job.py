@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+import orjson
 import structlog
 
 from sidecar.config.model import Settings
@@ -19,15 +20,25 @@ from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.ops.metrics import Metrics
 from sidecar.runtime.lane import refusal_on_spark
 from sidecar.spark import driver
-from sidecar.spark.driver import QueryError
+from sidecar.spark.driver import LastingQuery, QueryError
 from sidecar.spark.failures import AGAIN, failure_of
-from sidecar.spark.lasting import LastingQuery
-from sidecar.spark.micro_batches import MicroBatches
+from sidecar.spark.metrics import MicroBatches
 from sidecar.spark.ranges import broker_of
-from sidecar.spark.ranges.broker import ANEW, LogExtent, Places
+from sidecar.spark.ranges.broker import (
+    ANEW,
+    BrokerRanges,
+    LogExtent,
+    OnGap,
+    Places,
+    by_topic,
+    expired,
+    gap,
+    lows_of,
+    patiently,
+)
+from sidecar.spark.ranges.shared import write
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.gaps import Gaps
-from sidecar.spark.run.pinned import Checkpoint, latest_batch, open_checkpoint, pin_reader
+from sidecar.spark.run.pinned import Checkpoint, begun_at, latest_batch, open_checkpoint, pin_reader, pinned_reader
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import OBSERVED_PASSED, OBSERVED_RANGES, OBSERVED_READ, RunProgress
 from sidecar.spark.run.supported import checkpoint_folder
@@ -38,6 +49,64 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from sidecar.spark.run.range_source import RangePlan
+
+
+class Gap(NamedTuple):
+    """A partition that was read up to an offset before the start of its log."""
+
+    tp: TopicPartition
+    offset: int
+    low: int
+
+    @property
+    def text(self) -> str:
+        """What to tell."""
+        return gap(self.tp, self.offset, self.low, "spark.on_gap")
+
+
+class Gaps:
+    """The gaps of one checkpoint."""
+
+    def __init__(self, broker: BrokerRanges, on_gap: OnGap, query: Path, folder: Path) -> None:
+        self._broker = broker
+        self._on_gap = on_gap
+        self._query = query
+        self._folder = folder
+
+    def first(self) -> Gap | None:
+        """The first gap.
+
+        Raises:
+            PositionError: There is one, and the settings do not say to go on.
+            UnavailableError: The broker does not answer.
+        """
+        begun = begun_at(self._query)
+        if not begun:
+            return None
+        with closing(self._broker.logs()) as logs:
+            lows = lows_of(patiently(logs.bounds))
+        found = next((Gap(tp, begun[tp], low) for tp, low in sorted(expired(begun, lows).items())), None)
+        if found is not None and self._on_gap == "stop":
+            raise PositionError(found.text, hint=f"set it, or {ANEW}")
+        return found
+
+    def leaves_connector(self, pending: int) -> bool:
+        """Whether this run reads as with `client`; its micro-batches are ended by that too.
+
+        Args:
+            pending: The micro-batch that an earlier process did not finish; -1 for none.
+
+        Raises:
+            PositionError: See `first`.
+        """
+        found = self.first()
+        if found is None:
+            return self._on_gap == "log_start" and pending >= 0 and pinned_reader(self._folder) == "client"
+        log.warning("connector.not_used", **found.tp.fields(), reason="messages expired before they were read")
+        if pending == 0:  # the connector keeps the start of a checkpoint elsewhere
+            write(self._folder / "first", orjson.dumps(by_topic(begun_at(self._query))))
+        return True
+
 
 TURN_S = 0.1
 TRIGGER_MS = 100

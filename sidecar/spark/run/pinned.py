@@ -21,7 +21,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, StateError
 from sidecar.spark.ranges.shared import names, read, read_if_there, read_or_make, remove, write
 from sidecar.spark.reports import places_in
-from sidecar.spark.run.twins.files import TwinFiles
+from sidecar.spark.run.outcome import TwinFiles
 from sidecar.state.offset_map import Identity
 
 CUTS_VERSION = 1

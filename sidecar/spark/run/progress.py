@@ -20,14 +20,13 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem, all_filtered
 from sidecar.ops.snapshot import NO_SECONDS, Activity, IdsStatus, PartitionStatus, StatusSnapshot
-from sidecar.spark.micro_batches import MICRO_BATCH_BOUNDS
+from sidecar.spark.metrics import MICRO_BATCH_BOUNDS
 from sidecar.spark.reports import observed_rows, places_in, seconds
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.letters import letters_in
+from sidecar.spark.run.outcome import TwinFiles, letters_in
 from sidecar.spark.run.pinned import latest_batch
 from sidecar.spark.run.plan import RunPlan
-from sidecar.spark.run.twins.files import TwinFiles
-from sidecar.spark.run.twins.resolver import Resolved, Resolver
+from sidecar.spark.run.twins import Resolved, Resolver
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.state.interface import State
 from sidecar.version import VERSION

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -41,6 +41,10 @@ from sidecar.spark.ranges.broker import (
 )
 from sidecar.spark.ranges.shared import read_if_there, read_or_make, write
 from sidecar.spark.workers import freeze_modules
+
+if TYPE_CHECKING:
+    pass
+
 
 NAME = "sidecar_ranges"
 SCHEMA = "topic string, partition int, start bigint, end bigint, broker string, expired bigint"

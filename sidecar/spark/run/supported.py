@@ -16,7 +16,7 @@ from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.config.spark import Spark
 from sidecar.config.tags import OFFSET_MSG_ID
 from sidecar.spark.run.kafka_options import reason_against
-from sidecar.spark.table.keys import refused_keys
+from sidecar.spark.table.plan import refused_keys
 
 
 def checkpoint_folder(written: str) -> Path | None:

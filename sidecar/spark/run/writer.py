@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, InputPartition, WriterCommitMessage
 
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.outcome import Outcome, books_of
-from sidecar.spark.run.twins.files import TwinFiles
+from sidecar.spark.run.outcome import Outcome, TwinFiles, books_of
+from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
 from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Delivered:
         """Deliver one offset range; return when all of it is settled."""
-        from sidecar.spark.run.executor import task
+        from sidecar.spark.run import task
 
         delivered = Delivered(task.run(pickle.loads(self._packed), iterator))
         freeze_modules()
@@ -62,6 +62,27 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: parts that a failed micro-batch has sent are sent again under the same names."""
+
+
+class RowReader(RangePlanner):
+    """Plans ranges, and reads them.
+
+    Args:
+        reading: The parameters of the source.
+        plan: With a query.
+    """
+
+    def __init__(self, ranges: RangePlan, plan: RunPlan) -> None:
+        super().__init__(ranges)
+        self._packed_plan = pickle.dumps(plan)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, see `rows_of_range`."""
+        from sidecar.spark.run.task import rows_of_range
+
+        assert isinstance(partition, Range)
+        yield from rows_of_range(pickle.loads(self._packed_plan), partition)
+        freeze_modules()
 
 
 def data_source(plan: RunPlan) -> type[DataSource]:

@@ -7,21 +7,164 @@ the manifest, as after a restart.
 
 from __future__ import annotations
 
+import heapq
+import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+from pyroaring import BitMap64
 
 from sidecar.errors import PositionError, ZoneError
-from sidecar.spark.source.ahead import Ahead, Offsets, seq_of
-from sidecar.spark.source.delivered import Delivered
+from sidecar.spark.source.delivered import Delivered, Drop
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.tasks import Share
 from sidecar.storage import Root, Storage, storage_of
-from sidecar.zone import Entry, Tail
+from sidecar.zone import Entry, Tail, read
 from sidecar.zone.floor import read_floor
 from sidecar.zone.index import Wanted
 from sidecar.zone.layout import MANIFEST
+
+Offsets: TypeAlias = dict[str, int]
+
+
+class Ahead:
+    """Follows the manifests of all writers.
+
+    Args:
+        last: The number of each writer before the first to read.
+        report: Called for each damaged line that was restored, with a text.
+    """
+
+    def __init__(self, zone: Storage, last: Mapping[str, int], report: Callable[[str], None]) -> None:
+        self.last = dict(last)
+        """The last number polled of each writer."""
+        self.waiting: dict[str, list[Entry]] = {}
+        """Entries of each writer that were polled and not taken."""
+        self._zone = zone
+        self._tail = Tail(zone, dict(last), report)
+        self._firsts = {writer: self._first(writer) for writer in self._tail.floors()}
+
+    @property
+    def writers(self) -> Collection[str]:
+        """The writers that existed at the beginning."""
+        return self._firsts.keys()
+
+    def _first(self, writer: str) -> int:
+        return read_floor(self._zone, writer).first
+
+    def removed(self) -> int:
+        """The number of lines removed since the beginning."""
+        return sum(self._first(writer) - first for writer, first in self._firsts.items())
+
+    def take(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
+        """Read all entries up to `end`, and take those up to `start`.
+
+        Raises:
+            ZoneError: Some of the data is lost.
+        """
+        while True:
+            for writer, waiting in self.waiting.items():
+                count = bisect_right(waiting, start.get(writer, -1), key=seq_of)
+                yield from waiting[:count]
+                del waiting[:count]
+            behind = {writer for writer, seq in end.items() if self.last.get(writer, -1) < seq}
+            if not behind or not self._poll(self.last.keys() - behind):
+                return
+
+    def fill(self, most: int | None) -> None:
+        """Read until nothing is new, or enough entries of each writer wait.
+
+        Raises:
+            ZoneError: Some of the data is lost.
+        """
+        more = True
+        while more:
+            full = {writer for writer, waiting in self.waiting.items() if most is not None and len(waiting) >= most}
+            more = self._poll(full)
+
+    def _poll(self, skip: Collection[str]) -> bool:
+        try:
+            new = self._tail.poll(skip=skip)
+        except ZoneError as error:
+            raise with_hint(error) from error
+        for writer, entries in new.items():
+            self.waiting.setdefault(writer, []).extend(entries)
+            self.last[writer] = entries[-1].seq
+        return bool(new)
+
+
+def seq_of(entry: Entry) -> int:
+    """The entry's number."""
+    return entry.seq
+
+
+TASK_BYTES_MIN: Final = 1 << 20
+"""A task costs as much as 10,000 rows: smaller shares are not distributed."""
+TASK_BYTES_MAX: Final = 64 << 20
+"""Limit of compressed files in a task: a failed task repeats little, and executors with more cores than this host have
+work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A batch to read; it can be pickled."""
+
+    entry: Entry
+    drop: tuple[tuple[int, bytes], ...]
+    """Index of a cover, and its offsets to leave out, as Roaring."""
+    wanted: Wanted
+    """The groups and tags whose rows are read."""
+
+    @classmethod
+    def of(cls, entry: Entry, drop: Drop, wanted: Wanted) -> Share:
+        """The share, without bitmaps and an index that are not needed any more."""
+        if wanted.everything:
+            entry = replace(entry, index=b"")
+        if not drop:
+            return cls(replace(entry, parts=(), covers=()), (), wanted)
+        places = [cover.place for cover in entry.covers]
+        covers = tuple(cover._replace(bitmap=b"") for cover in entry.covers)
+        dropped = tuple((places.index(partition), bytes(offsets.serialize())) for partition, offsets in drop.items())
+        return cls(replace(entry, covers=covers), dropped, wanted)
+
+    def read(self, root: Root, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The wanted rows of the share.
+
+        Raises:
+            ZoneError: They cannot be read; the message includes the hint, as only its text reaches the user.
+        """
+        drop = {self.entry.covers[index].place: BitMap64.deserialize(offsets) for index, offsets in self.drop}
+        try:
+            yield from read(root, self.entry, columns, drop, groups=self.wanted.groups, tags=self.wanted.tags)
+        except ZoneError as error:
+            raise with_hint(error) from error
+
+
+def with_hint(error: ZoneError) -> ZoneError:
+    """The error with its hint in the message."""
+    return ZoneError(f"{error}. {error.hint}" if error.hint else str(error))
+
+
+def pack(shares: Sequence[Share], tasks_max: int | None) -> list[list[Share]]:
+    """Distribute shares over tasks of about equal bytes, in their order within a task.
+
+    Args:
+        tasks_max: Limit of tasks; None: at most one per core of this host and `TASK_BYTES_MIN`, but more if a task
+            would have more than `TASK_BYTES_MAX`.
+    """
+    total = sum(share.entry.bytes for share in shares)
+    wanted = max(min(total // TASK_BYTES_MIN, os.cpu_count() or 1), -(-total // TASK_BYTES_MAX), 1)
+    tasks: list[list[int]] = [[] for _ in range(min(tasks_max or wanted, len(shares)))]
+    loads = [(0, number) for number in range(len(tasks))]
+    for index in sorted(range(len(shares)), key=lambda index: -shares[index].entry.bytes):
+        load, number = heapq.heappop(loads)
+        tasks[number].append(index)
+        heapq.heappush(loads, (load + shares[index].entry.bytes, number))
+    return [[shares[index] for index in sorted(task)] for task in tasks]
+
 
 WAITING_MAX: Final = 16_384
 """Limit of a writer's entries that wait in memory (25 MB, 50 with many tags), unless a micro-batch has more."""

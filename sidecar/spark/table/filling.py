@@ -9,18 +9,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import structlog
+
 from sidecar.config.spark import MESSAGE_TIME, Merge, Resume
 from sidecar.config.table.layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint
-from sidecar.sinks.table.layout import Column
+from sidecar.sinks.table.layout import Column, makes_small_files
 from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
-from sidecar.spark.driver import QueryProgress, not_started, quietly
-from sidecar.spark.lasting import LastingQuery
-from sidecar.spark.table.maintenance import FILES, SmallFiles, tending
-from sidecar.spark.table.plan import Existing, Plan, fields_of, plan_of, plan_of_rejects
-from sidecar.spark.table.targets import REJECTS, TABLE, Target, schema_text, targets
+from sidecar.spark.driver import LastingQuery, QueryProgress, not_started, quietly
+from sidecar.spark.table.plan import (
+    REJECTS,
+    TABLE,
+    Existing,
+    Plan,
+    Target,
+    fields_of,
+    plan_of,
+    plan_of_rejects,
+    schema_text,
+    targets,
+)
 from sidecar.zone.table import LABELS
 
 if TYPE_CHECKING:
@@ -30,6 +40,46 @@ if TYPE_CHECKING:
 
     from sidecar.spark.table.delta import OwnDelta
     from sidecar.spark.table.registry import Beginning, Origin, Registry
+
+FILES: Final = "files"
+"""Name of the number of partitions in the observation of rows."""
+
+log = structlog.get_logger()
+
+
+def tending(
+    claim: Callable[[int], None], write: Callable[[DataFrame, int], None], upkeep: Upkeep | None
+) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that claims and writes a micro-batch, and then does what is due.
+
+    Spark begins no micro-batch before it returns. If it is cut short, the micro-batch comes again, and is known.
+    """
+
+    def write_and_tend(frame: DataFrame, batch: int) -> None:
+        claim(batch)
+        write(frame, batch)
+        if upkeep is not None:
+            upkeep.tend()
+
+    return write_and_tend
+
+
+class SmallFiles:
+    """Reports once that partitions make many small files."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._told = False
+
+    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Take Spark's reports, also those seen before."""
+        for report in () if self._told else reports:
+            for observed in (report.get("observedMetrics") or {}).values():
+                if FILES in observed and makes_small_files(int(observed["rows"]), int(observed[FILES])):
+                    self._told = True
+                    log.warning("table.small_files", table=self._table, rows=observed["rows"], files=observed[FILES])
+                    return
+
 
 TURN_S: Final = 0.2
 WRITTEN: Final = "sidecar_written"
@@ -188,15 +238,14 @@ class Filling:
             extend_by_deltalake(target.path, frame, merged=self._table.merge is not None and target.name == TABLE)
 
     def _tell_int96(self, session: SparkSession, target: Target) -> None:
-        from sidecar.spark.table import writers
-        from sidecar.spark.table.readers import int96
+        from sidecar.spark.table import delta, writers
 
         if self.through_driver:
             writers.tell_int96(target.path, merged=self._table.merge is not None and target.name == TABLE)
         elif self._delta is not None:
-            int96.tell_int96(session, target.path, self._delta.ends(target.path))
+            delta.tell_int96(session, target.path, self._delta.ends(target.path))
         else:
-            int96.tell_int96(session, target.path, int96.oldest_of_sink(session, target.path))
+            delta.tell_int96(session, target.path, delta.oldest_of_sink(session, target.path))
 
     def _plan(self, target: Target, layout: TableLayout, found: Existing | None) -> Plan:
         default = self._table.partitioned_by
@@ -229,8 +278,8 @@ class Filling:
         from pyspark.sql import functions as F  # noqa: N812
 
         from sidecar.spark.table import columns
+        from sidecar.spark.table.columns import inside_years
         from sidecar.spark.table.merging import KEY, ORDER, keyed, lacking, with_deleted
-        from sidecar.spark.table.readers.types import inside_years
 
         plan, schema, merge, fault = self._plans[target.name], self._schema, self._table.merge, F.lit(None)
         frame = frame.withColumn(MESSAGE_TIME, inside_years(F.col(MESSAGE_TIME)))  # of a zone of an earlier version

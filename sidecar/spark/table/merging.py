@@ -25,9 +25,8 @@ from pyspark.sql.types import (
 from sidecar.config.spark import MESSAGE_TIME, Merge
 from sidecar.core.messages.fields import parse_json_path
 from sidecar.errors import ConfigError
-from sidecar.spark.table.columns import PARSED
+from sidecar.spark.table.columns import PARSED, YEARS
 from sidecar.spark.table.plan import COMMENT
-from sidecar.spark.table.readers.types import YEARS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -2,14 +2,112 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
-from sidecar.config.table.layout import TableLayout
+from sidecar.config.document import KeyPath
+from sidecar.config.model import Settings
+from sidecar.config.spark import ONLY_DELTA, Merge, Table
+from sidecar.config.table.layout import KEYS, TableLayout, layout_of, lies_in
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint
 from sidecar.sinks.table.layout import Column, columns_of, partitions_of
+
+_ONLY_DELTA: Final = {
+    "resume": "the log of Spark's file sink belongs to one checkpoint",
+    "cluster_by": "Parquet has no clusters; use partition_by",
+    "properties": "Parquet has no properties",
+    "maintenance": "the log of Spark's file sink would not know about compacted or deleted files",
+}
+
+
+def table_layout(settings: Settings) -> TableLayout:
+    """How the table of a job is kept: the keys of `sink.delta`, and those of `spark.table` that it has not."""
+    table = (settings.spark.table if settings.spark else None) or Table()
+    layout = layout_of(table, "spark.table")
+    return layout_of(settings.sink.delta, "sink.delta", layout) if settings.sink.delta is not None else layout
+
+
+def refused_keys(settings: Settings, form: Literal["delta", "parquet"], path: str) -> Iterator[tuple[KeyPath, str]]:
+    """Keys that are refused."""
+    assert settings.spark is not None, "checked before"
+    table, of_sink = settings.spark.table or Table(), settings.sink.delta
+    given = (KEYS | {"resume"}) & table.model_fields_set
+    for key in sorted(given):
+        if form == "parquet" and key in _ONLY_DELTA:
+            yield ("spark", "table", key), f"needs a Delta table: {_ONLY_DELTA[key]}"
+        elif of_sink is not None and key in of_sink.model_fields_set:
+            yield ("spark", "table", key), f"conflicts with sink.delta.{key}: keep one of them"
+    if of_sink is not None and of_sink.partition_by and table.cluster_by:
+        yield ("spark", "table", "cluster_by"), "cannot be used with sink.delta.partition_by: keep one of them"
+    if table.merge is not None and form != "delta":
+        yield ("spark", "table", "merge"), f"needs a Delta table: {ONLY_DELTA}"
+    layout = table_layout(settings)
+    if table.merge is not None and layout.columns:
+        yield ("spark", "table", "merge"), f"cannot be used with {layout.place('columns')}"
+    if layout.maintenance.vacuum_ms is not None:
+        place = (*layout.place("maintenance").split("."), "vacuum")
+        folders = {"spark.checkpoint": settings.spark.checkpoint, "state.dir": str(settings.state.dir)}
+        if settings.sink.spark is not None:
+            folders["sink.spark.landing"] = str(settings.sink.spark.landing)
+        for target in targets(settings.spark.checkpoint, path, table.schema_, table.merge):
+            for key, folder in folders.items():
+                if lies_in(folder, target.path):
+                    text = f"which lies in the folder of the {target.name}: move one of them"
+                    yield place, f"would delete files of {key}, {text}"
+
+
+TABLE: Final = "table"
+REJECTS: Final = "rejects"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One query: rows of the source that go to one table.
+
+    With a schema there are two, and the second takes the rows that do not fit. Each has its own checkpoint.
+    """
+
+    name: str
+    path: str
+    checkpoint: str
+
+
+def targets(checkpoint: str, path: str, schema: str | None, merge: Merge | None) -> list[Target]:
+    """The target of the table, and that of the rejects beside it.
+
+    Args:
+        checkpoint: Of the job; the queries' are in it.
+        schema: Of the JSON values, if they are parsed; what does not fit is a reject.
+        merge: How rows replace others, if they do; what has no key or order is a reject.
+    """
+    chosen = [Target(TABLE, path, f"{checkpoint}/{TABLE}")]
+    if schema is not None or merge is not None:
+        chosen.append(Target(REJECTS, f"{path.rstrip('/')}-{REJECTS}", f"{checkpoint}/{REJECTS}"))
+    return chosen
+
+
+def schema_text(written: str) -> str:
+    """The schema: the text itself if it contains a blank or a colon, otherwise the content of that file.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    if re.search(r"[\s:]", written):
+        return written
+    try:
+        return Path(written).read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"spark.table.schema: cannot read {written}: {reason}",
+            hint="Name a file, or write columns and types, such as `id bigint, amount double`",
+        ) from error
+
 
 COMMENT: Final = "comment"
 """A column's comment in its metadata."""

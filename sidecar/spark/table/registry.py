@@ -19,7 +19,7 @@ from sidecar.config.spark import Resume
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.spark.table.pinned import Storage, latest, query_of
-from sidecar.spark.table.targets import TABLE, Target
+from sidecar.spark.table.plan import TABLE, Target
 
 FOLDER: Final = "_sidecar"
 _KEPT: Final = 2

@@ -9,12 +9,46 @@ from typing import TYPE_CHECKING, Final
 from sidecar.errors import ConfigError
 from sidecar.spark.driver import QueryError
 from sidecar.spark.table.delta import WAIT_S
+from sidecar.spark.table.merging import LATER, ON, last_of_each
 from sidecar.spark.table.plan import Existing, Plan, comments_of, fields_of
 
 if TYPE_CHECKING:
     import deltalake
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+def rows_of(frame: DataFrame) -> pa.Table:
+    """The last change of each key in a micro-batch, with times in UTC, as Delta has them."""
+    import deltalake
+    import pyarrow as pa
+
+    rows = last_of_each(frame).toArrow()
+    return rows.cast(pa.schema(deltalake.Schema.from_arrow(rows.schema).to_arrow()))
+
+
+def columns_of(rows: pa.Table, frame: DataFrame) -> deltalake.Schema:
+    """Columns for a new table of these rows, with the comments of the frame, which Arrow does not have."""
+    import deltalake
+
+    return deltalake.Schema(
+        [
+            deltalake.Field(field.name, field.type, nullable=field.nullable, metadata=frame.schema[field.name].metadata)
+            for field in deltalake.Schema.from_arrow(rows.schema).fields
+        ]
+    )
+
+
+def merge(table: deltalake.DeltaTable, rows: pa.Table, properties: deltalake.CommitProperties) -> None:
+    """Merge the rows of one micro-batch by deltalake.
+
+    Args:
+        table: The table; it has all of their columns.
+    """
+    merger = table.merge(rows, ON, "s", "t", commit_properties=properties)
+    merger.when_matched_update_all(LATER).when_not_matched_insert_all().execute()
+
 
 COMPACT_EVERY: Final = 100
 """Number of micro-batches between compactions, if neither Delta nor a schedule compacts the table."""
@@ -122,9 +156,8 @@ def extend_by_deltalake(path: str, frame: DataFrame, *, merged: bool) -> None:
     from deltalake.exceptions import DeltaError
 
     from sidecar.sinks.table.commits import sync_commit
-    from sidecar.spark.table import upserts_in_driver as upserts
 
-    rows, table = upserts.rows_of(frame) if merged else frame.toArrow(), deltalake.DeltaTable(path)
+    rows, table = rows_of(frame) if merged else frame.toArrow(), deltalake.DeltaTable(path)
     try:
         deltalake.write_deltalake(table, rows.slice(0, 0), mode="append", schema_mode="merge")
     except DeltaError as error:
@@ -158,7 +191,6 @@ def by_deltalake(
     from sidecar.sinks.table.layout import dropped
     from sidecar.sinks.table.statistics import exact_statistics, keep_exact
     from sidecar.sinks.table.upkeep import failed
-    from sidecar.spark.table import upserts_in_driver as upserts
 
     compacts = plan.layout.maintenance.optimize_ms is None
     guard = Int96Guard()
@@ -171,9 +203,9 @@ def by_deltalake(
             raise QueryError(f"the table {path} has micro-batch {known} of this query, which begins number {batch}")
         if known == batch:
             return
-        rows = upserts.rows_of(frame) if merged else frame.toArrow()
+        rows = rows_of(frame) if merged else frame.toArrow()
         if table is None:
-            columns = upserts.columns_of(rows, frame) if merged else deltalake.Schema.from_arrow(rows.schema)
+            columns = columns_of(rows, frame) if merged else deltalake.Schema.from_arrow(rows.schema)
             deltalake.DeltaTable.create(
                 path, columns, mode="ignore", partition_by=list(plan.partitioned_by),
                 configuration={**CONFIGURATION, **exact_statistics(rows.schema), **plan.layout.properties},
@@ -186,7 +218,7 @@ def by_deltalake(
         commit = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         if merged:
             guard.check(table)
-            upserts.merge(table, rows, commit)
+            merge(table, rows, commit)
         else:
             deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=commit)
         sync_commit(path, table.version())

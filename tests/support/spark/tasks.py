@@ -13,13 +13,13 @@ from sidecar.core.records import TopicPartition
 from sidecar.runtime.lane import refusal_on_spark
 from sidecar.spark.ranges import broker_of
 from sidecar.spark.ranges.broker import BrokerRanges
-from sidecar.spark.run.executor.columns import ArrowColumns, runs
-from sidecar.spark.run.executor.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import RunProgress
+from sidecar.spark.run.task import ArrowColumns, runs
 from sidecar.state.interface import State
 
 TP = TopicPartition("orders", 3)

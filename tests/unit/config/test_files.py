@@ -13,7 +13,7 @@ from sidecar.config.loader import load
 from sidecar.config.reference import BEGIN, DOCUMENTS, END, keys, keys_on_spark, renewed
 from sidecar.config.schema import Option, options, schema
 from sidecar.config.source.kafka_properties import REFUSED
-from sidecar.spark.ingest.supported import load_for_ingest
+from sidecar.spark.ingest.job import load_for_ingest
 from tests.support.json_schema import violations
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from sidecar.spark.lasting import AGAIN_MAX, NOT_CONNECTED, REPORTS_MAX, LastingQuery
+from sidecar.spark.driver import AGAIN_MAX, NOT_CONNECTED, REPORTS_MAX, LastingQuery
 
 
 class Query:

@@ -16,11 +16,10 @@ from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
-from sidecar.spark.micro_batches import MicroBatches
-from sidecar.spark.queries import ENDED_MAX, Queries, QueryRows
-from sidecar.spark.query.counts import RANGES_MAX, ByRange, Counts, Range
+from sidecar.spark.listener import ENDED_MAX, Queries, QueryRows, Telemetry
+from sidecar.spark.metrics import MicroBatches
+from sidecar.spark.query.task import RANGES_MAX, ByRange, Counts, Range
 from sidecar.spark.reports import places_in
-from sidecar.spark.telemetry import Telemetry
 
 TP, QUEUE = TopicPartition("orders", 3), TopicPartition("orders", 0, "b:1")
 BOOKS = Books(consumed=9, delivered=5, duplicate=1, filtered=3)

@@ -17,11 +17,10 @@ from sidecar.spark import workers
 from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import read_span
-from sidecar.spark.run.executor import rows
+from sidecar.spark.run import task
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
-from sidecar.spark.run.tables.reader import RowReader
-from sidecar.spark.run.writer import RangeWriter
+from sidecar.spark.run.writer import RangeWriter, RowReader
 from sidecar.spark.source.datasource import ZoneReader
 from sidecar.spark.source.options import parse
 from tests.support.spark.tasks import plan_of
@@ -33,7 +32,7 @@ KAFKA = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["orders
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is excluded from garbage collection before the test, and after it."""
     monkeypatch.setattr(workers, "_frozen", 0)
-    monkeypatch.setattr(rows, "rows_of_range", lambda *_: iter(()))  # there is no broker
+    monkeypatch.setattr(task, "rows_of_range", lambda *_: iter(()))  # there is no broker
     context = SimpleNamespace(getLocalProperty=lambda _: "0")
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     gc.unfreeze()

@@ -17,9 +17,8 @@ from pyroaring import BitMap64
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ZoneError
-from sidecar.spark.source.ahead import Offsets
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.planner import Planner
+from sidecar.spark.source.planner import Offsets, Planner
 from sidecar.zone import Entry, Tail, data, read
 from sidecar.zone.entry import line_of, parse
 from sidecar.zone.index import SPANS_MAX, Wanted, index_of, spans_of

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from sidecar.core.parts import Batch
 from sidecar.sinks.table.by_deltalake import steps
-from sidecar.spark.rows import by_lane, columns
+from sidecar.spark.ranges import rows
 from sidecar.zone.columns import record_batches
 from tests.support.delta import sink
 from tests.support.landing import Sent, part
@@ -49,10 +49,10 @@ def of_lane(times_ms: list[int | None]) -> pa.Array:
         has_time=np.array([at_ms is not None for at_ms in times_ms]).tobytes(),
         times_ms=np.array([at_ms or 0 for at_ms in times_ms], np.int64).tobytes(),
     )
-    return by_lane._times(table)
+    return rows._lane_times(table)
 
 
-@pytest.mark.parametrize("column", [of_zone, columns._times, of_lane])
+@pytest.mark.parametrize("column", [of_zone, rows._times, of_lane])
 def test_times_outside_of_the_years_1_to_9999_are_null(column: Any) -> None:
     """The others are kept to the millisecond, wherever rows are made."""
     assert column(list(TIMES)).to_pylist() == list(TIMES.values())

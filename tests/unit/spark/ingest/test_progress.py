@@ -8,8 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.ops.health import Problem
-from sidecar.spark.ingest.lag import Behind, Lag
-from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress
+from sidecar.spark.ingest.progress import READ, Behind, IngestMetrics, IngestProgress, Lag
 from sidecar.spark.table.filling import WRITTEN
 
 

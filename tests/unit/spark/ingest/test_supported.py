@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.spark.ingest.supported import consumer_of
-from sidecar.spark.table.targets import TABLE, Target
+from sidecar.spark.ingest.job import consumer_of
+from sidecar.spark.table.plan import TABLE, Target
 
 
 def name_of(checkpoint: str, path: str) -> str:

@@ -16,7 +16,7 @@ from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import _again, read_span
 from sidecar.spark.ranges.broker import ExpiredError, OnGap
-from sidecar.spark.run.executor.columns import ArrowColumns
+from sidecar.spark.run.task import ArrowColumns
 
 QUERY: Final = parse_options(
     "kafka", {"bootstrap_servers": "localhost:1", "topics": "orders", "lane": "off"}, stream=None

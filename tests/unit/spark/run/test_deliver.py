@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.spark.run.executor import deliver as module
+from sidecar.spark.run import deliver as module
 
 
 def test_each_run_of_a_range_is_delivered_before_the_task_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from sidecar.spark.driver import QueryError
 from sidecar.spark.ranges import kafka
 from sidecar.spark.ranges.broker import LogExtent
 from sidecar.spark.ranges.shared import write as write_file
-from sidecar.spark.run.gaps import Gaps
-from sidecar.spark.run.job import SparkRun
+from sidecar.spark.run.job import Gaps, SparkRun
 from tests.support.spark.tasks import job_broker, make_settings
 
 LOW = 16

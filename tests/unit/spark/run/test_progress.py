@@ -12,8 +12,7 @@ from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.letters import LetterFiles
-from sidecar.spark.run.twins.files import TwinFiles
+from sidecar.spark.run.outcome import LetterFiles, TwinFiles
 from sidecar.state.interface import StoredLetter
 from sidecar.state.memory import MemoryState
 from tests.support.letters import letter

@@ -12,7 +12,7 @@ from sidecar.config.model import Settings
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import ConfigError
 from sidecar.spark.ranges.windows import Windows
-from sidecar.spark.run.tables.job import TableRun
+from sidecar.spark.run.table_job import TableRun
 from sidecar.spark.table.registry import Beginning
 from tests.support.spark.tables import into
 

@@ -8,10 +8,8 @@ import pytest
 
 from sidecar.config.model import Settings
 from sidecar.spark.ranges.broker import RangeMessages
-from sidecar.spark.run.executor.columns import ArrowColumns, runs
-from sidecar.spark.run.executor.rows import rows_of_place
-from sidecar.spark.run.executor.task import TaskRange
 from sidecar.spark.run.folder import RunFolder
+from sidecar.spark.run.task import ArrowColumns, TaskRange, rows_of_place, runs
 from tests.support.spark.tasks import TP, batches, plan_of
 
 

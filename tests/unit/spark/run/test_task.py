@@ -16,8 +16,7 @@ from sidecar.core.records import Run
 from sidecar.errors import PositionError
 from sidecar.spark.ranges import broker as ranges
 from sidecar.spark.ranges import kafka
-from sidecar.spark.run.executor.columns import runs
-from sidecar.spark.run.executor.task import TaskRange, opened, run
+from sidecar.spark.run.task import TaskRange, opened, run, runs
 from tests.support.spark.tasks import TP, batches, make_settings, plan_of
 
 
@@ -99,7 +98,7 @@ def test_a_task_delivers_its_range(
         told.extend([task, *(run.last for run in runs)])
         return outcome
 
-    monkeypatch.setattr("sidecar.spark.run.executor.deliver.deliver", deliver)
+    monkeypatch.setattr("sidecar.spark.run.deliver.deliver", deliver)
     source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
     settings = make_settings("http://localhost:1/", source={"kafka": source})
     plan = plan_of(settings, tmp_path, pending=pending)

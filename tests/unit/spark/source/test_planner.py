@@ -12,10 +12,9 @@ pytest.importorskip("pyarrow")
 
 from sidecar.errors import ConfigError, PositionError, ZoneError
 from sidecar.spark.source import planner
-from sidecar.spark.source.consumer import Consumer
+from sidecar.spark.source.datasource import Consumer
 from sidecar.spark.source.options import Limit
-from sidecar.spark.source.planner import Planner
-from sidecar.spark.source.tasks import TASK_BYTES_MAX, Share, pack
+from sidecar.spark.source.planner import TASK_BYTES_MAX, Planner, Share, pack
 from sidecar.zone import acknowledge, acknowledged, tail
 from tests.support import zone_writing
 from tests.support.landing import batch, segment_path, writer

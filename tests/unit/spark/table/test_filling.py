@@ -12,9 +12,9 @@ import pytest
 from sidecar import spark
 from sidecar.errors import ConfigError
 from sidecar.spark import driver
+from sidecar.spark.driver import own_session
 from sidecar.spark.table import filling as module
 from sidecar.spark.table.filling import Filling, TableRules
-from sidecar.spark.table.readers.session import own_session
 
 
 class Query:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from sidecar.config.model import Settings
-from sidecar.spark.table.keys import refused_keys
+from sidecar.spark.table.plan import refused_keys
 from tests.support.spark.ingesting import config
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
 
 from sidecar.config.model import Settings
 from sidecar.config.spark import Table
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
-from sidecar.ops.metrics import Metrics
+from sidecar.ops.metrics import Metrics, maintenance
+from sidecar.spark.driver import own_session
+from sidecar.spark.metrics import MicroBatches, table_counters
 from sidecar.spark.ranges.broker import LogExtent, patiently
 from sidecar.spark.ranges.broker import Places as Offsets
 from sidecar.spark.ranges.shared import remove
@@ -24,16 +28,37 @@ from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.job import TRIGGER_MS, SparkRun
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import OBSERVED_ROWS, RunProgress
-from sidecar.spark.run.tables.metrics import TableMetrics
 from sidecar.spark.table.filling import Filling, TableRules
-from sidecar.spark.table.keys import table_layout
-from sidecar.spark.table.readers.session import own_session
+from sidecar.spark.table.plan import REJECTS, TABLE, Target, table_layout
 from sidecar.spark.table.registry import Origin
-from sidecar.spark.table.targets import REJECTS, TABLE, Target
 from sidecar.zone.table import DATE, TABLE_DDL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+class TableMetrics(Metrics):
+    """The metrics of the daemon, and those of a job that fills a table.
+
+    Args:
+        progress: Read once per scrape.
+        maintained: Maintenance by operation and result; the keys do not change.
+    """
+
+    def __init__(self, progress: RunProgress, maintained: Mapping[tuple[str, str], int]) -> None:
+        super().__init__(progress.latest, _TableCollector(progress, maintained), MicroBatches(progress.micro_batches))
+
+
+class _TableCollector(Collector):
+    def __init__(self, progress: RunProgress, maintained: Mapping[tuple[str, str], int]) -> None:
+        self._progress = progress
+        self._maintained = maintained
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric."""
+        yield from table_counters(self._progress.rows)
+        yield from maintenance(self._maintained)
+
 
 DRIVER_OFFSETS_MAX: Final = 100_000
 """Limit of offsets in a micro-batch if all rows go through the driver's memory."""
@@ -134,7 +159,7 @@ class TableRun(SparkRun):
         from pyspark.sql import functions as F  # noqa: N812
 
         from sidecar.spark.run.range_source import NAME, range_source
-        from sidecar.spark.run.tables.reader import RowReader
+        from sidecar.spark.run.writer import RowReader
 
         limit = self._settings.batch.span_max
         if self._filling.through_driver:

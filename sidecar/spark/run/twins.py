@@ -32,10 +32,9 @@ from sidecar.ledger.interface import Ledger, LedgerError
 from sidecar.ops.health import Problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
 from sidecar.spark.ranges.broker import SingleMessages
-from sidecar.spark.run.executor.deliver import StoppedError, Task, deliver_carried
-from sidecar.spark.run.outcome import Outcome
+from sidecar.spark.run.deliver import StoppedError, Task, deliver_carried
+from sidecar.spark.run.outcome import Kept, Outcome, TwinFiles
 from sidecar.spark.run.plan import RunPlan
-from sidecar.spark.run.twins.files import Kept, TwinFiles
 
 ROUND_S = 0.5
 """Interval of questions to the ledger."""

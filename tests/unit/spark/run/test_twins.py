@@ -19,10 +19,9 @@ from sidecar.ledger.memory import MemoryLedger
 from sidecar.runtime.dead_letters import dead_letter_store
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.ranges.broker import SingleMessages
-from sidecar.spark.run.letters import letters_in
-from sidecar.spark.run.twins import resolver as resolving
-from sidecar.spark.run.twins.files import Kept, TwinFiles
-from sidecar.spark.run.twins.resolver import GONE, Resolver
+from sidecar.spark.run import twins as resolving
+from sidecar.spark.run.outcome import Kept, TwinFiles, letters_in
+from sidecar.spark.run.twins import GONE, Resolver
 from tests.support.process import wait_until
 from tests.support.spark.tasks import TP, make_settings, plan_of
 

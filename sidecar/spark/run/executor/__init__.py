@@ -1,1 +1,0 @@
-"""Code on executors: a task delivers one range. The driver imports it only for its plan."""

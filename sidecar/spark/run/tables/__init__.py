@@ -1,1 +1,0 @@
-"""The pipeline on Spark with a sink that is a table."""
