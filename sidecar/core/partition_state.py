@@ -67,7 +67,7 @@ class Stores(NamedTuple):
     others: tuple[Other, ...] = ()
     """Those of earlier owners, oldest first."""
     epoch: int = 0
-    """That of the owner in a store which owners share, see `delay.changelog.epochs`; 0 in any other."""
+    """That of the owner in a store which owners share, see `delay.changelog.takeover`; 0 in any other."""
 
     def taken_by(self, store: int, state: PartitionState, epoch: int = 0) -> Stores:
         """The stores once an owner with this store takes the partition, and goes on from this state."""

@@ -27,7 +27,7 @@ class StorePlace(NamedTuple):
     scope: str
     """The identity of the partition's positions."""
     epoch: int = 0
-    """That of the ownership, see `delay.changelog.epochs`; 0 if only this host has the store."""
+    """That of the ownership, see `delay.changelog.takeover`; 0 if only this host has the store."""
 
 
 class Job(Protocol):

@@ -60,7 +60,7 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> HeldProgres
     if raw is None:
         return HeldProgress(_own(identity, 0), PartitionState(0, 0), "", 0)
     try:
-        kept = {"parked_before": 0, "parked": 0, **orjson.loads(raw)}  # an earlier version parked nothing
+        kept = orjson.loads(raw)
         watermark, own, incarnation, before, parked = (_number(kept[name]) for name in _NUMBERS)
         topic_id, text = str(kept["topic_id"]), str(kept["state"])
     except (ValueError, TypeError, KeyError) as error:

@@ -13,9 +13,9 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
+from sidecar.delay.changelog.postgresql.build import UnclaimedTables
 from sidecar.delay.changelog.postgresql.restorer import READ, PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
-from sidecar.delay.changelog.postgresql.unclaimed import UnclaimedTables
 from sidecar.delay.changelog.reach import REACH_KEY
 from sidecar.delay.changelog.records import claim
 from sidecar.errors import UnavailableError

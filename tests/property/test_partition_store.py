@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.delay import adoption, journal, lanes, readers, saving
-from sidecar.delay.disk import hours, named, names, rewriting
+from sidecar.delay.disk import hours, names, rewriting
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hour import SECOND_SEQUENCES
 from sidecar.delay.headers import pack_headers
@@ -40,7 +40,7 @@ SMALL = {
     (hours, "WASTE_BYTES_MIN"): 300,
     (saving, "REWRITTEN_BYTES"): 300,
     (rewriting, "BLOCK_BYTES"): 400,
-    (named, "NAMED_BLOCKS"): 2,
+    (cancels, "NAMED_BLOCKS"): 2,
     (names, "PIECE_MAX"): 8,
     (cancels, "FOUND_AT_ONCE"): 3,
 }

@@ -51,9 +51,9 @@ from sidecar.daemon.delays.questions import Answer as Told
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
-from sidecar.delay.changelog.epochs import counts
 from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.store import ChangelogStore
+from sidecar.delay.changelog.takeover import counts
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hours import PARKED_FROM

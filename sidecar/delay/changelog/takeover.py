@@ -14,7 +14,6 @@ from pyroaring import BitMap64
 
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.epochs import NOBODY, LaterError, counts
 from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord, Restorer
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.reach import PutReach
@@ -47,6 +46,28 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.errors import ConfigError
+
+NOBODY = 0
+"""The epoch of a changelog in which no commit has named any: nothing in it counts."""
+
+
+class LaterError(Exception):
+    """The changelog tells of a later commit than the one that was read."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"epoch {epoch}")
+        self.epoch = epoch
+
+
+def counts(named: int, offset: int, epoch: int) -> bool:
+    """Whether a record counts.
+
+    Args:
+        named: The epoch in the commit.
+        offset: The offset of the record.
+    """
+    return offset < named or epoch == named
+
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 4_000, 4 << 20
 """Messages that are given to the main thread at once, about: the more, the cheaper for each."""

@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import adoption, journal, lanes, partitions, readers
-from sidecar.delay.disk import filed, hour, hours
+from sidecar.delay.disk import hour, hours
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, Unread
 from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.disk.wal import CHECKPOINT, Wal
@@ -387,7 +387,7 @@ def test_a_checkpoint_is_written_while_messages_come(
     store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, by_second: bool
 ) -> None:
     """At each moment a kill costs nothing and repeats nothing; so where sequence numbers count within a second."""
-    for module in (hour, hours, filed) if by_second else ():
+    for module in (hour, hours, lanes) if by_second else ():
         monkeypatch.setattr(module, "SECOND_SEQUENCES", 0)
     monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
     monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
