@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
@@ -10,11 +11,45 @@ from typing import NamedTuple, Self, TypeAlias
 
 from sidecar.core.records import TopicPartition, group_label
 
+
+class Distribution(NamedTuple):
+    """Values by bucket: one count for each upper bound, and one for larger values."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+    """Sum of the values."""
+
+
+class Histogram:
+    """Collects values; one thread writes, any may take `read`.
+
+    Args:
+        bounds: Upper bounds of the buckets, rising.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, so many times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
+
+    def read(self) -> Distribution:
+        """The values counted so far."""
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
+
 CLOSE_AFTER_MS = 4_000
 """Time for which the books of a revoked partition are kept: a reload leaves no gap, and the last counts can be read."""
 GROUPS_MAX = 200
 """Maximum number of groups with their own counts."""
 OTHER = "other"
+LOOKS = ("mask", "look")
+"""What refuses messages by their tags: the mask, and the exact look behind it."""
 Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 
 
@@ -178,3 +213,21 @@ class OpenMessages(NamedTuple):
     """Timestamp of the oldest, epoch milliseconds."""
     groups: Mapping[str, OpenGroup] = {}
     """By label."""
+
+
+AGE_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 86_400.0)
+"""Seconds."""
+MESSAGES_BOUNDS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)
+BYTES_BOUNDS = (256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0)
+
+
+class DeliveryCounts(NamedTuple):
+    """Counts since the start, by group's label where they are by group."""
+
+    messages: Mapping[str, int] = {}
+    """In batches that were accepted as a whole."""
+    nbytes: Mapping[str, int] = {}
+    """Of their bodies, before compression."""
+    ages: Distribution = Histogram(AGE_BOUNDS).read()
+    batch_messages: Distribution = Histogram(MESSAGES_BOUNDS).read()
+    batch_bytes: Distribution = Histogram(BYTES_BOUNDS).read()

@@ -10,9 +10,8 @@ from math import inf
 
 from sidecar.core.batching import Limits, held_bytes
 from sidecar.core.groups import Groups
-from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Ownerships, Partition
-from sidecar.core.parts import Memory, Part
+from sidecar.core.parts import Lane, Memory, Part
 from sidecar.core.records import PARTS_HEADER_MAX_BYTES, PARTS_MAX, Fragment, TopicPartition
 
 LANE_BYTES, UNIT_BYTES = 900, 450

@@ -29,11 +29,10 @@ from sidecar.core.effects import Effect
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.lineage import Lineage
-from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
-from sidecar.core.parts import Intent, Part
+from sidecar.core.parts import Intent, Lane, Part
 from sidecar.core.records import Fragment, Run, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
 

@@ -18,7 +18,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
-from sidecar.core.windows.idset import KEY_BYTES
+from sidecar.core.windows.dedup import KEY_BYTES
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import structlog
 
-from sidecar.core.histogram import Histogram
+from sidecar.core.books import Histogram
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import Problem
 from sidecar.ops.snapshot import SECONDS_BOUNDS

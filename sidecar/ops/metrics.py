@@ -12,10 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from sidecar.core.books import OpenMessages
-from sidecar.core.delivery.delivered import DeliveryCounts
-from sidecar.core.histogram import Distribution
-from sidecar.core.intake.unwanted import LOOKS
+from sidecar.core.books import LOOKS, DeliveryCounts, Distribution, OpenMessages
 from sidecar.core.records import group_label
 from sidecar.ops.health import KINDS, STATES
 from sidecar.ops.snapshot import (

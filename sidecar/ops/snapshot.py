@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from sidecar.core.books import BOOKS, Books, Counts, OpenMessages
-from sidecar.core.delivery.delivered import DeliveryCounts
-from sidecar.core.histogram import Distribution, Histogram
-from sidecar.core.intake.unwanted import LOOKS
+from sidecar.core.books import BOOKS, LOOKS, Books, Counts, DeliveryCounts, Distribution, Histogram, OpenMessages
 from sidecar.core.records import TopicPartition, Verdict, group_label
 from sidecar.ops.health import Health, Problem, judge
 

@@ -18,8 +18,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from sidecar.config.address import address
-from sidecar.core.books import Books
-from sidecar.core.histogram import Distribution, Histogram
+from sidecar.core.books import Books, Distribution, Histogram
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError

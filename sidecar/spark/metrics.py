@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sidecar.core.histogram import Distribution
+from sidecar.core.books import Distribution
 from sidecar.ops.metrics import buckets_of
 
 _COUNTERS: Final = {

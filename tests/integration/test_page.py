@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.books import Books, OpenGroup, OpenMessages
-from sidecar.core.delivery.delivered import DeliveryCounts
+from sidecar.core.books import Books, DeliveryCounts, OpenGroup, OpenMessages
 from sidecar.ops.admin import AdminServer
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sidecar.core.batching import held_bytes
-from sidecar.core.books import Tally
+from sidecar.core.books import AGE_BOUNDS, BYTES_BOUNDS, MESSAGES_BOUNDS, DeliveryCounts, Histogram, Tally
 from sidecar.core.delivery.claiming import Claiming
-from sidecar.core.delivery.delivered import Deliveries
 from sidecar.core.delivery.outbox import Event, Outbox, Stage, StrayEventError
 from sidecar.core.delivery.output import Outcome, Output
 from sidecar.core.delivery.parking import Parker
@@ -23,6 +22,36 @@ from sidecar.core.effects import Send
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import ATTEMPT_BYTES, PART_BYTES, Batch, Memory, Part, held_by
 from sidecar.core.records import Answer, Attempt, Verdict
+
+
+class Deliveries:
+    """Counts batches that were accepted as a whole."""
+
+    def __init__(self) -> None:
+        self.tap: Callable[[Batch], None] | None = None
+        """Is shown each batch; None as long as nobody looks."""
+        self._counts = Tally()
+        self._ages, self._messages, self._bytes = map(Histogram, (AGE_BOUNDS, MESSAGES_BOUNDS, BYTES_BOUNDS))
+
+    def add(self, batch: Batch, wall_ms: int) -> None:
+        """Count a batch, accepted at this time in epoch milliseconds."""
+        if self.tap is not None:
+            self.tap(batch)
+        self._counts.add(batch.group, "messages", batch.count)
+        self._counts.add(batch.group, "bytes", batch.nbytes)
+        self._messages.observe(batch.count)
+        self._bytes.observe(batch.nbytes)
+        for part in batch.parts:
+            for fragment in part.fragments:
+                if fragment.stamp_ms is not None:
+                    self._ages.observe(max(0.0, (wall_ms - fragment.stamp_ms) / 1000), fragment.count)
+
+    def read(self) -> DeliveryCounts:
+        """The counts so far."""
+        found = self._counts.counts().items()
+        messages = {group: count for (group, kind), count in found if kind == "messages"}
+        nbytes = {group: count for (group, kind), count in found if kind == "bytes"}
+        return DeliveryCounts(messages, nbytes, self._ages.read(), self._messages.read(), self._bytes.read())
 
 
 class Sending:

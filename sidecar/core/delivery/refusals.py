@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from sidecar.core.backoff import RefusalGuard
 from sidecar.core.batching import halves, pick
 from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Event, Outbox, Stage
@@ -17,6 +17,67 @@ from sidecar.core.partition.partition import Ownerships
 from sidecar.core.partition_state import ATTEMPTS_MAX, SECONDS_MAX, Tries
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, FailedRow, TopicPartition, Verdict, group_label
+
+REFUSED_WINDOW = 1_000
+REFUSED_MAX = 100
+MessageOffset = tuple[TopicPartition, int]
+"""Partition and offset of a message."""
+
+
+class RefusalGuard:
+    """Detects a receiver that refuses too much: more than a tenth of the last 1,000 messages.
+
+    While it is tripped, nothing is dead-lettered, refused messages are retried, and each message counts by its last
+    answer. It is reset when nine tenths of the messages answered since then were accepted.
+    """
+
+    def __init__(self) -> None:
+        self.tripped = False
+        self._window: deque[tuple[bool, int]] = deque()
+        self._total = 0
+        self._refused = 0
+        self._doubted: set[MessageOffset] = set()
+        self._taken = 0
+
+    def taken(self, count: int, places: Iterable[MessageOffset]) -> None:
+        """Count delivered messages.
+
+        Args:
+            places: The messages; iterated only while tripped.
+        """
+        if not self.tripped:
+            self._add(refused=False, count=count)
+            return
+        self._doubted.difference_update(places)
+        self._taken += count
+        if self._taken >= 9 * len(self._doubted):
+            self.tripped = False
+            self._doubted.clear()
+
+    def refused(self, place: MessageOffset) -> None:
+        """Count one message that was refused permanently."""
+        if self.tripped:
+            self._doubted.add(place)
+            return
+        self._add(refused=True, count=1)
+        if self._refused > REFUSED_MAX:
+            self.tripped = True
+            self._doubted.add(place)
+            self._window.clear()
+            self._total = self._refused = self._taken = 0
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Drop the messages of a partition that is no longer owned."""
+        self._doubted = {place for place in self._doubted if place[0] != tp}
+
+    def _add(self, *, refused: bool, count: int) -> None:
+        self._window.append((refused, count))
+        self._total += count
+        self._refused += count * refused
+        while self._total - self._window[0][1] >= REFUSED_WINDOW:
+            was_refused, gone = self._window.popleft()
+            self._total -= gone
+            self._refused -= gone * was_refused
 
 
 class Receiver:

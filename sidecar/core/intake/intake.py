@@ -13,19 +13,41 @@ from operator import call, itemgetter, not_
 from pyroaring import BitMap64
 
 from sidecar.core.batching import UNFRAMEABLE, Buffer, held_bytes, pick_keys
+from sidecar.core.books import LOOKS
 from sidecar.core.intake.known import Identities, Positions
 from sidecar.core.intake.reading import ReadingRules
-from sidecar.core.intake.unwanted import LOOKS, Unwanted
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
 from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.holding import Holding
-from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Partition
-from sidecar.core.parts import Intent
+from sidecar.core.parts import Intent, Lane
 from sidecar.core.records import NO_ID, Fragment, Message, Run, RunSorter, TopicPartition
 from sidecar.core.windows.dedup import Deduplicator
+
+FIRST = 1_000
+"""So many messages without a wanted one are told: a mistake in the tags would otherwise look like an idle topic."""
+
+
+class Unwanted:
+    """Counts messages that no tag group wants, until the first one is wanted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._any_wanted = False
+
+    @property
+    def is_all(self) -> bool:
+        """Whether at least `FIRST` messages were read, and none was wanted."""
+        return self.count >= FIRST and not self._any_wanted
+
+    def add(self, wanted: int, filtered: int) -> bool:
+        """Add messages; return whether `is_all` begins with them."""
+        before = self.is_all
+        self._any_wanted = self._any_wanted or wanted > 0
+        self.count += filtered
+        return self.is_all and not before
 
 
 def fragment_of(

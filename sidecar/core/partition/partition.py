@@ -18,15 +18,13 @@ from pyroaring import BitMap64
 from sidecar.core.batching import Limits
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
-from sidecar.core.partition.dues import BegunCommit, CommitEntries
 from sidecar.core.partition.holding import Holding
-from sidecar.core.partition.lanes import Lane, Lanes
-from sidecar.core.partition.outstanding import Outstanding
+from sidecar.core.partition.outstanding import BegunCommit, CommitEntries, Outstanding
 from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
-from sidecar.core.parts import Batch, Intent, Part
+from sidecar.core.parts import Batch, Intent, Lane, Lanes, Part
 from sidecar.core.records import Fragment, TopicPartition
 
 

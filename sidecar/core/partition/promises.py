@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from sidecar.core.partition.lanes import Lane, Lanes
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
-from sidecar.core.parts import Intent, Part
+from sidecar.core.parts import Intent, Lane, Lanes, Part
 from sidecar.core.records import Parked
 
 INTENT_BYTES = 10

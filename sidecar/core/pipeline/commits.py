@@ -7,7 +7,7 @@ from math import inf
 
 from sidecar.core.effects import Commit, CommitItem, Reload
 from sidecar.core.intake.known import Identities
-from sidecar.core.partition.dues import BegunCommit
+from sidecar.core.partition.outstanding import BegunCommit
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.records import TopicPartition

@@ -529,7 +529,7 @@ class Pipeline(DeliveryPipeline):
 
     def begin_commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         """Begin a commit of these partitions now; `committed` must follow. Empty if nothing changed."""
-        return self.commits.begin([tp for tp in tps if tp in self.partitions])
+        return self.commits.begin(tps)
 
     def take_held_ids(self) -> list[SettledIds]:
         """Remove and return the ids of held messages; the commit under way settles them."""

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sidecar.core.books import GROUPS_MAX, OTHER, Accounts, Books, Counts, OpenGroup, OpenMessages
+from sidecar.core.books import GROUPS_MAX, OTHER, Accounts, Books, Counts, DeliveryCounts, OpenGroup, OpenMessages
 from sidecar.core.cutting import Cutter
-from sidecar.core.delivery.delivered import DeliveryCounts
 from sidecar.core.delivery.delivery import Delivery, FailingGroup
 from sidecar.core.delivery.outbox import Stage
 from sidecar.core.intake.intake import Intake
-from sidecar.core.partition.lanes import Lane
 from sidecar.core.partition.partition import Ownerships, Partition
+from sidecar.core.parts import Lane
 from sidecar.core.pipeline.gate import Gate
 from sidecar.core.records import Fragment, TopicPartition, group_label
 

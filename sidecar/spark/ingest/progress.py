@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sidecar.core.histogram import Distribution, Histogram
+from sidecar.core.books import Distribution, Histogram
 from sidecar.errors import ZoneError
 from sidecar.ops.health import Problem
 from sidecar.ops.metrics import Metrics, maintenance

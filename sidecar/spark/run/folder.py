@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from sidecar.core.backoff import REFUSED_WINDOW
+from sidecar.core.delivery.refusals import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write

@@ -11,10 +11,8 @@ from typing import Any
 
 import structlog
 
-from sidecar.core.books import BOOKS, Books
-from sidecar.core.delivery.delivered import DeliveryCounts
-from sidecar.core.histogram import Distribution, Histogram
-from sidecar.core.intake.unwanted import FIRST
+from sidecar.core.books import BOOKS, Books, DeliveryCounts, Distribution, Histogram
+from sidecar.core.intake.intake import FIRST
 from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError

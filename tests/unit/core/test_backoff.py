@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sidecar.core.backoff import RETRY_AFTER_MAX_MS, Backoff, RefusalGuard
+from sidecar.core.backoff import RETRY_AFTER_MAX_MS, Backoff
+from sidecar.core.delivery.refusals import RefusalGuard
 from sidecar.core.records import TopicPartition
 
 

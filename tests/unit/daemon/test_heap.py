@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.daemon.heap import FEW, MANY, Heap
+from sidecar.daemon.lifecycle import FEW, MANY, Heap
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.daemon.notify import Notifier
+from sidecar.daemon.lifecycle import Notifier
 
 
 @pytest.fixture(params=["file", "abstract"])

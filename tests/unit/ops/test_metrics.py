@@ -11,9 +11,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from sidecar.core.books import BOOKS, Books, OpenGroup, OpenMessages, Tally
-from sidecar.core.delivery.delivered import DeliveryCounts
-from sidecar.core.histogram import Histogram
+from sidecar.core.books import BOOKS, Books, DeliveryCounts, Histogram, OpenGroup, OpenMessages, Tally
 from sidecar.core.records import TopicPartition
 from sidecar.ops.health import KINDS, STATES, Problem
 from sidecar.ops.metrics import Metrics

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.core.delivery.outbox import TRANSITIONS, Event, Outbox, Stage, StrayEventError, after
 from sidecar.core.delivery.refusals import Receiver
-from sidecar.core.partition.dues import CommitEntries
+from sidecar.core.partition.outstanding import CommitEntries
 from sidecar.core.parts import Intent, Part
 from sidecar.core.records import Fragment, TopicPartition
 from tests.support.shell import ACK, REJECT, Shell, rows

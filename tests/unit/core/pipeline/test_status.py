@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.books import GROUPS_MAX, OpenGroup
-from sidecar.core.delivery.delivered import AGE_BOUNDS
+from sidecar.core.books import AGE_BOUNDS, GROUPS_MAX, OpenGroup
 from tests.support.shell import ACK, RETRY, TP, Shell, rows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.intake.unwanted import FIRST
+from sidecar.core.intake.intake import FIRST
 from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.tags import NO_TAG, UNWANTED_MAX, TagFilter
 from sidecar.core.records import Run

@@ -10,9 +10,8 @@ import pytest
 from pyroaring import BitMap64
 
 from sidecar.core.windows import dedup
-from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingBitmap, RotatingSet
+from sidecar.core.windows.dedup import RECENT_MIN, Deduplicator, IdRoom, Moment, RotatingBitmap, RotatingSet
 from sidecar.core.windows.idruns import SortedRun, mixed
-from sidecar.core.windows.idset import RECENT_MIN, IdRoom
 
 
 def test_documented_examples_run() -> None:

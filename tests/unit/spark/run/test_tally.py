@@ -7,7 +7,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from sidecar.core.books import Books
-from sidecar.core.intake.unwanted import FIRST
+from sidecar.core.intake.intake import FIRST
 from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 from sidecar.ops.metrics import Metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.core.histogram import Histogram
+from sidecar.core.books import Histogram
 
 
 def test_a_value_counts_in_the_first_bucket_that_it_fits() -> None:
