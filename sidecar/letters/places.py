@@ -205,18 +205,18 @@ class TopicPlan(Replays):
         return Totals(letters, size_bytes, last_id)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """See `Plan.load`."""
+        """The letters of a part that are there, by offset."""
         if any(id_ not in self._loaded for id_ in part.letters):
             self._loaded |= {record.letter.id: record for record in self._topic.within(part.letters)}
         found = (self._loaded[id_].letter for id_ in part.letters if id_ in self._loaded)
         return sorted(found, key=lambda letter: letter.offset)
 
     def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:  # noqa: ARG002
-        """See `Plan.end`; what was refused again stays as it is."""
+        """End a part, durably; a letter that was refused again stays as it is."""
         self.end_origins(part, [(self._loaded[id_].origin, id_) for id_ in delivered])
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """See `Plan.streams`; the topic is read piece by piece."""
+        """What an interrupted replay left, then the chosen letters; the topic is read piece by piece."""
         pending = self.pending()
         tried = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
@@ -368,7 +368,7 @@ class LetterPlace:
 
     @property
     def source(self) -> str:
-        """See `ReplayPart.source`."""
+        """Names the place in the parts of a replay."""
         return STATE if self._listing is None else self._listing.source
 
     @property
@@ -403,7 +403,7 @@ class LetterPlace:
         return next((record.letter for record in self._topic.within((id_,))), None)
 
     def left_over(self) -> LeftOver:
-        """See `plan.left_over`."""
+        """What an interrupted replay left in parts."""
         return left_over(self.file)
 
     def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
@@ -418,5 +418,5 @@ class LetterPlace:
         return TopicPlan(self._topic, self.file, target, limits)
 
     def token(self) -> str:
-        """See `Replays.token`."""
+        """Names the state file."""
         return Replays(self.file).token()

@@ -95,11 +95,11 @@ class ReplayPlan(Protocol):
         ...
 
     def fix(self, part: ReplayPart) -> ReplayPart:
-        """See `Replays.fix`."""
+        """Make a part durable, with a number, before it is sent."""
         ...
 
     def halve(self, part: ReplayPart, halves: Iterable[ReplayPart]) -> list[ReplayPart]:
-        """See `Replays.halve`."""
+        """Replace a part by its halves, durably."""
         ...
 
     def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
@@ -145,11 +145,11 @@ class StatePlan(Replays):
         self._token = secrets.token_hex(8)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """See `ReplayPlan.load`."""
+        """The letters of a part that are there, by offset."""
         return self._file.by_ids(part.letters)
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """See `ReplayPlan.streams`."""
+        """What an interrupted replay left, then the chosen letters."""
         pending = self.pending()
         done = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)

@@ -51,7 +51,7 @@ def is_refusal(error: RefusedError) -> bool:
     return error.code == Code.NO_PERMISSION or "AclException" in str(error) or "signature" in str(error).lower()
 
 
-def refused(error: RefusedError) -> CredentialsError:
+def refused(error: Exception) -> CredentialsError:
     """The error for a refusal."""
     hint = "check access_key and secret_key under source.rocketmq, and that this user may read the topics and the group"
     return CredentialsError(f"RocketMQ refused a request: {error}", hint=hint)

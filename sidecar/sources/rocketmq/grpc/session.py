@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from sidecar import threads
 from sidecar.config.source.rocketmq import RocketMqSettings
-from sidecar.errors import CredentialsError, SidecarError, UnavailableError
-from sidecar.sources.rocketmq.config import tls_of
+from sidecar.errors import SidecarError, UnavailableError
+from sidecar.sources.rocketmq.config import refused, tls_of
 from sidecar.sources.rocketmq.grpc.leases import OK
 from sidecar.sources.rocketmq.grpc.requests import POLL_S, REQUEST_S, GrpcRequests
 from sidecar.sources.rocketmq.grpc.stubs import Stubs
@@ -264,21 +264,20 @@ class Sessions:
         """
         until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
         while not self.opened.wait(0.05):
-            refused = self._refused
-            if refused is not None and refused.code in (UNAUTHORIZED, FORBIDDEN):
-                raise _no_credentials(refused)
+            if self._refused is not None and self._refused.code in (UNAUTHORIZED, FORBIDDEN):
+                raise refused(self._refused)
             if time.monotonic() >= until_s:
-                raise self._unavailable(refused)
+                raise self._unavailable(self._refused)
 
-    def _unavailable(self, refused: GrpcRefusedError | None) -> SidecarError:
+    def _unavailable(self, refusal: GrpcRefusedError | None) -> SidecarError:
         servers = self._settings.endpoints
         waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
-        if refused is None:
+        if refusal is None:
             why = self.problems.get("proxy", "no answer")
             hint = "check source.rocketmq.endpoints: it is the gRPC port of a proxy, 8081 by default, not a name server"
             return UnavailableError(f"RocketMQ: the proxy at {servers} could not be reached {waited}: {why}", hint=hint)
-        text = f"RocketMQ: the proxy at {servers} refused {waited}: {refused}"
-        return UnavailableError(text, hint=_HINTS.get(refused.code, "check group and topics under source.rocketmq"))
+        text = f"RocketMQ: the proxy at {servers} refused {waited}: {refusal}"
+        return UnavailableError(text, hint=_HINTS.get(refusal.code, "check group and topics under source.rocketmq"))
 
     async def keep_open(self, workers: Callable[[Session], Sequence[Awaitable[None]]]) -> None:
         """Open one session after another, and run these workers in it."""
@@ -336,11 +335,6 @@ class Sessions:
             return await self._session.call(name, request)
         except GrpcRefusedError as error:
             raise ConnectionError(str(error)) from error
-
-
-def _no_credentials(refused: GrpcRefusedError) -> CredentialsError:
-    hint = "check access_key and secret_key under source.rocketmq, and that this user may read the topics and the group"
-    return CredentialsError(f"RocketMQ refused a request: {refused}", hint=hint)
 
 
 def _credentials(stubs: Stubs, settings: RocketMqSettings) -> Any:

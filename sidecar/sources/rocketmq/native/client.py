@@ -141,8 +141,8 @@ class NativeClient:
         check_installed(self._folder)
         self._cluster = NativeCluster(settings, f"sidecar@{secrets.token_hex(8)}")
         child = _child_settings(settings, expression, held_bytes_max, self._folder, self._cluster.asks)
-        self._children = Children(home, child)
         self._restarts = Restarts()
+        self._children = Children(home, child, self._restarts)
         self._messages = Messages(self._cluster, settings.namespace or "", held_bytes_max, tell)
         self._early: list[HandedMessage] = []
         self._closed = False
@@ -157,7 +157,7 @@ class NativeClient:
         """
         try:
             self._cluster.open()
-            self._start()
+            self._children.start(self._messages.next_number, len(self._cluster.queues))
             until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
             while not self._children.is_ready:
                 self._early = list(self.receive(0.1))
@@ -175,9 +175,7 @@ class NativeClient:
         self._cluster.turn()
         children, messages = self._children, self._messages
         children.reach(can=not self._cluster.is_away)
-        self._look_for_replaced()
-        if children.child is None:
-            self._start_again()
+        self._renew()
         if children.child is None:
             time.sleep(0 if early else timeout_s)
             return early
@@ -186,7 +184,13 @@ class NativeClient:
             self._take(kind, payload)
         if children.child is not None and children.child.problem:
             self._failed(children.child.problem)
-        return early or ([] if children.is_paused else self._taken())
+        if early or children.is_paused:
+            return early
+        try:
+            return messages.take()
+        except ValueError as error:  # none is lost: those that were not acknowledged are handed over again
+            self._failed(f"{UNREADABLE}: {error}")
+            return []
 
     def _take(self, kind: FrameKind, payload: bytes) -> None:
         """Take a frame of the child."""
@@ -200,30 +204,17 @@ class NativeClient:
         elif kind in (FrameKind.FAILED, FrameKind.UNUSABLE):
             self._failed(payload.decode("utf-8", "replace"), is_final=kind is FrameKind.UNUSABLE)
 
-    def _taken(self) -> list[HandedMessage]:
-        try:
-            return self._messages.take()
-        except ValueError as error:  # none is lost: those that were not acknowledged are handed over again
-            self._failed(f"{UNREADABLE}: {error}")
-            return []
-
     # The child
 
-    def _start(self) -> None:
-        self._children.start(self._messages.next_number, len(self._cluster.queues))
-        self._restarts.begun()
-
-    def _look_for_replaced(self) -> None:
-        """End a child that would continue in the middle of a recreated queue; its messages are handed over again."""
+    def _renew(self) -> None:
+        """End a child that would go on in the middle of a recreated queue, and start the next one when that is due."""
         if self._children.child is not None and self._cluster.marks.replaced:
             self._children.end()
             self._messages.waiting.clear()
             self._restarts.plan("a topic was made again: librocketmq's process is started again")
-
-    def _start_again(self) -> None:
-        if self._restarts.is_due and not self._closed:
+        if self._children.child is None and self._restarts.is_due and not self._closed:
             if _rewind(self._cluster, self._tell):
-                self._start()
+                self._children.start(self._messages.next_number, len(self._cluster.queues))
             else:
                 self._restarts.plan(self._restarts.problem, KEPT_S)
 

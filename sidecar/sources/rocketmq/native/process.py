@@ -210,9 +210,10 @@ class Children:
         settings: Settings of each child, see `native.child.subscribe`.
     """
 
-    def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
+    def __init__(self, home: Path, settings: Mapping[str, object], restarts: Restarts) -> None:
         self._home = home
         self._settings = settings
+        self._restarts = restarts
         self.child: ChildProcess | None = None
         self.is_ready = False
         """Whether it has subscribed."""
@@ -230,6 +231,7 @@ class Children:
             self.child.pause(full=True)
         if self._is_away:
             self.child.reach(can=False)
+        self._restarts.begun()
 
     def ack(self, handles: Collection[Hashable]) -> None:
         """Begin to acknowledge those messages that the present child handed over."""

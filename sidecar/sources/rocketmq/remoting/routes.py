@@ -243,7 +243,7 @@ class Boot(NamedTuple):
     connection: int
     """Connection of the answer: no connection outlives its process."""
     stamp: int
-    """See `read_boot`."""
+    """Start of the broker's process, in milliseconds; 0 if it is not reported."""
 
 
 class Brokers:

@@ -132,7 +132,7 @@ class _Facts(NamedTuple):
 
     committed: int | None
     boot: int
-    """See `read_boot`."""
+    """Start of the broker's process, in milliseconds; 0 if it is not reported."""
     low: int
     high: int
     is_same: bool
