@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sidecar.check.findings import Finding, failed
-from sidecar.config.address import Address
+from sidecar.config.base import Address
 from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE, NoStateError, SidecarError
 from sidecar.state.folder import holder_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from sidecar.check.findings import Finding
-from sidecar.config.address import address
+from sidecar.config.base import address
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
 from sidecar.dialer import Dialer

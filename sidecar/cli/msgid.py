@@ -11,7 +11,7 @@ import click
 
 from sidecar.cli import example
 from sidecar.cli.shared.output import say, say_json, shown
-from sidecar.config.address import address
+from sidecar.config.base import address
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.wire.frames import ProtocolError, RequestCode
 from sidecar.sources.rocketmq.wire.ids import ClientMessageId, MessageId, OffsetMessageId, decode

@@ -1,11 +1,12 @@
-"""Building blocks of all settings: strict frozen models, one-of sections, checked pieces of text."""
+"""Building blocks of all settings: strict models, one-of sections, marks of keys, checked texts and addresses."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +25,60 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from sidecar.config.marks import KeyKind
+PORT_MAX = 65_535
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+class Address(NamedTuple):
+    """A host, without brackets, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address(value: Any, example: str, also: str = "", *, port_min: int = 1) -> Address:
+    """Read an address; an IPv6 address has brackets.
+
+    Args:
+        value: The value in the file.
+        example: An address for the message.
+        also: Other values that the key takes, for the message.
+        port_min: 0 if any free port may be requested.
+
+    Raises:
+        ValueError: It is no address, or the port number is invalid.
+    """
+    match = _ADDRESS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"needs HOST:PORT, such as {example}{also}")
+    if not port_min <= int(match[2]) <= PORT_MAX:
+        raise ValueError(f"has a port that is not from {port_min} to {PORT_MAX}")
+    return Address(match[1].strip("[]"), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyKind:
+    """Metadata of a key: its type in the reference, if that does not follow from the Python type."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnSpark:
+    """Metadata of a key: its meaning for `sidecar spark run`. Without it a key applies; a section's covers its keys."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotOnSpark:
+    """Metadata of a key that `sidecar spark run` refuses, with the reason."""
+
+    reason: str
+
 
 HIDDEN = "***"
 _SECRET_NAME = re.compile(r"passw|passphrase|secret|token|credential|api[-_.]?key|key\.pem|oauthbearer\.config", re.I)

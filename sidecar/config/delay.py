@@ -16,8 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from sidecar.config.base import Int, Model, Text, matching, problem, words
-from sidecar.config.marks import KeyKind
+from sidecar.config.base import Int, KeyKind, Model, Text, matching, problem, words
 from sidecar.config.postgresql import DatabaseSettings
 from sidecar.config.source.kafka import TOPIC, KafkaSettings
 from sidecar.config.source.rocketmq import TOPIC as ROCKETMQ_TOPIC

@@ -16,8 +16,20 @@ from pydantic import (
     model_validator,
 )
 
-from sidecar.config.base import Expanded, Int, Model, OneOf, Text, kind, matching, problem, words
-from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
+from sidecar.config.base import (
+    Expanded,
+    Int,
+    KeyKind,
+    Model,
+    NotOnSpark,
+    OneOf,
+    OnSpark,
+    Text,
+    kind,
+    matching,
+    problem,
+    words,
+)
 from sidecar.config.source.kafka import TOPIC
 from sidecar.config.units import Duration
 

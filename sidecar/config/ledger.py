@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sidecar.config.base import Model, OneOf
-from sidecar.config.marks import NotOnSpark
+from sidecar.config.base import Model, NotOnSpark, OneOf
 from sidecar.config.postgresql import DatabaseSettings
 from sidecar.config.units import Duration
 

@@ -20,12 +20,22 @@ from pydantic import (
     model_validator,
 )
 
-from sidecar.config.address import Address, address
-from sidecar.config.base import FilePath, Int, Model, Secret, Text, problem
+from sidecar.config.base import (
+    Address,
+    FilePath,
+    Int,
+    KeyKind,
+    Model,
+    NotOnSpark,
+    OnSpark,
+    Secret,
+    Text,
+    address,
+    problem,
+)
 from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetterSettings, HandBack, RetrySettings
 from sidecar.config.ledger import CLAIM_TIMEOUT
-from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
 from sidecar.config.sinks import SinkSection
 from sidecar.config.source.section import SourceSection
 from sidecar.config.spark import Spark

@@ -13,8 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from sidecar.config.base import Model
-from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
+from sidecar.config.base import KeyKind, Model, NotOnSpark, OnSpark
 from sidecar.config.model import Settings
 from sidecar.config.tags import MessageField
 from sidecar.config.units import Quantity

@@ -22,26 +22,28 @@ from sidecar.config.base import (
     Bool,
     FilePath,
     Int,
+    KeyKind,
     Location,
     Model,
+    NotOnSpark,
     OneOf,
+    OnSpark,
     Secret,
     Text,
     TlsFiles,
     matching,
     problem,
 )
-from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
-from sidecar.config.table.layout import (
+from sidecar.config.table_layout import (
     COLUMNS_KEPT,
     MAINTENANCE,
     PARTITION_BY,
     PROPERTIES,
     Maintenance,
     PartitionBy,
+    Properties,
     RowColumns,
 )
-from sidecar.config.table.properties import Properties
 from sidecar.config.units import Duration, Size
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]

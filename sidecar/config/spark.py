@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from sidecar.config.base import Location, Model, Text, problem
-from sidecar.config.marks import KeyKind, OnSpark
+from sidecar.config.base import KeyKind, Location, Model, OnSpark, Text, problem
 from sidecar.config.sinks import NO_ICEBERG
-from sidecar.config.table.layout import (
+from sidecar.config.table_layout import (
     ALL_DATA,
     COLUMNS_KEPT,
     DATA,
@@ -19,9 +18,9 @@ from sidecar.config.table.layout import (
     ClusterBy,
     Maintenance,
     PartitionBy,
+    Properties,
     TableColumns,
 )
-from sidecar.config.table.properties import Properties
 from sidecar.config.units import Duration
 from sidecar.core.messages.fields import parse_json_path
 

@@ -16,9 +16,8 @@ from pydantic import (
     field_validator,
 )
 
-from sidecar.config.base import Int, Model, OneOf, Text, kind, plain, problem, words
+from sidecar.config.base import Int, KeyKind, Model, NotOnSpark, OneOf, OnSpark, Text, kind, plain, problem, words
 from sidecar.config.ledger import LedgerSettings
-from sidecar.config.marks import KeyKind, NotOnSpark, OnSpark
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages import fields
 from sidecar.core.messages.tags import TagError, TagFilter, parse_expression

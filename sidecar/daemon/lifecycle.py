@@ -40,9 +40,8 @@ from sidecar.runtime.ledger_worker import LedgerWorker, NoLedger, open_ledger_wo
 from sidecar.runtime.worker import Senders, Worker
 from sidecar.sources.base import Source, TakesBack
 from sidecar.sources.context import SourceContext, build_source, place_id
-from sidecar.state.interface import State
+from sidecar.state.interface import Rules, State
 from sidecar.state.offset_map import STORES_CHARACTERS
-from sidecar.state.rules import Rules
 from sidecar.state.store import Store
 from sidecar.version import VERSION
 

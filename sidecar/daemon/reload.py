@@ -22,7 +22,7 @@ from sidecar.ops.snapshot import ReloadStatus
 from sidecar.runtime.build import batch_rules, build_parts, delivery_rules
 from sidecar.runtime.changes import SettingsChanges, changes
 from sidecar.runtime.worker import Senders
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 
 QUIET_S = 5.0
 """Longest time for which reading stops, so that all that is open settles."""

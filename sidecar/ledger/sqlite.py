@@ -12,8 +12,8 @@ from sidecar.core.claims import ClaimEnd, ClaimState, Exchanged, LedgerEntry, Wa
 from sidecar.errors import ConfigError, StateError
 from sidecar.ledger.interface import LedgerError
 from sidecar.owner import Owner, read
+from sidecar.state.folder import Presence
 from sidecar.state.interface import Damage
-from sidecar.state.presence import Presence
 
 LEDGER_FILE = "ledger.db"
 SIDE_FILES = ("-wal", "-shm")

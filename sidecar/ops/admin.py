@@ -5,12 +5,14 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import re
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -23,7 +25,6 @@ from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.client import reachable_url, remove_address, write_address
 from sidecar.ops.history import History
-from sidecar.ops.hosts import HostNames
 from sidecar.ops.page import POLICY, LetterKind, page
 from sidecar.ops.snapshot import StatusSnapshot
 
@@ -31,6 +32,39 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
     from sidecar.ops.metrics import Metrics
+
+PRIVATE = ("localhost", "svc", "cluster.local", "internal")
+"""Domains in which no foreign site can have a name: those of loopback, Kubernetes and private networks."""
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?")
+
+
+class HostNames:
+    """What `Host` may be: an IP address, a name without a dot or in a private domain, this host's name, and others."""
+
+    def __init__(self, others: Iterable[str]) -> None:
+        self._others = {name.lower().rstrip(".") for name in (*others, socket.gethostname())}
+
+    def has(self, host: str) -> bool:
+        """Whether a header `Host` names this server; no header does too, since browsers always send one."""
+        if not host:
+            return True
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name = (match[1] or match[2]).rstrip(".")
+        return name in self._others or "." not in name or name.endswith(_SUFFIXES) or _is_address(name)
+
+
+_SUFFIXES = tuple(f".{domain}" for domain in PRIVATE)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """Answers a request by its name, with the fields of its JSON object. It raises ValueError if there is no such request,

@@ -27,8 +27,7 @@ from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.runtime.lane import lane_rules, refusal
-from sidecar.sinks.base import Context, Sink
-from sidecar.sinks.build import build_sink, open_sink
+from sidecar.sinks.base import Context, Sink, build_sink, open_sink
 from sidecar.sinks.formats import TagsOf
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import LaneColumns

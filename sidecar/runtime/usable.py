@@ -12,7 +12,7 @@ from sidecar.config.base import TlsFiles
 from sidecar.config.document import KeyPath
 from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
-from sidecar.config.table.layout import lies_in
+from sidecar.config.table_layout import lies_in
 from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from sidecar import files, threads
 from sidecar.config.sinks import DeltaSinkSettings
-from sidecar.config.table.layout import TableLayout, layout_of
+from sidecar.config.table_layout import TableLayout, layout_of
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 from sidecar.sinks.base import Context

@@ -17,8 +17,7 @@ from sidecar.dialer import Dialer
 from sidecar.errors import extra
 from sidecar.sinks.answers import Reply, body_limit, excerpt, judge
 from sidecar.sinks.base import Context
-from sidecar.sinks.connection import BROKEN, Connection, open_connection
-from sidecar.sinks.deadlines import Deadlines, Exchange
+from sidecar.sinks.connection import BROKEN, Connection, Deadlines, Exchange, open_connection
 from sidecar.sinks.endpoint import Endpoint, basic, bearer
 from sidecar.sinks.formats import FORMATS, FormatName, body_length, body_pieces, joined, make_framer
 from sidecar.sinks.response import CutOffError, InvalidError, Response

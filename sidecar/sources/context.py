@@ -15,8 +15,7 @@ from sidecar.config.source.section import SourceSection as Settings
 from sidecar.core.claims import Exchanged
 from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.sources.base import Source, Tell
-from sidecar.state.interface import State
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules, State
 
 
 def place_id(state_dir: Path, machine_id: Path = Path("/etc/machine-id")) -> str:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from sidecar.config.address import address
+from sidecar.config.base import address
 from sidecar.core.books import Books, Distribution, Histogram
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition

@@ -12,10 +12,8 @@ from typing import Any
 
 from sidecar.errors import StateError
 from sidecar.state import schema
-from sidecar.state.aside import set_aside
-from sidecar.state.folder import StateFolder, state_error
+from sidecar.state.folder import Presence, StateFolder, set_aside, state_error
 from sidecar.state.interface import Damage
-from sidecar.state.presence import Presence
 from sidecar.state.schema import DamagedStateError, DatabaseRow
 
 DATABASE_FILE = "state.db"

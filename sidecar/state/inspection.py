@@ -18,9 +18,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import NoStateError, StateError
 from sidecar.owner import Owner
 from sidecar.state import schema
-from sidecar.state.aside import files_set_aside
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, checksum, text_of
-from sidecar.state.folder import holder_of, state_error
+from sidecar.state.folder import files_set_aside, holder_of, state_error
 from sidecar.state.ids.file import DamagedIdsError, keys_in, open_run
 from sidecar.state.ids.files import FOLDER
 from sidecar.state.ids.places import folder_name, found, generation_of

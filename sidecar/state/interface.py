@@ -11,6 +11,18 @@ from sidecar.core.windows.idruns import SortedRun
 from sidecar.errors import StateError
 from sidecar.owner import Owner
 
+
+@dataclass(slots=True)
+class Rules:
+    """What each commit names, and what decides whether its intents apply; a reload may replace it.
+
+    Args:
+        digest: 4 bytes, the hash of the settings that decide where a message goes.
+    """
+
+    digest: bytes
+
+
 DEAD_LETTERS_BYTES_MAX = 1 << 30
 """Maximum size of rows and envelopes in the state folder; further dead letters are refused, never dropped."""
 LETTER_OVERHEAD_BYTES = 256

@@ -18,8 +18,8 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.source import KafkaSource
+from sidecar.state.interface import Rules
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 from tests.support.lane import built, lane_of
 from tests.support.listening import Listening

@@ -23,8 +23,8 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.lane import FastLane, load
 from sidecar.sources.kafka.source import KafkaSource
+from sidecar.state.interface import Rules
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce, unique
 from tests.support.listening import Listening
 from tests.support.process import wait_until

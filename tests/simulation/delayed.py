@@ -59,8 +59,8 @@ from sidecar.delay.disk.blocks import Held
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.sources.base import Assignment
+from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity, decode, encode
-from sidecar.state.rules import Rules
 from tests.simulation.broker import BrokenPromiseError
 from tests.simulation.cancelling import Cancelling
 from tests.simulation.retagging import Retagging

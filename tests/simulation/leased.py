@@ -23,7 +23,7 @@ from sidecar.sources.rocketmq.leased.client import LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedColumns, LeasedMessage
 from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 from tests.simulation.leased_broker import (
     TOPIC,
     Chance,

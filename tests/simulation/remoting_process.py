@@ -27,7 +27,7 @@ from sidecar.sources.rocketmq.remoting import (
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 from tests.simulation.leased_broker import Inline
 from tests.simulation.remoting_broker import (
     queue_of,

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from sidecar.config.spark import Resume, Table
-from sidecar.config.table.layout import layout_of
+from sidecar.config.table_layout import layout_of
 from sidecar.errors import ConfigError
 from sidecar.spark.table.pinned import (
     DeltaTables,

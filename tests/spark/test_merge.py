@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sidecar.config.model import Settings
 from sidecar.config.spark import Merge
-from sidecar.config.table.layout import UNSET
+from sidecar.config.table_layout import UNSET
 from sidecar.core.parts import Batch
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError

@@ -15,8 +15,8 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
+from sidecar.state.interface import Rules
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 from tests.simulation.leased_broker import Inline
 
 A, B = lane_key("a"), lane_key("b")

@@ -12,8 +12,7 @@ from sidecar.daemon.lifecycle import make_source
 from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import Source
 from sidecar.sources.simulated import SimulatedBroker, SimulatedSource
-from sidecar.state.interface import State
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules, State
 from tests.support.kafka import Broker, unique
 from tests.support.produce import Outgoing, produce
 from tests.support.rocketmq import Message, RocketMqNode

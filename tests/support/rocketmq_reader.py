@@ -9,9 +9,8 @@ from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
-from sidecar.state.interface import State
+from sidecar.state.interface import Rules, State
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 from tests.support.reading import Reading
 from tests.support.rocketmq import Node
 

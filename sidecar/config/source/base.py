@@ -8,9 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from sidecar.config.address import address
-from sidecar.config.base import Model
-from sidecar.config.marks import KeyKind
+from sidecar.config.base import KeyKind, Model, address
 
 MS_MIN = 100_000_000_000
 """In 1973: lower numbers are in seconds, or no times."""

@@ -1,9 +1,10 @@
-"""Settings of the source on Kafka. Imports no client."""
+"""Settings of the source on Kafka, and the properties that may not be set by hand. Imports no client."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
@@ -14,11 +15,53 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from sidecar.config.base import Expanded, Text, hide_secrets, matching
-from sidecar.config.marks import KeyKind, OnSpark
+from sidecar.config.base import Expanded, KeyKind, OnSpark, Text, hide_secrets, matching
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
-from sidecar.config.source.kafka_properties import refusal
 from sidecar.config.units import Duration
+
+_COMMITS = "an offset is committed only when every message below it is settled"
+_BUDGET = "it is derived from memory.budget, which limits all held messages"
+_GROUP = "Sidecar manages membership: dynamic members and the classic protocol, so that a restart resumes at once"
+_SESSION = "the time of a takeover is promised: the session is 9 s, the heartbeat 500 ms"
+_SCRIPT = "its value is a Python function, which a file cannot hold"
+
+REFUSED = {
+    "auto.offset.reset": "the start position comes from the committed state; see source.kafka.start",
+    "enable.auto.commit": _COMMITS,
+    "auto.commit.enable": _COMMITS,
+    "enable.auto.offset.store": _COMMITS,
+    "auto.commit.interval.ms": _COMMITS,
+    "offset.store.*": _COMMITS,
+    "group.id": "use source.kafka.group_id",
+    "bootstrap.servers": "use source.kafka.bootstrap_servers",
+    "metadata.broker.list": "use source.kafka.bootstrap_servers",
+    "group.*": _GROUP,
+    "partition.assignment.strategy": "it is cooperative-sticky, so that other members keep running during a rebalance",
+    "session.timeout.ms": _SESSION,
+    "heartbeat.interval.ms": _SESSION,
+    "enable.partition.eof": "the end of a partition is not a message and would be counted as an error",
+    "queued.max.messages.kbytes": _BUDGET,
+    "queued.min.messages": _BUDGET,
+    "fetch.max.bytes": _BUDGET,
+    "allow.auto.create.topics": "a misspelled topic would be created and stay empty",
+    "topic.metadata.refresh.interval.ms": "it is 5 s, so that new partitions and recreated topics are noticed",
+    "fetch.queue.backoff.ms": "it is 10 ms: the client's default halves the rate",
+    "plugin.library.paths": "it loads code into the daemon",
+    "statistics.*": "nothing reads them; see /metrics",
+    "default.topic.config": "it could hide a refused property",
+    "on_commit": _SCRIPT,
+    "on_delivery": _SCRIPT,
+    "logger": _SCRIPT,
+    "*_cb": _SCRIPT,
+}
+
+
+def refusal(name: str) -> str | None:
+    """The reason why this property may not be set; None if it may."""
+    if name in REFUSED:
+        return REFUSED[name]
+    return next((reason for pattern, reason in REFUSED.items() if fnmatchcase(name, pattern)), None)
+
 
 SESSION_TIMEOUT_MS = 9_000
 """Time after which a coordinator gives a silent member's partitions to others."""

@@ -16,8 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from sidecar.config.base import Bool, Secret, Text, TlsFiles, matching, problem
-from sidecar.config.marks import KeyKind, OnSpark
+from sidecar.config.base import Bool, KeyKind, OnSpark, Secret, Text, TlsFiles, matching, problem
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.units import Duration
 

@@ -30,7 +30,7 @@ from sidecar.errors import extra
 from sidecar.owner import Owner
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Tell
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 
 RESTORERS = 4
 """Partitions that are restored at once."""

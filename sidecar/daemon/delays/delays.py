@@ -47,7 +47,7 @@ from sidecar.ops.snapshot import DelayStatus
 from sidecar.runtime.build import sought_of
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import RUN_BYTES, Assignment
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 
 log = structlog.get_logger()
 

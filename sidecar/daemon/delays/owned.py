@@ -16,8 +16,8 @@ from sidecar.daemon.delays.parked import FoundPart, ParkedParts
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import HeldProgress, restored
 from sidecar.sources.base import Assignment
+from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity
-from sidecar.state.rules import Rules
 
 log = structlog.get_logger()
 

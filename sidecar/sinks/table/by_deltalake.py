@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from sidecar.config.table.properties import check_retention
+from sidecar.config.table_layout import check_retention
 from sidecar.sinks.table.commits import sync_commits
 from sidecar.sinks.table.int96 import Int96Guard
 from sidecar.sinks.table.statistics import keep_exact

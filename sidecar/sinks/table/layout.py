@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sidecar.config.table.layout import ALL_DATA, COLUMNS, DATA, ROW, TableLayout
+from sidecar.config.table_layout import ALL_DATA, COLUMNS, DATA, ROW, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.zone.table import DATE, LABEL, PARTITIONS
 

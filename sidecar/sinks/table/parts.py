@@ -31,7 +31,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
 from sidecar import files
-from sidecar.config.table.layout import COLUMNS, TableLayout
+from sidecar.config.table_layout import COLUMNS, TableLayout
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, FailedRow, Verdict
 from sidecar.errors import ConfigError

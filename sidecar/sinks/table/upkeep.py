@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import orjson
 import structlog
 
-from sidecar.config.table.layout import Maintenance
+from sidecar.config.table_layout import Maintenance
 
 OPERATIONS: Final = ("optimize", "vacuum")
 RESULTS: Final = ("ok", "failed")

@@ -30,8 +30,8 @@ from sidecar.sources.kafka.reach import await_topics, is_credentials, metadata_c
 from sidecar.sources.kafka.start import CommitMemory, KafkaStartOffsets, Memories, Recall
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
+from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity, encode
-from sidecar.state.rules import Rules
 
 CHUNK_MESSAGES = 500
 BUSY_WAIT_S, IDLE_WAIT_S = 0.005, 0.05

@@ -32,9 +32,8 @@ from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.base import Assignment, SettledWindow, Tell
 from sidecar.sources.kafka.offsets import LogBounds, Offsets
 from sidecar.sources.kafka.topics import TopicIds
-from sidecar.state.interface import PartitionSnapshot, ProgressKey, State
+from sidecar.state.interface import PartitionSnapshot, ProgressKey, Rules, State
 from sidecar.state.offset_map import Identity, Origin, decode
-from sidecar.state.rules import Rules
 
 TRUNCATION_PATIENCE_S = 2.0
 """A new leader may report an old high watermark for a moment."""

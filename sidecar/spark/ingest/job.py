@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from sidecar.config.address import Address
+from sidecar.config.base import Address
 from sidecar.config.document import KeyPath
 from sidecar.config.loader import load
 from sidecar.config.model import Admin, Settings
-from sidecar.config.table.layout import absolute
+from sidecar.config.table_layout import absolute
 from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
 from sidecar.spark import driver

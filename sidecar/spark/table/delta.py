@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 from weakref import WeakSet
 
-from sidecar.config.table.properties import check_retention
+from sidecar.config.table_layout import check_retention
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import constraints_of

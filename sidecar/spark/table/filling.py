@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from sidecar.config.spark import MESSAGE_TIME, Merge, Resume
-from sidecar.config.table.layout import DERIVED, UNSET, TableLayout
+from sidecar.config.table_layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint
 from sidecar.sinks.table.layout import Column, makes_small_files

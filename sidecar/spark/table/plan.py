@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 from sidecar.config.document import KeyPath
 from sidecar.config.model import Settings
 from sidecar.config.spark import ONLY_DELTA, Merge, Table
-from sidecar.config.table.layout import KEYS, TableLayout, layout_of, lies_in
+from sidecar.config.table_layout import KEYS, TableLayout, layout_of, lies_in
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint

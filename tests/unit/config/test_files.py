@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from sidecar.config.loader import load
 from sidecar.config.reference import BEGIN, DOCUMENTS, END, keys, keys_on_spark, renewed
 from sidecar.config.schema import Option, options, schema
-from sidecar.config.source.kafka_properties import REFUSED
+from sidecar.config.source.kafka import REFUSED
 from sidecar.spark.ingest.job import load_for_ingest
 from tests.support.json_schema import violations
 

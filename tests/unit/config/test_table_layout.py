@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidecar.config.spark import Table
-from sidecar.config.table.layout import COLUMNS, DERIVED, layout_of, lies_in
+from sidecar.config.table_layout import COLUMNS, DERIVED, layout_of, lies_in
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.layout import columns_of, partitions_of
 from sidecar.zone.table import PARTITIONS, ROW, TABLE_SCHEMA

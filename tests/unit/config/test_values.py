@@ -21,8 +21,8 @@ from sidecar.config.loader import InvalidConfigError, load
 from sidecar.config.model import Settings
 from sidecar.config.postgresql import shown_url
 from sidecar.config.schema import schema
-from sidecar.config.source.kafka_properties import refusal
-from sidecar.config.table.properties import Properties, check_retention
+from sidecar.config.source.kafka import refusal
+from sidecar.config.table_layout import Properties, check_retention
 from sidecar.config.tags import Tags
 from sidecar.config.units import DURATIONS, SIZES, Duration, Size
 from sidecar.core.messages.due import DueRules

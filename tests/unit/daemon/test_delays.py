@@ -21,7 +21,7 @@ from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
 from sidecar.sources.base import Assignment
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 from tests.support.held_store import ModelStore
 from tests.support.shell import Shell
 

@@ -22,7 +22,7 @@ from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.partitions import PartitionStore
 from sidecar.sources.base import Assignment
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 from tests.support.shell import Shell
 
 QUEUE = TopicPartition("orders", 0, "broker-a")

@@ -20,7 +20,7 @@ from sidecar.errors import ConfigError, SidecarError, UnavailableError
 from sidecar.runtime.build import build
 from sidecar.runtime.worker import Senders
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.state.rules import Rules
+from sidecar.state.interface import Rules
 from tests.support.spark.tasks import make_settings
 
 TP = TopicPartition("orders", 0)

@@ -27,9 +27,8 @@ from sidecar.runtime.build import build
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.state.interface import State
+from sidecar.state.interface import Rules, State
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 from tests.support.process import wait_until
 
 SETTINGS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.ops.hosts import HostNames
+from sidecar.ops.admin import HostNames
 
 
 def test_the_name_of_the_configured_address_is_known() -> None:

@@ -26,7 +26,7 @@ from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module
 from sidecar.sinks import table as table_package
-from sidecar.sinks.build import build_sink
+from sidecar.sinks.base import build_sink
 from sidecar.sinks.delta import DeltaSink
 from sidecar.zone.table import TABLE_SCHEMA, label_of
 from tests.support.delta import batch_of, numbered, offsets_in, rows_of, sent, sink

@@ -20,7 +20,7 @@ from sidecar.config.model import Settings
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module
-from sidecar.sinks.build import build_sink
+from sidecar.sinks.base import build_sink
 from sidecar.sinks.delta import DeltaSink
 from sidecar.sinks.table.layout import makes_small_files
 from sidecar.zone.table import label_of

@@ -13,7 +13,7 @@ from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.errors import ConfigError, StateError
 from sidecar.runtime.build import build
-from sidecar.sinks.build import build_sink
+from sidecar.sinks.base import build_sink
 from sidecar.sinks.console import ConsoleSink
 from sidecar.sinks.file import FileSink
 from sidecar.sinks.formats import FormatName, make_framer

@@ -24,7 +24,7 @@ from sidecar.core.records import DeadLetter, Fragment, TopicPartition, Verdict
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.runtime.build import build
 from sidecar.runtime.dead_letters import Originals
-from sidecar.sinks.build import build_sink
+from sidecar.sinks.base import build_sink
 from sidecar.sinks.spark import WRITER_FILE, SparkSink, writer_name
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Planner
@@ -233,7 +233,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "import sidecar.cli.daemon.run\nfrom sidecar.config.loader import load\n"
-        "from sidecar.sinks.build import build_sink\n"
+        "from sidecar.sinks.base import build_sink\n"
         "from sidecar.errors import ConfigError\nfrom pathlib import Path\n"
         "try:\n    build_sink(load(Path(sys.argv[1])), None, None)\n"
         "except ConfigError as error:\n    print(error, '|', error.hint)\n"

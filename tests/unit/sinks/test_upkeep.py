@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.config.table.layout import Maintenance
+from sidecar.config.table_layout import Maintenance
 from sidecar.sinks.table import upkeep as module
 from sidecar.sinks.table.upkeep import Upkeep, no_counts
 

@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, StateError
-from sidecar.state.aside import DAMAGED_KEPT_MAX
+from sidecar.state.folder import DAMAGED_KEPT_MAX
 from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, StoredLetter
 from sidecar.state.store import Store
 

@@ -14,8 +14,8 @@ from sidecar.core.lineage import Stamp
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.source import KafkaCommits
+from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity, Origin, decode
-from sidecar.state.rules import Rules
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OURS = Identity("cluster", "g", "id", 9)

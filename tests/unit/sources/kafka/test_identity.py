@@ -10,8 +10,8 @@ from sidecar.config.source.kafka import KafkaSettings as Settings
 from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.source import KafkaSource
+from sidecar.state.interface import Rules
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 
 
 @pytest.mark.parametrize(("given", "name"), [("sidecar-host-1a2b", "sidecar-host-1a2b"), ("", "sidecar")])

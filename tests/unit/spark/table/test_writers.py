@@ -15,7 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 from structlog.testing import capture_logs
 
-from sidecar.config.table.layout import UNSET, Maintenance, TableLayout
+from sidecar.config.table_layout import UNSET, Maintenance, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.statistics import PROPERTY
 from sidecar.spark.table.plan import Plan

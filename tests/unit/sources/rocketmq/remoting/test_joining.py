@@ -12,8 +12,8 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource as Source
 from sidecar.sources.rocketmq.wire.network import Network
+from sidecar.state.interface import Rules
 from sidecar.state.memory import MemoryState
-from sidecar.state.rules import Rules
 
 
 def test_a_start_that_fails_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
