@@ -1,7 +1,7 @@
 """The commit metadata: a partition's state as text of at most 4096 characters. Bytes in and out, no broker.
 
 Wire form, base64: magic, version, CRC-32 of the rest, incarnation (8 bytes), hashes of group, topic id and rules (4
-bytes each), then varints. Behind them, where earlier versions stop reading: the stamps of the commit and its
+bytes each), then varints. Behind them: the stamps of the commit and its
 predecessor, the tries of intents, the stores of delayed messages, and the stamps of earlier predecessors.
 
 Metadata that does not verify is foreign and is ignored, never an error: other tools copy metadata with translated
@@ -252,31 +252,29 @@ class _OffsetReader:
         return int.from_bytes(self._raw[self._at - size : self._at], "big")
 
     def stamp(self) -> Stamp | None:
-        """The next stamp; None if there is none, or if an earlier version wrote the rest."""
-        if self._at == len(self._raw):
-            return None
+        """The next stamp; None if there is none."""
         stamp = Stamp(self.taken(TOKEN_BITS // 8), self.number())
         return None if stamp == _NO_STAMP else stamp
 
     def tries(self, places: list[IntentKey]) -> Iterator[tuple[IntentKey, Tries]]:
-        """The tries; empty if an earlier version wrote the rest."""
+        """The tries."""
         number = 0
-        for _ in range(self.number() if self._at < len(self._raw) else 0):
+        for _ in range(self.number()):
             number += self.number()
             yield places[number], Tries(self.number(), self.number())
 
     def stores(self) -> tuple[Stores, int]:
-        """The stores, and the last parked part; none if there is none, or if an earlier version wrote the rest."""
+        """The stores, and the last parked part. What has neither is left out: the text has few characters."""
         if self._at == len(self._raw):
             return Stores(), 0
         stores = [(self.taken(STORE_BYTES), self.number()) for _ in range(self.number() + 1)]
-        epoch = self.number() if self._at < len(self._raw) else 0
+        epoch = self.number()
         parked = [self.number() for _ in stores] if self._at < len(self._raw) else [0] * len(stores)
         found = [Other(store, seen, last) for (store, seen), last in zip(stores, parked, strict=True)]
         return Stores(found[-1].store, tuple(found[:-1]), epoch), found[-1].parked
 
     def ancestors(self) -> Iterator[Stamp]:
-        """The stamps of earlier predecessors; empty if an earlier version wrote the rest."""
+        """The stamps of earlier predecessors, which are left out if there are none."""
         for _ in range(self.number() if self._at < len(self._raw) else 0):
             stamp = self.stamp()
             if stamp is not None:

@@ -12,8 +12,6 @@ DatabaseRow: TypeAlias = tuple[Any, ...]
 
 APPLICATION_ID = 0x5CA20000
 SCHEMA_VERSION = 1
-MIGRATIONS: dict[int, Sequence[str]] = {}
-"""Statements by version; they upgrade a file to the next version."""
 MESSAGES_MAX = 100
 
 SCHEMA = """
@@ -53,7 +51,7 @@ def check(connection: sqlite3.Connection) -> int:
     """The version of a file; 0 for an empty one.
 
     Raises:
-        DamagedError: It is no state file, or its pages are damaged.
+        DamagedStateError: It is no state file, or its pages are damaged.
         StateError: A newer version of this program wrote it.
     """
     version = version_of(connection)
@@ -66,7 +64,7 @@ def check_fully(connection: sqlite3.Connection) -> None:
     """Check a file with its indexes and its tables, which takes longer than `check`; writes nothing.
 
     Raises:
-        DamagedError: It is no state file, its pages are damaged, or a table of Sidecar is missing or changed.
+        DamagedStateError: It is no state file, its pages are damaged, or a table of Sidecar is missing or changed.
         StateError: A newer version of this program wrote it.
     """
     written_version(connection)
@@ -78,7 +76,7 @@ def written_version(connection: sqlite3.Connection) -> int:
     """The version of a file that must have one.
 
     Raises:
-        DamagedError: It is empty, or no state file.
+        DamagedStateError: It is empty, or no state file.
         StateError: A newer version of this program wrote it.
     """
     if version := version_of(connection):
@@ -90,7 +88,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     """The version of a file whose pages are not looked at; 0 for an empty one.
 
     Raises:
-        DamagedError: It is no state file.
+        DamagedStateError: It is no state file.
         StateError: A newer version of this program wrote it.
     """
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -101,10 +99,11 @@ def version_of(connection: sqlite3.Connection) -> int:
     # The version is stored in two places, so that a flipped bit is not taken for a newer program.
     if application != APPLICATION_ID + version or version < 1:
         raise DamagedStateError(f"not a state file (user_version {version}, application_id {application})")
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
+        age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise StateError(
-            f"the state file was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
-            hint="run the newer version again, or use another state.dir",
+            f"the state file was written by {age} version (schema {version}, this one knows {SCHEMA_VERSION})",
+            hint=f"run {age.replace('an ', 'the ').replace('a ', 'the ')} version again, or use another state.dir",
         )
     return int(version)
 
@@ -115,11 +114,9 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
     Objects that others created in the file stay; an index or trigger of Sidecar that was dropped is created again.
 
     Raises:
-        DamagedError: A table of Sidecar is missing or changed.
+        DamagedStateError: A table of Sidecar is missing or changed.
     """
     statements = list(_statements(SCHEMA)) if not version else []
-    for number in range(version or SCHEMA_VERSION, SCHEMA_VERSION):
-        statements += MIGRATIONS[number]
     for statement in statements:
         connection.execute(statement)
     _mend(connection)

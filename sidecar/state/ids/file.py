@@ -136,7 +136,7 @@ def open_run(path: Path) -> MappedRun:
     """Check a file and map it.
 
     Raises:
-        DamagedError: It is not as it was written.
+        DamagedIdsError: It is not as it was written.
         OSError: It cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

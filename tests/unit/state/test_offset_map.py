@@ -1,12 +1,24 @@
-"""The commit metadata beside that of other versions: a rolling upgrade goes on exactly, whichever version reads."""
+"""The form of the commit metadata."""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import replace
 
+import pytest
+
 from sidecar.core.lineage import TOKEN_BITS, Stamp
-from sidecar.core.partition_state import STORES_MAX, LaneState, Other, PartitionState, SharedIntent, Stores, Tries
+from sidecar.core.partition_state import (
+    STORES_MAX,
+    LaneState,
+    Other,
+    PartitionState,
+    SharedIntent,
+    Stores,
+    Tries,
+    derived_scope,
+    lane_key,
+)
 from sidecar.state.offset_map import NUMBER_BITS, STORES_CHARACTERS, Decoded, Identity, Origin, decode, encode
 
 IDENTITY, RULES = Identity("cluster", "group", "topic", 42), b"rule"
@@ -17,26 +29,31 @@ STATE = PartitionState(
     200,
     (SharedIntent(150, 160, frozenset({5})),),
 )
-BEFORE = "tQGrzQxjAAAAAAAAACpdTwgNQF/UZ3J1bGVklgFlAQIyCgEAAAAAAAUAAAAAAAUVAgAKAgcAAAAAAAkAAR4K"
-"""The same as the first version wrote it, without stamps and tries."""
-HEAD_BYTES = 6
-"""Magic, version and CRC."""
+WRITTEN = "tQGEgM8GAAAAAAAAACpdTwgNQF/UZ3J1bGVklgFlAQIyCgEAAAAAAAUAAAAAAAUVAgAKAgcAAAAAAAkAAR4KAAAAAAAHCAAAAAAACQoBAgMH"
+"""The state with tries and two stamps."""
+FRONT_BYTES = 63
+"""All before stamps and tries."""
 
 
-def test_what_an_older_version_wrote_is_read() -> None:
-    """It has no stamps, and nothing has failed."""
-    found = decode(BEFORE, 100, IDENTITY, RULES)
-    assert found == Decoded(Origin.OURS, 42, STATE)
+def test_the_form_of_a_commit() -> None:
+    """Members of one group read each other's commits: a new form raises the version in its second byte."""
+    tried = replace(STATE, tries={(9, 130, 140): Tries(3, 7)})
+    assert encode(IDENTITY, RULES, tried, Stamp(7, 8), Stamp(9, 10)) == WRITTEN
+    assert decode(WRITTEN, 100, IDENTITY, RULES) == Decoded(Origin.OURS, 42, tried, Stamp(7, 8), Stamp(9, 10))
 
 
-def test_an_older_version_reads_what_this_one_writes() -> None:
-    """What it knows stands where it stood, behind the same version; it stops reading before the rest."""
-    tried = PartitionState(
-        STATE.watermark, STATE.seen, STATE.lanes, STATE.shared_from, STATE.shared, {(9, 130, 140): Tries(3, 7)}
-    )
-    old, new = (base64.b64decode(text) for text in (BEFORE, encode(IDENTITY, RULES, tried, Stamp(7, 8), Stamp(9, 10))))
-    assert new[:2] == old[:2]
-    assert new[HEAD_BYTES:].startswith(old[HEAD_BYTES:])
+@pytest.mark.parametrize(
+    ("group", "key", "scope"),
+    [
+        ("paid", 184861723271829, "aecae4e4"),
+        ("", 140759916582082, "df643ada"),
+        ("große", 154092892149919, "67be5e7b"),
+        ("\udcff", 259744240097070, "6cdb5055"),
+    ],
+)
+def test_the_hash_of_a_group(group: str, key: int, scope: str) -> None:
+    """With another one the lanes of a commit would be nobody's, and parts of shared intents would get other names."""
+    assert (lane_key(group), derived_scope("9f3ac2d1", group, 5, 90)) == (key, scope)
 
 
 def test_stamps_and_tries_travel() -> None:
@@ -80,4 +97,4 @@ def test_a_commit_without_stamps_has_none() -> None:
     """Zeros stand there, which are no stamp."""
     text = encode(IDENTITY, RULES, STATE)
     assert decode(text, 100, IDENTITY, RULES) == Decoded(Origin.OURS, 42, STATE)
-    assert base64.b64decode(text)[len(base64.b64decode(BEFORE)) :] == bytes(2 * (TOKEN_BITS // 8 + 1) + 1)
+    assert base64.b64decode(text)[FRONT_BYTES:] == bytes(2 * (TOKEN_BITS // 8 + 1) + 1)
