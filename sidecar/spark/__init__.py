@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sidecar.spark.listener import Listener
+    from sidecar.spark.listener import QueryListener
 
 __all__ = [
     "listen",
@@ -169,7 +169,7 @@ def read_rocketmq(
     return _read(spark, "rocketmq", keys, {"config": config}, stream=False, columns=columns)
 
 
-def listen(spark: SparkSession, address: str = "127.0.0.1:9464") -> Listener:
+def listen(spark: SparkSession, address: str = "127.0.0.1:9464") -> QueryListener:
     """Tell the progress of all streaming queries of a session by HTTP and, if it is installed, OpenTelemetry.
 
     Call it before the functions that read a broker: tasks of sources that were made earlier do not tell what became of
@@ -183,9 +183,9 @@ def listen(spark: SparkSession, address: str = "127.0.0.1:9464") -> Listener:
         ConfigError: The address is none.
         UnavailableError: It cannot be listened on.
     """
-    from sidecar.spark.listener import Listener, telemetry
+    from sidecar.spark.listener import QueryListener, telemetry
 
-    listener = Listener(spark, address, telemetry())
+    listener = QueryListener(spark, address, telemetry())
     listener.open()
     return listener
 

@@ -253,7 +253,7 @@ def _system(broker: str) -> str:
     return "rocketmq" if broker else "kafka"
 
 
-class Listener(StreamingQueryListener):
+class QueryListener(StreamingQueryListener):
     """Listens to all queries of a session between `open` and `close`; see `sidecar.spark.listen`.
 
     Args:

@@ -27,7 +27,7 @@ NAME_CHARS_MAX: Final = 64
 """Length to which names are cut: prefixes compare like the names, or as equal."""
 
 
-class Span(NamedTuple):
+class IndexSpan(NamedTuple):
     """Consecutive rows of a block, and bounds of their names, which are cut."""
 
     rows: int
@@ -70,7 +70,7 @@ def index_of(batches: Sequence[pa.RecordBatch]) -> bytes:
     return zlib.compress(orjson.dumps(spans))
 
 
-def spans_of(index: bytes) -> list[list[Span]]:
+def spans_of(index: bytes) -> list[list[IndexSpan]]:
     """The spans of each block.
 
     Raises:
@@ -83,8 +83,8 @@ def spans_of(index: bytes) -> list[list[Span]]:
         raise ValueError("not an index") from error
 
 
-def _span_of(fields: Any) -> Span:
-    span = Span(*fields)
+def _span_of(fields: Any) -> IndexSpan:
+    span = IndexSpan(*fields)
     rows, group_min, group_max, tag_min, tag_max, nulls = span
     names = [name for name in (group_min, group_max, tag_min or "", tag_max or "") if isinstance(name, str)]
     if type(rows) is not int or rows < 0 or len(names) < 4 or type(nulls) is not bool:
@@ -102,12 +102,12 @@ def _runs(batch: pa.RecordBatch) -> Iterator[_Run]:
         yield end - start, group, tag
 
 
-def _span(runs: Sequence[_Run]) -> Span:
+def _span(runs: Sequence[_Run]) -> IndexSpan:
     groups = [group[:NAME_CHARS_MAX] for _, group, _ in runs]
     tags = [tag[:NAME_CHARS_MAX] for _, _, tag in runs if tag is not None]
     nulls = len(tags) < len(runs)
     tag_min, tag_max = (min(tags), max(tags)) if tags else (None, None)
-    return Span(sum(rows for rows, _, _ in runs), min(groups), max(groups), tag_min, tag_max, nulls)
+    return IndexSpan(sum(rows for rows, _, _ in runs), min(groups), max(groups), tag_min, tag_max, nulls)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class ZoneFullError(Exception):
     """Nothing may be landed before a consumer has read more; the text names it."""
 
 
-class _Names:
+class _PartNames:
     """Landed parts that are known by name; above the limit the oldest are dropped."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -133,7 +133,7 @@ class ZoneWriter:
         try:
             recovery = Recovery(self._zone, self._log, writer, report).run()
             self._lines, self._head, self._seq = recovery.lines, recovery.head, recovery.seq
-            self._names = _Names(recovery.names)
+            self._names = _PartNames(recovery.names)
             self._room = _Room(self._zone, writer, retention)
         except BaseException:
             self._log.unlock()

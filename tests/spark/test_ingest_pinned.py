@@ -36,7 +36,7 @@ from sidecar.spark.table.pinned import (
     refuse_other_progress,
 )
 from sidecar.spark.table.plan import REJECTS, TABLE, Existing, Plan, Target, fields_of, plan_of
-from sidecar.spark.table.registry import Beginning, Origin, Registry, beginnings
+from sidecar.spark.table.registry import Beginning, Registry, TableOrigin, beginnings
 
 
 def schema(**types: DataType) -> StructType:
@@ -159,7 +159,7 @@ class Filled:
 
     def beginning(self, resume: Resume, first: dict[str, Any], source: str = "cluster") -> Beginning | None:
         """Where a new checkpoint begins."""
-        origin = Origin(source, lambda: first)
+        origin = TableOrigin(source, lambda: first)
         found = beginnings(
             LocalStorage(), [self.target("new")], origin, lambda _, query: self.numbers.get(query, -1), resume
         )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.spark.run.deliver import Task, deliver
-from sidecar.spark.run.folder import Notes, RunFolder
+from sidecar.spark.run.folder import RunFolder, TaskNotes
 from sidecar.spark.run.outcome import letters_in
 from sidecar.spark.run.task import ArrowColumns, runs
 from tests.support.receiver import Receiver
@@ -134,7 +134,7 @@ def test_a_stalled_task_tells_why_and_goes_on_by_itself(tmp_path: Path, receiver
     settings = make_settings(receiver.url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sidecar.spark.run.deliver.NOTE_EVERY_S", 0.0)
-        patch.setattr(Notes, "put", lambda self, tp, text: told.append(text))
+        patch.setattr(TaskNotes, "put", lambda self, tp, text: told.append(text))
         outcome = run_task(settings, tmp_path, [(i, "t", b"x") for i in range(10)])
     assert outcome.books.delivered == 10 and not outcome.letters
     assert outcome.sends["t", "halt"] == 5
@@ -148,8 +148,8 @@ def test_a_group_that_fails_is_told_with_its_reason(tmp_path: Path, receiver: Re
     seen: list[dict[str, str]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sidecar.spark.run.deliver.NOTE_EVERY_S", 0.0)
-        write = Notes.put
-        patch.setattr(Notes, "put", lambda self, *note: (write(self, *note), seen.append(self.all())))
+        write = TaskNotes.put
+        patch.setattr(TaskNotes, "put", lambda self, *note: (write(self, *note), seen.append(self.all())))
         run_task(make_settings(receiver.url), tmp_path, [(1, "t", b"x")])
     assert any("group t fails for" in note["orders-3"] and "HTTP 503" in note["orders-3"] for note in seen if note)
     assert folder.notes.all() == {}

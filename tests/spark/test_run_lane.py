@@ -25,7 +25,7 @@ from sidecar.spark.run import task
 from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome, books_of, letters_in
-from sidecar.spark.run.progress import Tally
+from sidecar.spark.run.progress import RunTally
 from sidecar.spark.run.task import TaskRange
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.support.compacted import COMPACT, surviving
@@ -258,7 +258,7 @@ def test_what_expired_unread_is_told(library: fastlane.Library, kafka: Broker, t
 
 def test_who_read_is_told_once_with_the_reason(tmp_path: Path) -> None:
     """Each reason of any task once, and nothing if no task was to use the lane."""
-    missing, tally = "it is not installed", Tally(tmp_path)
+    missing, tally = "it is not installed", RunTally(tmp_path)
     lanes: list[list[str | None]] = [[None, None], ["", None], ["", missing], [missing]]
     with capture_logs() as events:
         for batch, reasons in enumerate(lanes):

@@ -25,7 +25,7 @@ from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
 from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
 from sidecar.spark.run.table_job import job_of
-from sidecar.spark.run.writer import Delivered, RangeWriter
+from sidecar.spark.run.writer import RangeWriter, TaskReport
 from sidecar.state.store import Store
 from tests.scenarios.ledger import ledger, value
 from tests.support.kafka import unique
@@ -269,7 +269,7 @@ def test_a_twin_that_waits_is_delivered_when_the_first_is_a_dead_letter(
             task = Task(tp, checkpoint.scope(span.topic), "", 0, "0", again=False)
             outcomes.append(deliver(plan, task, found.columns, found.runs))
         assert [one.books.in_flight for one in outcomes] == [0, 1]
-        RangeWriter(plan).commit([Delivered(one) for one in outcomes], 0)
+        RangeWriter(plan).commit([TaskReport(one) for one in outcomes], 0)
         begin(query, 0, "offsets", "commits")
         with closing(Store(tmp_path / "state")) as state:
             progress = progress_of(settings, folder, query, state)

@@ -19,7 +19,7 @@ from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import TwinFiles
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.writer import Delivered, RangeWriter
+from sidecar.spark.run.writer import RangeWriter, TaskReport
 from sidecar.state.store import Store
 from tests.scenarios.ledger import ledger, value
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
@@ -53,7 +53,7 @@ def committed(broker: Broker, topic: str, database: Database, root: Path) -> Ite
             runs = fetch(settings.source.kafka, tp, 0, end)
             outcomes.append(deliver(plan, task, KafkaColumns(), runs))
         assert [one.books.in_flight for one in outcomes] == [0, 1, 1], "nothing waited, and the others were carried on"
-        RangeWriter(plan).commit([Delivered(one) for one in outcomes], 0)
+        RangeWriter(plan).commit([TaskReport(one) for one in outcomes], 0)
         begin(query, 0, "offsets", "commits")
         yield settings, receiver
 

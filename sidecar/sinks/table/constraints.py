@@ -13,7 +13,7 @@ _LENGTH: Final = re.compile(r"(?:var)?char\((\d+)\)")
 SQL_CHARS_MAX: Final = 200
 
 
-class Field(Protocol):
+class SchemaField(Protocol):
     """A column of a table, of Spark or of deltalake."""
 
     @property
@@ -58,7 +58,7 @@ class Constraint(NamedTuple):
         return f"the row violates the constraint {self.name} of the table"
 
 
-def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Field]) -> list[Constraint]:
+def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[SchemaField]) -> list[Constraint]:
     """The constraints of a table: CHECK, NOT NULL, lengths of texts, invariants.
 
     Args:
@@ -72,7 +72,7 @@ def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Fie
     return [*checks, *(found for field in fields for found in _of_field(field))]
 
 
-def _of_field(field: Field) -> Iterator[Constraint]:
+def _of_field(field: SchemaField) -> Iterator[Constraint]:
     if not field.nullable:
         yield Constraint(f"NOT NULL of {field.name}", "{} IS NOT NULL", field.name)
     if limit := _LENGTH.fullmatch(str(field.metadata.get("__CHAR_VARCHAR_TYPE_STRING", ""))):

@@ -23,7 +23,7 @@ from sidecar.spark.driver import own_session
 from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress, Lag
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.plan import Target, refused_keys, table_layout
-from sidecar.spark.table.registry import Beginning, Origin
+from sidecar.spark.table.registry import Beginning, TableOrigin
 from sidecar.storage import StorageError, storage_of
 from sidecar.zone import Tail
 from sidecar.zone.layout import MANIFEST, safe
@@ -123,7 +123,7 @@ class SparkIngest:
             open_probes(stack, admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
             session = own_session(stack, session, is_delta=self._rules.format == "delta")
-            filling.check(session, Origin(absolute(self._zone), lambda: self._heads() or {}))
+            filling.check(session, TableOrigin(absolute(self._zone), lambda: self._heads() or {}))
             self._start(stack, session, filling)
             log.info("ingest.started", table=self._rules.path, zone=self._zone, format=self._rules.format)
             with driver.serving(progress, self._stop_asked):

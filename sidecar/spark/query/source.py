@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from sidecar.errors import ConfigError
 from sidecar.spark.query.offsets import Offsets, Span, advance, begin, behind, ended, latest, spans
 from sidecar.spark.query.options import Broker, Query, parse_options
-from sidecar.spark.query.task import Counted, Range, begin_ids, read_span
+from sidecar.spark.query.task import Counted, CountedRange, begin_ids, read_span
 from sidecar.spark.ranges.broker import PATIENCE_S, LogExtent, Logs, by_partition, patiently, report_expired
 
 if TYPE_CHECKING:
@@ -221,5 +221,5 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         accumulator = self._accumulator
         if accumulator is None or batch is None:
             return None
-        place = Range(query_id, int(batch), span.tp, span.start, span.expired)
+        place = CountedRange(query_id, int(batch), span.tp, span.start, span.expired)
         return lambda books: accumulator.add({place: books})

@@ -31,7 +31,7 @@ RANGES_MAX: Final = 20_000
 """Limit of ranges that wait for the report of their micro-batch; the oldest are given up."""
 
 
-class Range(NamedTuple):
+class CountedRange(NamedTuple):
     """A range of a micro-batch."""
 
     query_id: str
@@ -42,7 +42,7 @@ class Range(NamedTuple):
     """Offsets before it that expired before they were read."""
 
 
-Counted: TypeAlias = dict[Range, Books]
+Counted: TypeAlias = dict[CountedRange, Books]
 _counting: Final[dict[str, Counts]] = {}
 """By Spark's application: its sessions share an accumulator."""
 

@@ -42,7 +42,7 @@ from sidecar.runtime.ledger_worker import ClaimAnswered, open_ledger_worker
 from sidecar.runtime.worker import Answered, Inbox, Senders
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
-from sidecar.spark.run.folder import Notes, RunFolder
+from sidecar.spark.run.folder import RunFolder, TaskNotes
 from sidecar.spark.run.outcome import LetterFiles, Outcome
 from sidecar.spark.run.plan import RunPlan
 
@@ -164,7 +164,7 @@ def deliver(plan: RunPlan, task: Task, columns: Columns, runs: Iterable[Run]) ->
         return delivery.finish()
 
 
-class StoppedError(Exception):
+class DeliveryStoppedError(Exception):
     """A delivery was ended by `stopped`; what is not settled is delivered another time, under the same names."""
 
 
@@ -244,7 +244,7 @@ class _Note:
         notes: The notes of all tasks.
     """
 
-    def __init__(self, notes: Notes, name: str) -> None:
+    def __init__(self, notes: TaskNotes, name: str) -> None:
         self._notes = notes
         self._name = name
         self._noted: str | None = None
@@ -363,7 +363,7 @@ class _Delivery:
     def _await(self, condition: Callable[[], bool]) -> None:
         while not condition():
             if self._stopped():
-                raise StoppedError
+                raise DeliveryStoppedError
             self._turn(WAIT_S)
 
     def _turn(self, wait_s: float = 0.0) -> None:

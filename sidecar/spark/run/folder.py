@@ -113,7 +113,7 @@ class BatchBooks:
                     _remove(self._letters / name)
 
 
-class Notes:
+class TaskNotes:
     """The reasons for which tasks do not progress; a lost note is harmless."""
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class RunFolder:
         self.path = path
         self.halves = Halves(path / "halved")
         self.books = BatchBooks(path / "books", path / "letters")
-        self.notes = Notes(path / "notes")
+        self.notes = TaskNotes(path / "notes")
 
     # Topics
 

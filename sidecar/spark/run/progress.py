@@ -39,7 +39,7 @@ OBSERVED_ROWS = "sidecar_rows"
 log = structlog.get_logger()
 
 
-class Tally:
+class RunTally:
     """The sum of the books, and the offsets of partitions."""
 
     def __init__(self, query: Path) -> None:
@@ -207,7 +207,7 @@ class RunProgress:
         self._resolver = Resolver(plan, self._begun_after) if plan.reading.dedup.ledger else None
         self._observed: dict[int, Mapping[str, Any]] = {}
         self._started = datetime.now(UTC)
-        self._tally = Tally(query)
+        self._tally = RunTally(query)
         self._problem = ""
         self._live = True
         self._snapshot = self._build()

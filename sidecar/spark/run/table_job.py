@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -29,8 +28,8 @@ from sidecar.spark.run.job import TRIGGER_MS, SparkRun
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import OBSERVED_ROWS, RunProgress
 from sidecar.spark.table.filling import Filling, TableRules
-from sidecar.spark.table.plan import REJECTS, TABLE, Target, table_layout
-from sidecar.spark.table.registry import Origin
+from sidecar.spark.table.plan import TABLE, Target, table_layout
+from sidecar.spark.table.registry import TableOrigin
 from sidecar.zone.table import DATE, TABLE_DDL
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ class TableRun(SparkRun):
         return own_session(stack, super()._session(stack), is_delta=self._is_delta)
 
     def _start(self, stack: ExitStack, session: SparkSession, plan: RunPlan) -> Callable[[RunProgress], None]:
-        self._filling.check(session, Origin(plan.checkpoint.cluster_id, self._first))
-        shutil.rmtree(self._folder.path / REJECTS / "books", ignore_errors=True)  # earlier versions kept them there
+        self._filling.check(session, TableOrigin(plan.checkpoint.cluster_id, self._first))
         self._resume()
         first, until = self._first(), self._until() if self._once else None
         self._filling.start(

@@ -32,7 +32,7 @@ from sidecar.ledger.interface import Ledger, LedgerError
 from sidecar.ops.health import Problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
 from sidecar.spark.ranges.broker import SingleMessages
-from sidecar.spark.run.deliver import StoppedError, Task, deliver_carried
+from sidecar.spark.run.deliver import DeliveryStoppedError, Task, deliver_carried
 from sidecar.spark.run.outcome import Kept, Outcome, TwinFiles
 from sidecar.spark.run.plan import RunPlan
 
@@ -138,7 +138,7 @@ class Resolver:
                 try:
                     single = single or self._plan.broker.single(stack)
                     self._round(single)
-                except StoppedError:
+                except DeliveryStoppedError:
                     return
                 except Exception as error:  # noqa: BLE001  # a mistake must not end the thread: it is tried again
                     self._failed(error)

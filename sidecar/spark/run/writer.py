@@ -28,7 +28,7 @@ NAME = "sidecar_run"
 
 
 @dataclass(slots=True)
-class Delivered(WriterCommitMessage):
+class TaskReport(WriterCommitMessage):
     """A task's report; None if no row of its range reached the task."""
 
     outcome: Outcome | None
@@ -41,18 +41,18 @@ class RangeWriter(DataSourceStreamArrowWriter):
         self._path = plan.folder
         self._packed = pickle.dumps(plan)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Delivered:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         """Deliver one offset range; return when all of it is settled."""
         from sidecar.spark.run import task
 
-        delivered = Delivered(task.run(pickle.loads(self._packed), iterator))
+        delivered = TaskReport(task.run(pickle.loads(self._packed), iterator))
         freeze_modules()
         return delivered
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Store the books of a micro-batch whose tasks are done; the driver's own process reads them."""
         folder = RunFolder(self._path)
-        outcomes = [m.outcome for m in messages if isinstance(m, Delivered) and m.outcome is not None]
+        outcomes = [m.outcome for m in messages if isinstance(m, TaskReport) and m.outcome is not None]
         TwinFiles(self._path).put_outcomes(batchId, outcomes)  # first: books that are there have all beside them
         folder.books.put(batchId, books_of(outcomes))
         folder.add_answers(

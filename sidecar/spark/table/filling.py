@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sidecar.spark.table.delta import OwnDelta
-    from sidecar.spark.table.registry import Beginning, Origin, Registry
+    from sidecar.spark.table.registry import Beginning, Registry, TableOrigin
 
 FILES: Final = "files"
 """Name of the number of partitions in the observation of rows."""
@@ -153,7 +153,7 @@ class Filling:
 
     # Starting
 
-    def check(self, session: SparkSession, origin: Origin) -> None:
+    def check(self, session: SparkSession, origin: TableOrigin) -> None:
         """Check that table and checkpoint belong together, and that schema and layout may follow those before.
 
         Args:

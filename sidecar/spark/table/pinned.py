@@ -90,7 +90,7 @@ NOTHING_READ: Final = -1
 """Offset of a writer of the zone of which nothing was read."""
 
 
-class Storage(Protocol):
+class FileSystem(Protocol):
     """The required interface of a file system."""
 
     def names(self, folder: str) -> list[str]:
@@ -182,7 +182,7 @@ class SparkStorage:
 class StoredText:
     """A file that keeps a small text."""
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    def __init__(self, storage: FileSystem, path: str) -> None:
         self._storage = storage
         self._path = path
 
@@ -196,19 +196,19 @@ class StoredText:
         self._storage.write(self._path, text)
 
 
-def query_of(storage: Storage, target: Target) -> str:
+def query_of(storage: FileSystem, target: Target) -> str:
     """The id by which a Delta table knows the query of a checkpoint; empty if the checkpoint is new."""
     text = StoredText(storage, f"{target.checkpoint}/metadata").read()
     return str(loads(text)["id"]) if text else ""
 
 
-def in_parquet(storage: Storage, target: Target) -> int | None:
+def in_parquet(storage: FileSystem, target: Target) -> int | None:
     """The last micro-batch that a Parquet table has, of whichever query; -1 for none, None if there is no table."""
     folder = target.path.rstrip("/")
     return latest(storage, f"{folder}/{SINK_LOG}") if SINK_LOG in storage.names(folder) else None
 
 
-def refuse_other_progress(storage: Storage, target: Target, there: int | None) -> None:
+def refuse_other_progress(storage: FileSystem, target: Target, there: int | None) -> None:
     """Refuse a table that its checkpoint does not know: writers leave out each micro-batch whose number it has.
 
     Args:
@@ -242,7 +242,7 @@ def refuse_other_progress(storage: Storage, target: Target, there: int | None) -
         )
 
 
-def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
+def pin_schema(storage: FileSystem, checkpoint: str, schema: str) -> None:
     """Accept another schema only if it adds fields, and if table and rejects have read equally far.
 
     Otherwise rows would be in both, or in neither. A schema in force has a file, named after it, which is written
@@ -272,7 +272,7 @@ def pin_schema(storage: Storage, checkpoint: str, schema: str) -> None:
             storage.remove(f"{folder}/{earlier}")
 
 
-def pin_constraints(storage: Storage, checkpoint: str, names: Sequence[str]) -> None:
+def pin_constraints(storage: FileSystem, checkpoint: str, names: Sequence[str]) -> None:
     """Accept other constraints of the table only if table and rejects have read equally far: they decide on both.
 
     Args:
@@ -302,7 +302,7 @@ def pin_constraints(storage: Storage, checkpoint: str, names: Sequence[str]) -> 
             storage.remove(f"{folder}/{name}")
 
 
-def _in_force(storage: Storage, folder: str, names: Iterable[str]) -> str:
+def _in_force(storage: FileSystem, folder: str, names: Iterable[str]) -> str:
     """The text in force: of two, left by a change that was cut short, the shorter one, which has fewer fields."""
     texts = {name: storage.read(f"{folder}/{name}").decode(errors="replace") for name in names}
     return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # else torn
@@ -350,7 +350,7 @@ NO_DELTA: Final = DeltaTables()
 
 
 def refuse_layout(
-    storage: Storage, checkpoint: str, plan: Plan, unset: Plan, tables: DeltaTables = NO_DELTA, *, is_parquet: bool
+    storage: FileSystem, checkpoint: str, plan: Plan, unset: Plan, tables: DeltaTables = NO_DELTA, *, is_parquet: bool
 ) -> None:
     """Refuse other columns unless some are added, columns that were dropped, and for Parquet other partitions.
 
@@ -381,7 +381,7 @@ def refuse_layout(
     refuse_lost([name for name in earlier["columns"] if name.casefold() not in gone], plan.names, key)
 
 
-def pin_layout(storage: Storage, checkpoint: str, plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> None:
+def pin_layout(storage: FileSystem, checkpoint: str, plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> None:
     """Keep what `refuse_layout` has accepted, in the way of `pin_schema`.
 
     Args:
@@ -417,7 +417,7 @@ def _changed(kept: str, *, began_without: bool) -> ConfigError:
     )
 
 
-def _place(storage: Storage, checkpoint: str) -> Mapping[str, Any] | None:
+def _place(storage: FileSystem, checkpoint: str) -> Mapping[str, Any] | None:
     """The offsets up to which a query has read; None while it has a pending micro-batch."""
     begun = latest(storage, f"{checkpoint}/offsets")
     if begun != latest(storage, f"{checkpoint}/commits"):
@@ -428,7 +428,7 @@ def _place(storage: Storage, checkpoint: str) -> Mapping[str, Any] | None:
     return {name: place for name, place in offsets.items() if place != NOTHING_READ}
 
 
-def latest(storage: Storage, folder: str) -> int:
+def latest(storage: FileSystem, folder: str) -> int:
     """The last micro-batch in one of Spark's logs, `7` or `9.compact`; -1 for none."""
     numbers = [name.removesuffix(".compact") for name in storage.names(folder)]
     return max((int(number) for number in numbers if number.isdigit()), default=-1)

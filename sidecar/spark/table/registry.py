@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from sidecar.config.spark import Resume
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
-from sidecar.spark.table.pinned import Storage, latest, query_of
+from sidecar.spark.table.pinned import FileSystem, latest, query_of
 from sidecar.spark.table.plan import TABLE, Target
 
 FOLDER: Final = "_sidecar"
@@ -26,7 +26,7 @@ _KEPT: Final = 2
 """Number of files of a query: that of a micro-batch, and that of the last one in the table."""
 
 
-class Origin(NamedTuple):
+class TableOrigin(NamedTuple):
     """What a job reads.
 
     Args:
@@ -57,7 +57,7 @@ class Registry:
         storage: File system of table and checkpoint.
     """
 
-    def __init__(self, storage: Storage, target: Target, source: str) -> None:
+    def __init__(self, storage: FileSystem, target: Target, source: str) -> None:
         self._storage = storage
         self._target = target
         self._source = source
@@ -144,9 +144,9 @@ def _sum(offsets: Any) -> int:
 
 
 def beginnings(
-    storage: Storage,
+    storage: FileSystem,
     targets: Sequence[Target],
-    origin: Origin,
+    origin: TableOrigin,
     last: Callable[[str, str], int | None],
     resume: Resume,
 ) -> dict[str, Beginning]:

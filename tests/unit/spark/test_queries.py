@@ -18,7 +18,7 @@ from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
 from sidecar.spark.listener import ENDED_MAX, Queries, QueryRows, Telemetry
 from sidecar.spark.metrics import MicroBatches
-from sidecar.spark.query.task import RANGES_MAX, ByRange, Counts, Range
+from sidecar.spark.query.task import RANGES_MAX, ByRange, CountedRange, Counts
 from sidecar.spark.reports import places_in
 
 TP, QUEUE = TopicPartition("orders", 3), TopicPartition("orders", 0, "b:1")
@@ -150,17 +150,19 @@ def test_tasks_that_run_twice_count_once() -> None:
     """A range has one entry; a micro-batch is taken once, and what waits for a report is bounded."""
 
     class Accumulator:
-        value: dict[Range, Books] = {}
+        value: dict[CountedRange, Books] = {}
 
     counts = Counts("app", Accumulator())  # type: ignore[arg-type]
     for start in (0, 50, 0):
-        ByRange().addInPlace(Accumulator.value, {Range("q", 7, TP, start): BOOKS})
-    ByRange().addInPlace(Accumulator.value, {Range("q", 6, TP, 0): BOOKS, Range("other", 7, TP, 0): BOOKS})
+        ByRange().addInPlace(Accumulator.value, {CountedRange("q", 7, TP, start): BOOKS})
+    ByRange().addInPlace(
+        Accumulator.value, {CountedRange("q", 6, TP, 0): BOOKS, CountedRange("other", 7, TP, 0): BOOKS}
+    )
     (books,) = counts.take("q", 7)[0].values()
     assert (books.consumed, BOOKS.consumed) == (18, 9)
     assert counts.take("q", 7) == ({}, {})
-    assert list(Accumulator.value) == [Range("other", 7, TP, 0)]
-    ByRange().addInPlace(Accumulator.value, {Range("q", 8, TP, start): BOOKS for start in range(RANGES_MAX + 1)})
+    assert list(Accumulator.value) == [CountedRange("other", 7, TP, 0)]
+    ByRange().addInPlace(Accumulator.value, {CountedRange("q", 8, TP, start): BOOKS for start in range(RANGES_MAX + 1)})
     assert len(Accumulator.value) == RANGES_MAX
 
 

@@ -13,7 +13,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.run.outcome import Outcome, books_of, joined
-from sidecar.spark.run.progress import Tally
+from sidecar.spark.run.progress import RunTally
 
 
 def outcome(consumed: int, filtered: int, odd_ids: int = 0, *unwanted: str) -> Outcome:
@@ -24,7 +24,7 @@ def outcome(consumed: int, filtered: int, odd_ids: int = 0, *unwanted: str) -> O
 
 def test_that_everything_is_filtered_is_told_once(tmp_path: Path) -> None:
     """From the first 1,000 messages on, with the tags of all tasks, until one is delivered."""
-    tally, seen = Tally(tmp_path), []
+    tally, seen = RunTally(tmp_path), []
     steps = [outcome(FIRST - 1, FIRST - 1, 0, "'a'"), outcome(1, 1, 0, "'b'"), outcome(5, 5), outcome(5, 4)]
     with capture_logs() as events:
         for batch, step in enumerate([*steps, outcome(FIRST, FIRST)]):
@@ -37,14 +37,14 @@ def test_that_everything_is_filtered_is_told_once(tmp_path: Path) -> None:
 
 def test_tags_that_no_task_has_seen_are_said_to_be_unknown(tmp_path: Path) -> None:
     """Spark filters before a task where it can."""
-    tally = Tally(tmp_path)
+    tally = RunTally(tmp_path)
     tally.enter(0, books_of([outcome(FIRST, FIRST)]), {})
     assert tally.unwanted.startswith("unknown")
 
 
 def test_ids_that_are_none_are_added_up(tmp_path: Path) -> None:
     """Those of all tasks of all micro-batches, also where each task of a table has books of its own."""
-    tally, tasks = Tally(tmp_path), [outcome(9, 0, 2), outcome(9, 0, 3)]
+    tally, tasks = RunTally(tmp_path), [outcome(9, 0, 2), outcome(9, 0, 3)]
     tally.enter(0, books_of(tasks), {})
     tally.enter(1, joined([books_of([task]) for task in tasks]), {})
     assert tally.odd_ids == 10
@@ -53,7 +53,7 @@ def test_ids_that_are_none_are_added_up(tmp_path: Path) -> None:
 def test_books_of_an_earlier_version_have_no_odd_ids(tmp_path: Path) -> None:
     """A micro-batch that was interrupted at an upgrade is entered as well."""
     books = {key: value for key, value in books_of([outcome(1, 0)]).items() if key not in ("odd_ids", "unwanted")}
-    tally = Tally(tmp_path)
+    tally = RunTally(tmp_path)
     tally.enter(0, joined([books]), {})
     tally.enter(1, books, {})
     assert (tally.odd_ids, tally.totals.delivered) == (0, 2)
@@ -68,7 +68,7 @@ def test_the_tags_of_many_tasks_are_few() -> None:
 
 def test_what_refused_tags_is_added_up(tmp_path: Path) -> None:
     """By mask and look, of all tasks; books of an earlier version have neither."""
-    tally, task = Tally(tmp_path), outcome(9, 5)
+    tally, task = RunTally(tmp_path), outcome(9, 5)
     task.tags_refused = {"mask": 4, "look": 1}
     earlier = {key: value for key, value in books_of([task]).items() if key != "tags_refused"}
     for batch, books in enumerate([books_of([task, task]), joined([books_of([task])] * 2), earlier, joined([earlier])]):
@@ -78,7 +78,7 @@ def test_what_refused_tags_is_added_up(tmp_path: Path) -> None:
 
 def test_what_expired_counts_once_by_partition(tmp_path: Path) -> None:
     """In status, metric and the log event of its micro-batch, also with a table; books of before have none."""
-    tally, gap = Tally(tmp_path), outcome(2, 0)
+    tally, gap = RunTally(tmp_path), outcome(2, 0)
     gap.expired = 6
     earlier = {key: value for key, value in books_of([outcome(1, 0)]).items() if key != "expired"}
     with capture_logs() as events:
