@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 from urllib.parse import quote, quote_from_bytes
 
 from pyroaring import BitMap64
+from typing_extensions import override
 
 GROUP_HEADER_MAX_BYTES = 128
 PARTS_MAX = 64
@@ -144,6 +146,46 @@ class Columns(Protocol):
     def details(self, messages: Sequence[Message]) -> Iterable[Details | None]:
         """RocketMQ's own attributes of each message, None for other brokers."""
         ...
+
+
+class GetterColumns(Columns):
+    """Columns by a function for each attribute of one message, mapped in C where the function is."""
+
+    def __init__(
+        self,
+        offset: Callable[[Message], int],
+        timestamp_ms: Callable[[Message], int | None],
+        key: Callable[[Message], bytes | None],
+        headers: Callable[[Message], Sequence[Header] | None],
+        value: Callable[[Message], bytes | None],
+        details: Callable[[Message], Details | None] | None = None,
+    ) -> None:
+        self._offset, self._timestamp_ms, self._key = offset, timestamp_ms, key
+        self._headers, self._value, self._details = headers, value, details
+
+    @override
+    def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
+        return map(self._offset, messages)
+
+    @override
+    def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
+        return map(self._timestamp_ms, messages)
+
+    @override
+    def keys(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
+        return map(self._key, messages)
+
+    @override
+    def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
+        return map(self._headers, messages)
+
+    @override
+    def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
+        return map(self._value, messages)
+
+    @override
+    def details(self, messages: Sequence[Message]) -> Iterable[Details | None]:
+        return map(self._details, messages) if self._details else repeat(None, len(messages))
 
 
 class Framer(Protocol):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from sidecar.core.messages.fields import HeaderColumns, OriginColumns, Raw, header_column
-from sidecar.core.records import Columns, Details, Header, Message, Original, TopicPartition
+from sidecar.core.records import Columns, Details, GetterColumns, Header, Message, Original, TopicPartition
 from sidecar.delay.disk.blocks import Held
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
 
@@ -25,44 +26,21 @@ def _attached(details: Details | None, origin: Raw) -> Attached | None:
 
 def original_of(held: Held) -> Original:
     """A held message as it was at the broker."""
-    attached = unpack_attached(held.headers)
-    details = None if attached is None else attached.details
-    return Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms, details)
+    return Original(held.key, held.value, unpack_headers(held.headers), held.timestamp_ms, _details(held))
 
 
-class HeldColumns:
-    """`records.Columns` for held messages.
+class HeldColumns(GetterColumns):
+    """Reads held messages.
 
     Args:
         origins: Whether the offset of a message is that at the source; else it is its position in the store.
     """
 
     def __init__(self, *, origins: bool) -> None:
-        self._origins = origins
-
-    def offsets(self, messages: Sequence[Held]) -> Iterable[int]:
-        """The offset of each message."""
-        return [held.origin for held in messages] if self._origins else [held.position for held in messages]
-
-    def timestamps(self, messages: Sequence[Held]) -> Iterable[int | None]:
-        """The timestamp of each message, None if it has none."""
-        return [held.timestamp_ms for held in messages]
-
-    def keys(self, messages: Sequence[Held]) -> Iterable[bytes | None]:
-        """The key of each message."""
-        return [held.key for held in messages]
-
-    def headers(self, messages: Sequence[Held]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message."""
-        return [unpack_headers(held.headers) for held in messages]
-
-    def values(self, messages: Sequence[Held]) -> Iterable[bytes | None]:
-        """The value of each message."""
-        return [held.value for held in messages]
-
-    def details(self, messages: Sequence[Held]) -> Iterable[Details | None]:
-        """RocketMQ's own attributes of each message, None for other brokers."""
-        return [None if attached is None else attached.details for attached in _attached_to(messages)]
+        super().__init__(
+            attrgetter("origin" if origins else "position"), attrgetter("timestamp_ms"), attrgetter("key"),
+            lambda held: unpack_headers(held.headers), attrgetter("value"), _details,
+        )  # fmt: skip
 
     def header(self, messages: Sequence[Held], name: str) -> list[Raw]:
         """The value of this header of each message; a tuple if it is repeated."""
@@ -71,6 +49,11 @@ class HeldColumns:
     def origins(self, tp: TopicPartition, messages: Sequence[Held]) -> list[Raw]:  # noqa: ARG002
         """Where each message was stored first, None if the broker does not tell."""
         return [None if attached is None else attached.origin for attached in _attached_to(messages)]
+
+
+def _details(held: Held) -> Details | None:
+    attached = unpack_attached(held.headers)
+    return None if attached is None else attached.details
 
 
 def _attached_to(messages: Sequence[Held]) -> Iterator[Attached | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sidecar.config.model import Settings
@@ -17,7 +18,7 @@ from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.parts import Batch, Intent, Part
-from sidecar.core.records import Columns, Details, Header, TopicPartition
+from sidecar.core.records import Columns, Details, GetterColumns, Header, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.runtime.build import build_reading, due_reader_of
 from sidecar.sinks.http import HttpSink
@@ -221,32 +222,11 @@ def _header(value: Any) -> bytes:
     return encoded
 
 
-class SampleColumns:
-    """Reads columns of the sample's messages."""
+class SampleColumns(GetterColumns):
+    """Reads messages of the sample."""
 
-    def offsets(self, messages: Sequence[Any]) -> Iterable[int]:
-        """See `Columns`."""
-        return [message.offset for message in messages]
-
-    def timestamps(self, messages: Sequence[Any]) -> Iterable[int | None]:
-        """See `Columns`."""
-        return [message.timestamp for message in messages]
-
-    def keys(self, messages: Sequence[Any]) -> Iterable[bytes | None]:
-        """See `Columns`."""
-        return [message.key for message in messages]
-
-    def headers(self, messages: Sequence[Any]) -> Iterable[Sequence[Header] | None]:
-        """See `Columns`."""
-        return [message.headers for message in messages]
-
-    def values(self, messages: Sequence[Any]) -> Iterable[bytes | None]:
-        """See `Columns`."""
-        return [message.value for message in messages]
-
-    def details(self, messages: Sequence[Any]) -> Iterable[Details | None]:
-        """See `Columns`."""
-        return [message.details for message in messages]
+    def __init__(self) -> None:
+        super().__init__(*map(attrgetter, ("offset", "timestamp", "key", "headers", "value", "details")))
 
     def origins(self, tp: TopicPartition, messages: Sequence[Any]) -> list[Raw]:  # noqa: ARG002
         """No message is a copy of another."""

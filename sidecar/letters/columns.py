@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import orjson
@@ -13,7 +14,7 @@ from sidecar.config.model import Settings
 from sidecar.config.tags import OFFSET_MSG_ID
 from sidecar.core.batching import UNFRAMEABLE
 from sidecar.core.messages.ids import id_reader
-from sidecar.core.records import Details, Fragment, Framer, Header, Original, TopicPartition
+from sidecar.core.records import Fragment, Framer, GetterColumns, Original, TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.runtime.dead_letters import opened
 from sidecar.state.interface import StoredLetter
@@ -44,32 +45,14 @@ def message_of(letter: StoredLetter) -> LetterMessage:
     return LetterMessage(tp, row["offset"], opened(letter.envelope))
 
 
-class LetterColumns:
-    """`records.Columns` for messages of dead letters."""
-
-    def offsets(self, messages: Sequence[LetterMessage]) -> Iterable[int]:
-        """The offset of each message."""
-        return [message.offset for message in messages]
-
-    def timestamps(self, messages: Sequence[LetterMessage]) -> Iterable[int | None]:
-        """The timestamp of each message, None if it has none."""
-        return [message.original.timestamp_ms for message in messages]
-
-    def keys(self, messages: Sequence[LetterMessage]) -> Iterable[bytes | None]:
-        """The key of each message."""
-        return [message.original.key for message in messages]
-
-    def headers(self, messages: Sequence[LetterMessage]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message."""
-        return [message.original.headers for message in messages]
-
-    def values(self, messages: Sequence[LetterMessage]) -> Iterable[bytes | None]:
-        """The value of each message."""
-        return [message.original.value for message in messages]
-
-    def details(self, messages: Sequence[LetterMessage]) -> Iterable[Details | None]:
-        """RocketMQ's own attributes of each message, None for other brokers."""
-        return [message.original.details for message in messages]
+LETTER_COLUMNS = GetterColumns(
+    attrgetter("offset"),
+    attrgetter("original.timestamp_ms"),
+    attrgetter("original.key"),
+    attrgetter("original.headers"),
+    attrgetter("original.value"),
+    attrgetter("original.details"),
+)
 
 
 def framed(framer: Framer, letters: Sequence[StoredLetter]) -> Fragment:
@@ -109,7 +92,7 @@ class LetterIds:
                 )
             self._header = field.name
         elif field is not None and dedup.remembers_ids and dedup.by != OFFSET_MSG_ID:  # it gets another
-            self._read = id_reader(field, dedup.as_, LetterColumns())
+            self._read = id_reader(field, dedup.as_, LETTER_COLUMNS)
 
     def is_duplicate(self, message: LetterMessage) -> bool:
         """Whether the daemon would drop the message: the id of a dead letter counts as settled."""

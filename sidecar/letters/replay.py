@@ -12,7 +12,7 @@ from dataclasses import replace
 from sidecar.config.model import Settings
 from sidecar.core.effects import Effect, Report, Send
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.letters.columns import LetterColumns, framed
+from sidecar.letters.columns import LETTER_COLUMNS, framed
 from sidecar.letters.pipeline import EndPart, HalvePart, ReplayPipeline
 from sidecar.letters.plan import Replayed, ReplayPlan, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
@@ -62,7 +62,7 @@ class ReceiverReplay:
         tell: Callable[[str], None],
         stack: ExitStack,
     ) -> None:
-        sink = sink_of(settings, LetterColumns())
+        sink = sink_of(settings, LETTER_COLUMNS)
         self._framer = sink.framer
         self._plan = plan
         self._rate = rate

@@ -12,7 +12,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -20,7 +19,7 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import TOKEN_BITS, Lineage
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.partition_state import PartitionState
-from sidecar.core.records import Columns, Header, Original, Run, TopicPartition
+from sidecar.core.records import Columns, GetterColumns, Header, Original, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.sources.base import Assignment, Listener, ReadPast, Tell
 from sidecar.state.offset_map import Identity, Origin, decode, encode
@@ -209,32 +208,7 @@ class SimulatedBroker:
 CLUSTER = "simulated"
 
 
-class SimulatedColumns:
-    """`records.Columns` for simulated messages."""
-
-    def offsets(self, messages: Sequence[SimulatedMessage]) -> Iterable[int]:
-        """The offset of each message."""
-        return map(attrgetter("offset"), messages)
-
-    def timestamps(self, messages: Sequence[SimulatedMessage]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
-        return map(attrgetter("timestamp_ms"), messages)
-
-    def keys(self, messages: Sequence[SimulatedMessage]) -> Iterable[bytes | None]:
-        """The key of each message."""
-        return map(attrgetter("key"), messages)
-
-    def headers(self, messages: Sequence[SimulatedMessage]) -> Iterable[Sequence[Header]]:
-        """The headers of each message."""
-        return map(attrgetter("headers"), messages)
-
-    def values(self, messages: Sequence[SimulatedMessage]) -> Iterable[bytes | None]:
-        """The value of each message."""
-        return map(attrgetter("value"), messages)
-
-    def details(self, messages: Sequence[SimulatedMessage]) -> Iterable[None]:
-        """None."""
-        return repeat(None, len(messages))
+SIMULATED_COLUMNS = GetterColumns(*map(attrgetter, ("offset", "timestamp_ms", "key", "headers", "value")))
 
 
 @dataclass(slots=True)
@@ -308,7 +282,7 @@ class SimulatedSource:
     """
 
     name = "Simulated"
-    columns: Columns = SimulatedColumns()
+    columns: Columns = SIMULATED_COLUMNS
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = 0.05
     is_emptied = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS
-from sidecar.spark.run.task import ArrowColumns, runs
+from sidecar.spark.run.task import ARROW_COLUMNS, runs
 from tests.support.spark.tasks import SCHEMA, TP, batches
 
 SIZES = [0, 10, RUN_BYTES // 3, RUN_BYTES * 2, 1, *[RUN_BYTES // RUN_ROWS + 100] * 700, *[5] * 1_300]
@@ -23,7 +23,7 @@ def test_where_a_run_ends_does_not_depend_on_the_arrow_batches() -> None:
     for rows in (1, 7, 499, 500, 501, 10_000):
         found = list(runs(batches(MESSAGES, rows), TP))
         assert [(run.first, run.last, len(run.messages)) for run in found] == wanted
-        values = [value for run in found for value in ArrowColumns().values(run.messages)]
+        values = [value for run in found for value in ARROW_COLUMNS.values(run.messages)]
         assert values == [value for _, _, value in MESSAGES]
 
 
@@ -44,5 +44,5 @@ def test_headers_come_as_they_were_sent() -> None:
             for i, pairs in enumerate(headers)
         ]
         (run,) = runs([pa.RecordBatch.from_pylist(rows, SCHEMA)], TP)
-        found = ArrowColumns().headers(run.messages)
+        found = ARROW_COLUMNS.headers(run.messages)
         assert [list(one or ()) for one in found] == [list(one or ()) for one in headers]

@@ -12,7 +12,7 @@ from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import latest_batch, open_checkpoint
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.task import ArrowColumns, runs
+from sidecar.spark.run.task import ARROW_COLUMNS, runs
 from sidecar.spark.run.writer import RangeWriter, TaskReport
 from sidecar.state.store import Store
 from tests.support.landing import Disk, ProcessDied, disk
@@ -43,7 +43,7 @@ def live(settings: Settings, root: Path, state: Store) -> RunProgress:
         again = batch == latest_batch(query, "offsets")
         begin(query, batch, "offsets")
         task = Task(TP, checkpoint.scope("id"), checkpoint.ids_scope("id"), batch, str(int(again)), again)
-        outcome = deliver(plan, task, ArrowColumns(), runs(batches(messages(batch)), TP))
+        outcome = deliver(plan, task, ARROW_COLUMNS, runs(batches(messages(batch)), TP))
         writer.commit([TaskReport(outcome)], batch)
         begin(query, batch, "commits")
         progress.heard([{"batchId": batch, "sources": [], "observedMetrics": {"sidecar_ranges": {"rows": 1}}}])

@@ -13,7 +13,7 @@ import pytest
 from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder, TaskNotes
 from sidecar.spark.run.outcome import letters_in
-from sidecar.spark.run.task import ArrowColumns, runs
+from sidecar.spark.run.task import ARROW_COLUMNS, runs
 from tests.support.receiver import Receiver
 from tests.support.spark.tasks import TP, Message, batches, make_settings, plan_of, run_task
 
@@ -164,5 +164,5 @@ def test_the_end_of_a_task_removes_what_an_attempt_that_died_told(
     for name in ("orders-3", "orders-3-twins"):
         folder.notes.put(name, "group t fails for 9 s")
     task = Task(TP, "5c09e5c0", "1d5c09e0", 0, "1", again=True, letters=tmp_path / "letters" if twins else None)
-    deliver(plan_of(make_settings(receiver.url), tmp_path), task, ArrowColumns(), runs(batches([(1, "t", b"x")]), TP))
+    deliver(plan_of(make_settings(receiver.url), tmp_path), task, ARROW_COLUMNS, runs(batches([(1, "t", b"x")]), TP))
     assert list(folder.notes.all()) == ["orders-3" if twins else "orders-3-twins"]

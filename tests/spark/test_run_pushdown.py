@@ -10,7 +10,7 @@ import pytest
 from sidecar.config.tags import Tags
 from sidecar.core.records import TopicPartition
 from sidecar.spark.run.pushdown import prefilter
-from sidecar.spark.run.task import ArrowColumns, MessageRow
+from sidecar.spark.run.task import ARROW_COLUMNS, MessageRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def test_native_expressions_drop_nothing_that_is_wanted(spark: SparkSession, pla
     for one in SETTINGS:
         tags = Tags.model_validate({"from": place, **one})
         assert tags.field is not None
-        raws = tags.field.reader(ArrowColumns())(tp, messages)
+        raws = tags.field.reader(ARROW_COLUMNS)(tp, messages)
         groups = tags.filter().groups
         wanted = {offset for (offset, *_), raw in zip(messages, raws, strict=True) if groups[raw] is not None}
         condition = prefilter(tags)

@@ -26,7 +26,7 @@ IMPURE = {
     "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl",
     "subprocess", "sys", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
-OF_OTHERS = {"numpy", "orjson", "pyroaring", "xxhash"}
+OF_OTHERS = {"numpy", "orjson", "pyroaring", "typing_extensions", "xxhash"}
 """Packages that the core may import."""
 BUILTINS_OF_THE_SHELL = {"open", "print", "input", "__import__", "exec", "eval"}
 MAP, FLOORS_OF_THE_CORE = (

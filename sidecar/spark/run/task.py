@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from sidecar.core.records import Header, Run, TopicPartition
+from sidecar.core.records import GetterColumns, Header, Run, TopicPartition
 from sidecar.spark.ranges.broker import RangeMessages, patiently
 from sidecar.spark.ranges.gathering import RUN_BYTES, gather
 from sidecar.spark.ranges.rows import LaneRows, MessageRows, Sieve
@@ -149,7 +149,7 @@ def opened(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> TaskRange | None
         return None
     tp = place_of(first)
     if "end" not in first.schema.names:  # rows of Spark's connector
-        found = RangeMessages(ArrowColumns(), runs(chain([first], batches), tp), None)
+        found = RangeMessages(ARROW_COLUMNS, runs(chain([first], batches), tp), None)
         return _place(plan, batch, folder, Range(tp.topic, tp.partition, 0, 0), found)
     (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
     return _place(plan, batch, folder, Range(**row))
@@ -204,32 +204,8 @@ MessageRow = tuple[int, int | None, bytes | None, Sequence[Header] | None, bytes
 _MESSAGE_FIELDS = ("offset", "timestamp_ms", "key", "headers", "value")
 
 
-class ArrowColumns:
-    """`records.Columns` over `MessageRow`s: one C loop per column."""
-
-    def offsets(self, messages: Sequence[MessageRow]) -> Iterable[int]:
-        """The offset of each message."""
-        return map(itemgetter(0), messages)
-
-    def timestamps(self, messages: Sequence[MessageRow]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
-        return map(itemgetter(1), messages)
-
-    def keys(self, messages: Sequence[MessageRow]) -> Iterable[bytes | None]:
-        """The key of each message, None stays None."""
-        return map(itemgetter(2), messages)
-
-    def headers(self, messages: Sequence[MessageRow]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message in their order, None if there are none."""
-        return map(itemgetter(3), messages)
-
-    def values(self, messages: Sequence[MessageRow]) -> Iterable[bytes | None]:
-        """The value of each message, None stays None."""
-        return map(itemgetter(4), messages)
-
-    def details(self, messages: Sequence[MessageRow]) -> Iterable[None]:
-        """None."""
-        return repeat(None, len(messages))
+ARROW_COLUMNS = GetterColumns(*map(itemgetter, range(len(_MESSAGE_FIELDS))))
+"""Reads `MessageRow`s."""
 
 
 def place_of(batch: pa.RecordBatch) -> TopicPartition:

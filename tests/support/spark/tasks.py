@@ -19,7 +19,7 @@ from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.task import ArrowColumns, runs
+from sidecar.spark.run.task import ARROW_COLUMNS, runs
 from sidecar.state.interface import State
 
 TP = TopicPartition("orders", 3)
@@ -109,4 +109,4 @@ def run_task(
 ) -> Outcome:
     """Deliver a range as a task would."""
     task = Task(TP, "5c09e5c0", "1d5c09e0", batch, str(attempt), again=attempt > 0)
-    return deliver(plan_of(settings, folder), task, ArrowColumns(), runs(batches(messages, rows), TP))
+    return deliver(plan_of(settings, folder), task, ARROW_COLUMNS, runs(batches(messages, rows), TP))

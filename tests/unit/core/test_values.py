@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 
 from sidecar.core.books import GROUPS_MAX, OTHER, Books, Tally
 from sidecar.core.parts import Batch, Intent, Part
-from sidecar.core.records import Fragment, TopicPartition, group_label
+from sidecar.core.records import Details, Fragment, GetterColumns, TopicPartition, group_label
 
 TP = TopicPartition("orders", 3)
 
@@ -96,3 +97,16 @@ def test_tally_is_bounded() -> None:
     assert len(counts) == GROUPS_MAX + 2
     assert sum(counts.values()) == GROUPS_MAX + 54
     assert (counts["g0", "ack"], counts["g0", "retry"], counts[OTHER, "ack"]) == (3, 1, 51)
+
+
+def test_columns_are_read_by_a_function_for_each_attribute() -> None:
+    """Without a function for details, a broker has none."""
+    messages = [(7, 1, b"k", [("h", b"1")], b"v", Details(None, "id", (), 0)), (8, None, None, None, None, None)]
+    first = GetterColumns(*map(itemgetter, range(5)))
+    assert [*first.offsets(messages)] == [7, 8]
+    assert [*first.timestamps(messages)] == [1, None]
+    assert [*first.keys(messages)] == [b"k", None]
+    assert [*first.headers(messages)] == [[("h", b"1")], None]
+    assert [*first.values(messages)] == [b"v", None]
+    assert [*first.details(messages)] == [None, None]
+    assert [*GetterColumns(*map(itemgetter, range(6))).details(messages)] == [messages[0][5], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
 from xxhash import xxh3_128_digest
@@ -11,7 +11,7 @@ from xxhash import xxh3_128_digest
 from sidecar.core.messages.fields import Raw, header_column
 from sidecar.core.messages.tags import Memo
 from sidecar.core.partition_state import lane_key
-from sidecar.core.records import Details, Header, TopicPartition
+from sidecar.core.records import Details, GetterColumns, TopicPartition
 from sidecar.sources.context import GroupsOf
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.wire.ids import offset_id
@@ -93,24 +93,14 @@ def _origin(handed: HandedMessage) -> bytes:
     return offset_id(named.get("ORIGIN_MESSAGE_ID") or b"") or bytes.fromhex(handed.offset_message_id)
 
 
-class LeasedColumns:
-    """`records.Columns` for taken messages; offsets are Sidecar's own numbers, properties are headers."""
+class LeasedColumns(GetterColumns):
+    """Reads taken messages: offsets are Sidecar's own numbers, properties are headers, the joined keys are the key."""
 
-    def offsets(self, messages: Sequence[LeasedMessage]) -> Iterable[int]:
-        """The number of each message."""
-        return map(attrgetter("number"), messages)
-
-    def timestamps(self, messages: Sequence[LeasedMessage]) -> Iterable[int | None]:
-        """Time at which each message was produced."""
-        return map(attrgetter("handed.born_ms"), messages)
-
-    def keys(self, messages: Sequence[LeasedMessage]) -> Iterable[bytes | None]:
-        """The keys of each message, joined."""
-        return map(key_of, messages)
-
-    def headers(self, messages: Sequence[LeasedMessage]) -> Iterable[Sequence[Header] | None]:
-        """The properties of each message."""
-        return map(attrgetter("handed.properties"), messages)
+    def __init__(self) -> None:
+        super().__init__(
+            attrgetter("number"), attrgetter("handed.born_ms"), key_of,
+            attrgetter("handed.properties"), attrgetter("handed.body"), details_of,
+        )  # fmt: skip
 
     def header(self, messages: Sequence[LeasedMessage], name: str) -> list[Raw]:
         """The value of this property of each message; the tag is known without a search."""
@@ -121,11 +111,3 @@ class LeasedColumns:
     def origins(self, _: TopicPartition, messages: Sequence[LeasedMessage]) -> list[Raw]:
         """Broker and commit-log offset of each message; for the retry topic, those of its origin."""
         return [_origin(message.handed) for message in messages]
-
-    def values(self, messages: Sequence[LeasedMessage]) -> Iterable[bytes | None]:
-        """The body of each message."""
-        return map(attrgetter("handed.body"), messages)
-
-    def details(self, messages: Sequence[LeasedMessage]) -> Iterable[Details | None]:
-        """Ids, keys, place, and the number of earlier deliveries of each message."""
-        return map(details_of, messages)

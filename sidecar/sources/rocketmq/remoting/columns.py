@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
 from sidecar.core.messages.fields import Raw
-from sidecar.core.records import Details, Header, TopicPartition
+from sidecar.core.records import Details, GetterColumns, TopicPartition
 from sidecar.sources.rocketmq.wire.ids import offset_id
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, properties, property_of
 from sidecar.sources.rocketmq.wire.requests import RETRY
 
-_OFFSET, _BODY, _PROPERTIES, _BORN = map(itemgetter, range(4))
+_OFFSET, _BODY, _, _BORN = map(itemgetter, range(4))
 _KEYS, _ID, _ORIGIN = map(property_of, ("KEYS", "UNIQ_KEY", "ORIGIN_MESSAGE_ID"))
 
 
-class RocketMqColumns:
-    """`records.Columns` for stored messages; properties are headers, the joined keys are the key."""
+class RocketMqColumns(GetterColumns):
+    """Reads stored messages: properties are headers, the joined keys are the key."""
 
-    def offsets(self, messages: Sequence[StoredMessage]) -> Iterable[int]:
-        """The offset of each message in its queue."""
-        return map(_OFFSET, messages)
-
-    def timestamps(self, messages: Sequence[StoredMessage]) -> Iterable[int | None]:
-        """Time at which each message was produced."""
-        return map(_BORN, messages)
-
-    def keys(self, messages: Sequence[StoredMessage]) -> Iterable[bytes | None]:
-        """The property KEYS of each message."""
-        for message in messages:
-            match = _KEYS.search(message.properties)
-            yield match[1] if match else None
-
-    def headers(self, messages: Sequence[StoredMessage]) -> Iterable[Sequence[Header] | None]:
-        """The properties of each message."""
-        return [properties(stored) for stored in map(_PROPERTIES, messages)]
+    def __init__(self) -> None:
+        super().__init__(_OFFSET, _BORN, _key, lambda stored: properties(stored.properties), _BODY, details_of)
 
     def header(self, messages: Sequence[StoredMessage], name: str) -> list[Raw]:
         """One property of each message: takes 0.2 us, while reading all of them takes 1.3."""
@@ -48,13 +33,10 @@ class RocketMqColumns:
             return list(own)
         return [_origin(message.properties) or id_ for message, id_ in zip(messages, own, strict=True)]
 
-    def values(self, messages: Sequence[StoredMessage]) -> Iterable[bytes | None]:
-        """The body of each message."""
-        return map(_BODY, messages)
 
-    def details(self, messages: Sequence[StoredMessage]) -> Iterable[Details | None]:
-        """Ids, keys, and the number of times each message was handed back."""
-        return map(details_of, messages)
+def _key(message: StoredMessage) -> bytes | None:
+    match = _KEYS.search(message.properties)
+    return match[1] if match else None
 
 
 def _origin(stored: bytes) -> bytes | None:

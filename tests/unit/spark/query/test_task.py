@@ -16,7 +16,7 @@ from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import _again, read_span
 from sidecar.spark.ranges.broker import ExpiredError, OnGap
-from sidecar.spark.run.task import ArrowColumns
+from sidecar.spark.run.task import ARROW_COLUMNS
 
 QUERY: Final = parse_options(
     "kafka", {"bootstrap_servers": "localhost:1", "topics": "orders", "lane": "off"}, stream=None
@@ -26,7 +26,7 @@ QUERY: Final = parse_options(
 def read(planned: str, found: str) -> list[pa.RecordBatch]:
     """Read a range without messages that was planned with a topic id while the broker has another one."""
     broker: Any = SimpleNamespace(
-        columns=ArrowColumns, messages=lambda *_: iter(()), lane=lambda: None, topic_id=lambda _: found
+        columns=lambda: ARROW_COLUMNS, messages=lambda *_: iter(()), lane=lambda: None, topic_id=lambda _: found
     )
     return list(
         read_span(replace(QUERY, broker=broker), Span(TopicPartition("orders", 0), planned, 0, 10, is_first=True), None)
