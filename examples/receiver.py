@@ -36,7 +36,7 @@ def origin(row: bytes) -> tuple[str | None, int | None, int | None]:
 class Handler(BaseHTTPRequestHandler):  # noqa: D101
     protocol_version = "HTTP/1.1"  # keeps connections open
 
-    def do_POST(self) -> None:  # noqa: D102
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers["Content-Encoding"] == "gzip":
             body = zlib.decompressobj(wbits=31).decompress(body, BODY_MAX_BYTES + 1)

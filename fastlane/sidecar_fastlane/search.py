@@ -15,11 +15,11 @@ class SortedRun(Protocol):
     """Arrays of numpy: rising keys of 64 bits, an index of 32 bits, and a filter of bits."""
 
     @property
-    def keys(self) -> Any: ...  # noqa: D102
+    def keys(self) -> Any: ...
     @property
-    def index(self) -> Any: ...  # noqa: D102
+    def index(self) -> Any: ...
     @property
-    def filter(self) -> Any: ...  # noqa: D102
+    def filter(self) -> Any: ...
 
 
 class _Run(ct.Structure):

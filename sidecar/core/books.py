@@ -49,7 +49,7 @@ GROUPS_MAX = 200
 """Maximum number of groups with their own counts."""
 OTHER = "other"
 LOOKS = ("mask", "look")
-"""What refuses messages by their tags: the mask, and the exact look behind it."""
+"""The steps that refuse messages by their tags: the mask, and the exact look behind it."""
 Counts: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 
 
@@ -227,7 +227,7 @@ class DeliveryCounts(NamedTuple):
     messages: Mapping[str, int] = {}
     """In batches that were accepted as a whole."""
     nbytes: Mapping[str, int] = {}
-    """Of their bodies, before compression."""
+    """Size of their bodies, before compression."""
     ages: Distribution = Histogram(AGE_BOUNDS).read()
     batch_messages: Distribution = Histogram(MESSAGES_BOUNDS).read()
     batch_bytes: Distribution = Histogram(BYTES_BOUNDS).read()

@@ -29,7 +29,7 @@ class ClaimState(enum.IntEnum):
 
 
 ENDS = {"delivered": ClaimState.SUCCESS, "dead_lettered": ClaimState.ERROR}
-"""The states that the ledger is told by outcome; a duplicate's entry is its twin's."""
+"""Ledger states by outcome; a duplicate's entry is its twin's."""
 
 
 class Want(NamedTuple):

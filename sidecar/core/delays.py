@@ -148,7 +148,7 @@ def commit_may_go_on(*, is_all_held: bool, is_all_cancelled: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoreTakeover:
-    """What counts of a store that a new owner of the partition has on its disk."""
+    """Which messages count in the store that a new owner of the partition has on its disk."""
 
     keeps_below: int | None = None
     """Held messages from this offset on are dropped, since they are read and put again."""
@@ -173,11 +173,10 @@ def offset_kept_below(state: PartitionState, held_below: int | None) -> int:
 def takeover_of(
     state: PartitionState, store: int, *, is_same_incarnation: bool, is_same_topic: bool, held_below: int | None
 ) -> StoreTakeover:
-    """What counts of a store.
+    """Decide which messages of a store count.
 
     Args:
-        state: The partition's state, from which its new owner goes on.
-        store: The identity of the store.
+        state: The partition's state, from which its new owner continues.
         is_same_incarnation: Whether the store's messages have offsets of this incarnation.
         is_same_topic: Whether they come from this topic, if it was not recreated.
         held_below: The offset below which messages stay, if owners hand on nothing but the offset.
@@ -217,10 +216,10 @@ def is_outdated(state: PartitionState, store: int, last_named: int) -> bool:
 
 
 class Turn(Enum):
-    """What is to be done about a search, a request or a change."""
+    """The decision about a search, a request or a change."""
 
     DROP = auto()
-    """The partition was lost; whoever has it reads the canceller again, or is to be asked."""
+    """The partition was lost: its new owner reads the canceller again, or is the one to ask."""
     WAIT = auto()
     GO_ON = auto()
 
@@ -235,11 +234,11 @@ def changeable_from(seen: int | None) -> int:
 
 
 def turn_of_search(*, is_expected: bool, has_store: bool) -> Turn:
-    """What a canceller leads to.
+    """Decide about the search for the messages that a canceller names.
 
     Args:
         is_expected: Whether the ownership that read the canceller lasts.
-        has_store: Whether the core has the partition of the store: else it is not known what was read out.
+        has_store: Whether the core has the partition of the store; if not, it is unknown which messages were read out.
     """
     if not is_expected:
         return Turn.DROP
@@ -247,7 +246,7 @@ def turn_of_search(*, is_expected: bool, has_store: bool) -> Turn:
 
 
 def turn_of_request(*, is_owned: bool, is_loading: bool, has_store: bool, is_behind: bool) -> Turn:
-    """What an operator's request leads to.
+    """Decide about an operator's request.
 
     Args:
         is_owned: Whether the core has the partition.
@@ -263,7 +262,7 @@ def turn_of_request(*, is_owned: bool, is_loading: bool, has_store: bool, is_beh
 
 
 def turn_of_change(*, is_owned: bool, is_proved: bool) -> Turn:
-    """What a durable change leads to: it is final once a commit that began later has proved the ownership."""
+    """Decide about a durable change: it is final once a commit that began later has proved the ownership."""
     if not is_owned:
         return Turn.DROP
     return Turn.GO_ON if is_proved else Turn.WAIT

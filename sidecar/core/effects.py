@@ -77,7 +77,7 @@ class HoldUntilDue:
     messages: Sequence[Message]
     due_ms: Sequence[int]
     tags: Sequence[bytes]
-    """See `core.messages.tag_index`."""
+    """Entries of `core.messages.tag_index`, one for each message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class CancelHeld:
 
     tp: TopicPartition
     token: int
-    """See `HoldUntilDue`."""
+    """As in `HoldUntilDue`."""
     names: Mapping[bytes, int]
     """By name, the offset below which messages with that name are cancelled."""
 

@@ -179,12 +179,12 @@ def recall(
     if memory is None or (whose is Basis.BROKER and not cut and memory.known_below <= state.seen):
         return Recalled(state, whose, 0 if cut else state.seen, cut)
     agreed = _agreed(memory, log)
-    if committed is None:  # the topic is the same: what retention and compaction took tells no other log
+    if committed is None:  # the topic is the same: messages missing after retention or compaction prove no other log
         agreed = -1 if agreed is None and cut else agreed
     elif agreed is None:
         return Recalled(state, whose, 0, cut, compared=True)
     # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted. Nor is
-    # any name, though it differ beyond all that the states tell of: there it was read and sent before a rewind.
+    # any name, even if the logs differ beyond all that the states show: there it was read and sent before a rewind.
     if agreed is not None and (cut or agreed < memory.fingerprints[-1].offset):
         start = min(max(state.watermark, memory.state.watermark), agreed + 1)
         return Recalled(PartitionState(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
@@ -227,7 +227,7 @@ def _forked(committed: Committed, memory: Remembered) -> bool:
 
 
 def _agreed(memory: Remembered, log: ComparedLog) -> int | None:
-    """See `Recalled`. Messages deleted by retention prove nothing; messages missing at the end are a difference."""
+    """`Recalled.agreed`: messages deleted by retention prove nothing; messages missing at the end are a difference."""
     compared = False
     for mark in reversed(memory.fingerprints):
         if mark.offset < log.low:

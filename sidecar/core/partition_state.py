@@ -56,21 +56,21 @@ class Other(NamedTuple):
     seen: int
     """The offset from which a later owner read."""
     parked: int = 0
-    """See `PartitionState.parked`, as the later owner found it."""
+    """`PartitionState.parked` as the later owner found it."""
 
 
 class Stores(NamedTuple):
     """The stores of delayed messages that owners of a partition had on their disks, by the identity of each."""
 
     own: int = 0
-    """That of the owner of this state; 0 if it has none."""
+    """Id of the current owner's store; 0 if there is none."""
     others: tuple[Other, ...] = ()
-    """Those of earlier owners, oldest first."""
+    """Stores of earlier owners, oldest first."""
     epoch: int = 0
-    """That of the owner in a store which owners share, see `delay.changelog.takeover`; 0 in any other."""
+    """Epoch of the owner if owners share the store, see `delay.changelog.takeover`; otherwise 0."""
 
     def taken_by(self, store: int, state: PartitionState, epoch: int = 0) -> Stores:
-        """The stores once an owner with this store takes the partition, and goes on from this state."""
+        """The stores once an owner with this store takes the partition, and continues from this state."""
         others = [other for other in self.others if other.store != store]
         if self.own not in (0, store):
             rest = (other for other in others if other.store != self.own)

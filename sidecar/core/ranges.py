@@ -6,9 +6,9 @@ Therefore there is no linger, no cut for a free sender and no cut by current mem
 because it is as durable as the range. Only the halving of a refused part is an event, and the halves are stored before
 they are sent.
 
-With a ledger, it is the ledger that tells which rows of a part go out under which name: it gives each attempt the same
-answer for what was claimed, and has the halves. Rows that twins hold leave the range (`carried`): nothing waits here
-for a message of another range.
+With a ledger, the ledger decides which rows of a part go out under which name: it gives each attempt the same answer
+for claimed rows, and has the halves. Rows that twins hold leave the range (`carried`): nothing waits here for a message
+of another range.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class _GroupRows(Protocol):
 
 
 class _SortedRows(Protocol):
-    """What became of the messages of a run."""
+    """The outcome of a run's messages."""
 
     @property
     def rows(self) -> Sequence[_GroupRows]: ...
@@ -305,7 +305,6 @@ class Parked(NamedTuple):
     first: int
     last: int
     offsets: BitMap64
-    """Those of its messages."""
     nbytes: int
     """Size of its rows in a body."""
     attempts: int

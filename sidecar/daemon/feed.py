@@ -48,7 +48,7 @@ class Feed:
         self._takeovers = delays.takeovers
         self._has_ledger = has_ledger
         self._paused: frozenset[TopicPartition] = frozenset()
-        """What the core wants paused."""
+        """Partitions that the core wants paused."""
 
     def take(self, assignments: Sequence[Assignment]) -> None:
         """Take assigned partitions: the core gets them at once, or when their ids are loaded."""

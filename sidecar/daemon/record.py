@@ -34,7 +34,7 @@ class CommitRecord:
         self._since_s: dict[TopicPartition, float] = {}
         """Partitions whose commit was requested and is not acknowledged, with the time; a retry does not reset it."""
         self._failed: set[str] = set()
-        """Log events that were told of, since all was well."""
+        """Kinds of failures that were logged since all was well."""
         self._step = COMMIT
         """The step of a commit that began last."""
         self._cause: tuple[str, str, str] | None = None
@@ -109,7 +109,7 @@ class LoopRecord:
         self.snapshots: Counter[str] = Counter()
         self.send_seconds = Histogram(SECONDS_BOUNDS)
         self.waits_for = "the broker"
-        """What the start waits for; empty once it is over."""
+        """The step that the start waits for; empty once it is over."""
         self._assigned = False
         self._snapshot_failed = ""
         self._damaged: tuple[float, str] | None = None

@@ -72,19 +72,19 @@ class ConfigReload:
         self._is_loading = is_loading
         self._inbox = queue.SimpleQueue[Read]()
         self._waiting: SettingsChanges | None = None
-        """What is to apply when all is quiet."""
+        """The changes to apply once nothing is open."""
         self._unproved: dict[TopicPartition, Barrier] = {}
-        """Partitions that were not committed yet since it applies."""
+        """Partitions not yet committed since the changes apply."""
         self._until_s = self._again_s = 0.0
 
     # Any thread
 
     def begin(self) -> None:
-        """Read the file; what applies of it does so soon."""
+        """Read the file; the changes that may apply do so soon."""
         threads.start(self._read, "reload")
 
     def ask(self, name: str, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the file, and wait until what applies at once does so.
+        """Read the file, and wait until the changes that apply at once do so.
 
         Raises:
             ValueError: There is no such request.

@@ -37,7 +37,7 @@ class Signals:
         self._changed = True
 
     def reload_asked(self) -> bool:
-        """Whether to read the configuration again; each request is told once."""
+        """Whether to read the configuration again; each request is reported once."""
         changed, self._changed = self._changed, False
         return changed
 

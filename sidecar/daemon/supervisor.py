@@ -69,7 +69,7 @@ class Effects:
         self._feed = feed
         self._listener = listener
         self.letters_tap: Callable[[Sequence[DeadLetter]], None] | None = None
-        """Is shown dead letters; None as long as nobody looks."""
+        """Called with dead letters while a tap is open."""
 
     def perform(self, effect: Effect) -> None:
         """Perform an effect, or begin to: its end goes to the inbox."""

@@ -15,7 +15,7 @@ from sidecar.delay.replay import PARTITION
 from sidecar.state.folder import StateFolder
 
 RECORD_BYTES_MAX = 8 << 20
-"""What is put without a sync is written to the log when it takes so much memory."""
+"""Memory of puts without a sync at which they are written to the log."""
 
 
 class Adoption:

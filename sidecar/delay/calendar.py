@@ -44,7 +44,7 @@ class Calendar(Hours):
         folder: Has the files; it exists.
         known: What an earlier process knew of the files, by hour; other files are removed. None: all files count.
         mark: The highest position that an earlier process took; no message is put at or below it.
-        damages: Gets what cannot be read any more.
+        damages: Gets what can no longer be read.
 
     Raises:
         OSError: The folder cannot be read or changed.
@@ -75,7 +75,7 @@ class Calendar(Hours):
             self._restore_from(path)
 
     def _found(self, folder: Path) -> dict[int, Known]:
-        """What the files themselves tell. An hour that was being rewritten has two: one of them is read like a log."""
+        """Read the files themselves. An hour that was being rewritten has two: one of them is read like a log."""
         known: dict[int, Known] = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             hour, salt = named_by(path) or (0, 0)
@@ -310,7 +310,7 @@ class Calendar(Hours):
 
 
 def _known_of(path: Path, salt: int) -> Known:
-    """What a file itself tells: all that is settled is forgotten.
+    """Read a file itself: which messages are settled is forgotten.
 
     Raises:
         OSError: It cannot be read.

@@ -12,7 +12,7 @@ from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpac
 
 
 def packed_headers(columns: Columns, tp: TopicPartition, messages: Sequence[Message]) -> list[bytes]:
-    """What a store keeps as the headers of a source's messages: with all that RocketMQ attaches to them."""
+    """Pack the headers of a source's messages for a store, with all that RocketMQ attaches to them."""
     headers = columns.headers(messages)
     if not isinstance(columns, OriginColumns):
         return [pack_headers(each) if each else b"" for each in headers]
@@ -47,7 +47,7 @@ class HeldColumns(GetterColumns):
         return header_column(self, messages, name)
 
     def origins(self, tp: TopicPartition, messages: Sequence[Held]) -> list[Raw]:  # noqa: ARG002
-        """Where each message was stored first, None if the broker does not tell."""
+        """Where each message was stored first, None if the broker does not report it."""
         return [None if attached is None else attached.origin for attached in _attached_to(messages)]
 
 
@@ -102,7 +102,7 @@ class BothColumns:
         return header_column(columns, messages, name)
 
     def origins(self, tp: TopicPartition, messages: Sequence[Message]) -> list[Raw]:
-        """Where each message was stored first; only if the source's columns tell."""
+        """Where each message was stored first; only if the source's columns have it."""
         columns = self._of(messages)
         assert isinstance(columns, OriginColumns)
         return columns.origins(tp, messages)

@@ -20,7 +20,7 @@ _ID, _ORIGIN, _KEY = "", "origin", "key"
 
 
 class Attached(NamedTuple):
-    """What RocketMQ attaches to a message."""
+    """Attributes that RocketMQ attaches to a message."""
 
     details: Details
     """Without a place and an identity: only messages with a lasting place are held."""
@@ -64,7 +64,7 @@ def unpack_headers(raw: bytes) -> tuple[Header, ...]:
 
 
 def unpack_attached(raw: bytes) -> Attached | None:
-    """What RocketMQ attached to the message; None for other brokers.
+    """The attributes that RocketMQ attached to the message; None for other brokers.
 
     Raises:
         StateError: The bytes are something else.

@@ -27,7 +27,7 @@ class StorePlace(NamedTuple):
     scope: str
     """The identity of the partition's positions."""
     epoch: int = 0
-    """That of the ownership, see `delay.changelog.takeover`; 0 if only this host has the store."""
+    """Epoch of the ownership, see `delay.changelog.takeover`; 0 if only this host has the store."""
 
 
 class Job(Protocol):
@@ -57,7 +57,7 @@ class StoreWrites(Protocol):
 
     @property
     def broken(self) -> OSError | None:
-        """Why what was written last cannot be made durable any more; None if it can."""
+        """Why what was written last can no longer be made durable; None if it can."""
         ...
 
     def poll(self) -> None:
@@ -81,7 +81,7 @@ class StoreWrites(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make all changes durable now; a job that is under way does nothing any more.
+        """Make all changes durable now; a job that is under way no longer does anything.
 
         Raises:
             StateError: It failed.
@@ -90,7 +90,7 @@ class StoreWrites(Protocol):
 
 
 class ReadStore(Protocol):
-    """What can be asked of a store. It changes nothing."""
+    """Read access to a store."""
 
     def disk_bytes(self) -> int:
         """Size of its files."""
@@ -101,7 +101,7 @@ class ReadStore(Protocol):
         ...
 
     def state(self, number: int) -> bytes | None:
-        """What `keep` was given last."""
+        """The last state given to `keep`."""
         ...
 
     def hours(self) -> Mapping[int, int]:
@@ -152,7 +152,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
 
     @property
     def damages(self) -> Sequence[FileDamage]:
-        """What could not be read any more, since the start."""
+        """Damage found since the start."""
         ...
 
     def number(self, name: bytes) -> int:
@@ -211,7 +211,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def forget(self, number: int, position: int) -> None:
-        """A message that was cancelled is ended for all owners to come."""
+        """Make a cancellation final for all later owners."""
         ...
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
@@ -253,11 +253,11 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def committed(self, number: int, watermark: int) -> None:
-        """The state with this watermark counts from now on, whoever owns the partition."""
+        """Note that the state with this watermark now counts for all owners."""
         ...
 
     def leave(self, number: int) -> None:
-        """The partition is not owned any more."""
+        """Note that the partition is no longer owned."""
         ...
 
     def floor(self, number: int, origin: int) -> None:

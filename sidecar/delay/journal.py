@@ -18,7 +18,7 @@ ASKED_BYTES_MAX = 4 * WAL_BYTES_MAX
 
 
 class SyncJob:
-    """What a thread has to do that may wait for the disk.
+    """Work for a thread that may wait for the disk.
 
     Args:
         saving: Its files are made durable next.
@@ -32,7 +32,7 @@ class SyncJob:
         self.logs = list(logs)
         self.paths = list(saving.paths) if saving is not None else []
         self.is_logged = self.is_filed = self.is_saved = False
-        """What is done: the logs, the files, the checkpoint."""
+        """Which steps are done: the logs, the files, the checkpoint."""
         self.log: Wal | None = None
         """The log that was begun."""
         self.error: OSError | None = None
@@ -135,7 +135,7 @@ class StoreJournal:
         self._folder, self._number, self._lanes, self._snapshot = folder, number, lanes, snapshot
         self.progress = JournalProgress()
         self.record = Record()
-        """What the log does not have yet."""
+        """Changes that are not in the log yet."""
         self._log = Wal(folder, number)
         self._logs = [self._log]
         """The logs that were written since they were made durable."""
@@ -179,13 +179,13 @@ class StoreJournal:
 
     @property
     def has_work(self) -> bool:
-        """Whether `begin` would go on with a checkpoint, or begin one, though nothing was changed."""
+        """Whether `begin` would continue or begin a checkpoint though nothing was changed."""
         if self._saving is not None:
             return self.asked is None
         return self._next is not None or self._is_full()
 
     def write(self) -> None:
-        """Write what the log does not have yet.
+        """Write the changes that are not in the log yet.
 
         Raises:
             OSError: The disk cannot be written; the next call tries again.
@@ -209,7 +209,7 @@ class StoreJournal:
             self._saving.step(self._lanes)
 
     def begin(self, *, ends: bool = False) -> SyncJob | None:
-        """What is to be done so that all changes are durable; None if there is nothing, or a job was not ended.
+        """Return a job that makes all changes durable; None if there is nothing to do, or a job was not ended.
 
         Args:
             ends: Whether a log that is not full is followed by another one, too.

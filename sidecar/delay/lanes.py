@@ -27,24 +27,24 @@ _SEQUENCES = (1 << SEQUENCE_BITS) - 1
 
 
 class Filed:
-    """Tells whether a file has a message of a log: it was appended there after the log began.
+    """Decides whether a file has a message of a log: it was appended there after the log began.
 
     Args:
-        known: What counts of the files, by hour.
+        known: The part of the files that counts, by hour.
     """
 
     def __init__(self, known: Mapping[int, Known]) -> None:
         self._sequences = {hour: of_file.sequence for hour, of_file in known.items() if of_file.messages}
         self._keys: dict[int, Positions] = {}
-        """By hour, what stands for the messages of its file, in order; looked for only where nothing else tells."""
+        """By hour, the sorted keys of its file's messages; read only where sequence numbers do not decide."""
 
     def has(
         self, file: HourFile, partitions: Partitions, positions: Positions, *, is_adopted: bool
     ) -> NDArray[np.bool_]:
         """Whether the file has each of these messages.
 
-        An hour gives sequence numbers out in their order, so the file's last one tells. Numbers that count within their
-        second tell nothing, nor do those of messages that were adopted: another host gave them out.
+        An hour gives sequence numbers out in their order, so the file's last one decides. Numbers that count within
+        their second prove nothing, nor do those of messages that were adopted: another host gave them out.
 
         Raises:
             OSError: The file cannot be read.
@@ -67,7 +67,7 @@ class Filed:
 _CHUNK = 256
 """Messages that leave a wheel at once."""
 _FLUSH_BYTES, _FLUSH_FILES = 2 << 20, 32
-"""What `flush_some` appends at once, about."""
+"""Approximate limits of what `flush_some` appends at once."""
 
 
 class PartitionReaders(Hours):
@@ -75,10 +75,10 @@ class PartitionReaders(Hours):
 
     Args:
         folder: Has the files; it exists.
-        known: What counts of the files, by hour.
+        known: The part of the files that counts, by hour.
         mark: No message is put at or below it.
         left: By hour and partition, the number of messages that are not ended; no zeros.
-        damages: Gets what cannot be read any more.
+        damages: Gets what can no longer be read.
 
     Raises:
         OSError: The folder cannot be read or changed.
@@ -184,11 +184,11 @@ class PartitionReaders(Hours):
                 self.left.add(int(number), each.hour, int(count))
 
     def settle(self, cancelled: Iterable[tuple[int, int]], moved: Collection[int]) -> None:
-        """Count anew after messages were restored.
+        """Count again after messages were restored.
 
         Args:
             cancelled: Partitions and positions of messages that were cancelled.
-            moved: Partitions whose watermark is another one.
+            moved: Partitions whose watermark has changed.
 
         Raises:
             OSError: The file of an hour cannot be read.
@@ -379,7 +379,6 @@ class PartitionReaders(Hours):
         return found[:limit]
 
     def views(self, lowest: Mapping[int, int], end: int) -> list[HourView]:
-        """See `ReadStore.views`."""
         lowest = {number: max(first, self.lanes[number].cursor) for number, first in lowest.items()}
         hours = self.left.between(lowest.keys(), hour_of(min(lowest.values(), default=end)), hour_of(end - 1))
         return views_of((self._hours[hour] for hour in hours), lowest, end)
@@ -418,7 +417,7 @@ class PartitionReaders(Hours):
         return [hour for hour, file in self._hours.items() if file.pending or not file.is_synced]
 
     def known(self) -> dict[int, Known]:
-        """What a later process must know of the files."""
+        """`HourFile.known` of all hours, as copies."""
         return {hour: file.known._replace(settled=file.settled.copy()) for hour, file in self._hours.items()}
 
     def over(self) -> list[int]:

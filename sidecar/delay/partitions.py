@@ -32,7 +32,7 @@ from sidecar.state.folder import StateFolder
 
 
 class Writes:
-    """The durability of a store: what was done is durable after a job, which any thread can run."""
+    """`StoreWrites` of a store: changes are durable after a job, which any thread can run."""
 
     _folder: StateFolder
     _journal: StoreJournal
@@ -49,7 +49,6 @@ class Writes:
 
     @property
     def broken(self) -> OSError | None:
-        """Why what was written last cannot be made durable any more; None if it can."""
         return self._journal.broken
 
     @property
@@ -58,16 +57,16 @@ class Writes:
         return self._journal.progress.unsynced
 
     def poll(self) -> None:
-        """Nothing: `ended_sync` tells what is durable."""
+        """Do nothing: `ended_sync` reports durable changes."""
 
     def begin_sync(self) -> SyncJob | None:
-        """What makes all changes so far durable, for a thread that may wait for the disk; `ended_sync` must follow.
+        """Return a job that makes all changes so far durable; `ended_sync` must follow.
 
-        None if all of them are durable, or a job has not ended. There may be something to do for a checkpoint, too.
+        None if all of them are durable, or a job has not ended. The job may also work on a checkpoint.
 
         Raises:
-            StateError: The disk is full or broken; nothing is lost of what is in memory. After a full disk, the next
-                call tries again. After an error while something was made durable, each call fails: open the store anew.
+            StateError: The disk is full or broken; changes in memory are kept. After a full disk, the next call tries
+                again. After an error while something was made durable, each call fails: open the store again.
         """
         with self._folder.errors("write"):
             return self._journal.begin()
@@ -80,7 +79,7 @@ class Writes:
         self._journal.ended(job, error)
 
     def sync(self) -> None:
-        """Make all changes durable at once; a job that has not ended does nothing any more.
+        """Make all changes durable at once; a job that has not ended no longer does anything.
 
         Raises:
             StateError: See `begin_sync`.
@@ -97,7 +96,7 @@ PARTITIONS_MAX = 1 << 16
 
 
 class PartitionStore(Writes, Adoption, NamedMessages):
-    """Holds messages of partitions until they are due. For one thread of one process, but for its jobs.
+    """A `HeldStore` in files: holds messages until they are due. For one thread of one process, but for its jobs.
 
     Each partition has its own reader: a cursor, which begins at the partition's watermark.
 
@@ -111,7 +110,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
     def __init__(self, path: Path) -> None:
         self._folder = StateFolder(path)
         self.damages: list[FileDamage] = []
-        """What could not be read any more, since the start."""
+        """Damage found since the start."""
         try:
             with self._folder.errors("read"):
                 self._open(path)
@@ -168,7 +167,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
     # Partitions
 
     def number(self, name: bytes) -> int:
-        """The number of a partition; a new one is registered for ever, durably with the next sync.
+        """The number of a partition; a new one is permanent, and durable with the next sync.
 
         Raises:
             StateError: There are too many.
@@ -203,7 +202,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """Nothing: what is cancelled is ended here."""
 
     def state(self, number: int) -> bytes | None:
-        """What was last given to `keep`."""
         return self._lanes.lanes[number].state
 
     def known(self, number: int) -> BitMap64:
@@ -217,7 +215,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         return lanes.lanes[number].held - parked
 
     def hours(self) -> dict[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
         return self._lanes.left.totals()
 
     def disk_bytes(self) -> int:
@@ -359,11 +356,8 @@ class PartitionStore(Writes, Adoption, NamedMessages):
     def release(self, number: int, position: int, due_ms: int) -> int | None:
         """Bring a message at or above the cursor forward; durable with the next write, as a whole.
 
-        Args:
-            due_ms: When it is to be due.
-
         Returns:
-            Its position from now on, the same if it is due earlier anyway; None if there is no such message.
+            Its new position, the same if it is due earlier anyway; None if there is no such message.
 
         Raises:
             StateError: The file of its hour cannot be read; or the disk cannot be written, and memory is full.
@@ -394,7 +388,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
             return self._lanes.listed(number, first, end, limit, origin)
 
     def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
-        """See `ReadStore`."""
         with self._folder.errors("read"):
             return self._lanes.views(lowest, end)
 

@@ -1,4 +1,4 @@
-"""What a store keeps for a partition beside its messages: where the next owner goes on. Bytes in and out."""
+"""A partition's progress, kept beside its messages: where the next owner continues. Bytes in and out."""
 
 from __future__ import annotations
 

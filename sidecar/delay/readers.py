@@ -27,7 +27,7 @@ DROPPED = POSITION_MAX + 1
 
 
 class PartitionReader:
-    """What a store knows of one partition."""
+    """A store's knowledge of one partition."""
 
     def __init__(self) -> None:
         self.state: bytes | None = None
@@ -52,7 +52,7 @@ class PartitionReader:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it has nothing any more, and never will."""
+        """Whether it no longer has anything, and never will."""
         return self.watermark == DROPPED
 
     def queue(self, hour: int) -> None:
@@ -176,7 +176,7 @@ class Loaded:
 
     Args:
         left: Is corrected when an hour is loaded.
-        damages: Gets what cannot be read any more.
+        damages: Gets what can no longer be read.
     """
 
     def __init__(self, lanes: Sequence[PartitionReader], left: Left, damages: list[FileDamage]) -> None:
@@ -283,7 +283,7 @@ class Loaded:
         positions, partitions = file.columns()
         alive = _alive(file)
         if np.any(positions[alive] == NO_POSITION):
-            self._damages += file.load()  # which tells of what is lost
+            self._damages += file.load()  # which reports the losses
             self.unload(file)
             alive = _alive(file)
         for number in numbers:

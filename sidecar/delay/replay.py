@@ -27,7 +27,7 @@ REMOVE = struct.Struct("<HQQ")
 FORGET = struct.Struct("<HQQ")
 """Partition, and a range of origins."""
 PARTITION = struct.Struct("<H")
-"""Of a partition that is dropped, or that learns origins, which follow."""
+"""Number of a partition that is dropped, or that learns origins, which follow."""
 
 
 def unreadable(path: Path, error: Exception) -> StateError:

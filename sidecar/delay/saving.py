@@ -1,4 +1,4 @@
-"""A checkpoint that is prepared a little at a time, while the store goes on. Knows no log."""
+"""A checkpoint that is prepared a little at a time, while the store continues. Knows no log."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder, state_error
 
 CHANGES_BYTES_MAX = 8 << 20
-"""What is put without `sync` is written to the log when it takes so much memory."""
+"""Memory of puts without `sync` at which they are written to the log."""
 _KIND, _VERSION = "DelayStore", 2
 _TOTALS = struct.Struct("<QQI")
 """Number of the log, mark, hours."""
@@ -80,13 +80,13 @@ class DelayStore:
 
     def _open(self, path: Path) -> None:
         self.damages: list[FileDamage] = []
-        """What could not be read any more, since the start."""
+        """Damage found since the start."""
         number, mark, known = self._checkpoint(path)
         self._calendar = Calendar(path, known, mark, self.damages)
         self._out: dict[int, Spot] = {}
         """The messages that `due` returned and that are not settled, by position."""
         self._changes = Changes()
-        """What the log does not have yet."""
+        """Changes that are not in the log yet."""
         self._may_save = True
         log = logs_of(path).get(number)
         is_changed = (log is not None and self._replay(log)) or known is None or not number
@@ -264,8 +264,8 @@ class DelayStore:
         """Make everything durable that was put, settled or cancelled.
 
         Raises:
-            StateError: The disk is full or broken; nothing is lost of what is in memory. After a full disk, the next
-                call tries again. After an error while the log was made durable, each call fails: open the store anew.
+            StateError: The disk is full or broken; changes in memory are kept. After a full disk, the next call tries
+                again. After an error while the log was made durable, each call fails: open the store again.
         """
         with self._folder.errors("write"):
             self._write()

@@ -60,7 +60,7 @@ class Assignment:
         lineage: The commits that precede its state.
         settled: The state folder's window above the watermark, if it is valid.
         held_below: Delayed messages below this offset that this host's store has stay there: no other member read them.
-            Only if owners hand on nothing but the offset, and the incarnation is new; else the state tells.
+            Only if owners hand on nothing but the offset, and the incarnation is new; else the state decides.
         continues: Whether the state is the last owner's as far as this host knows, though the incarnation may be new,
             since owners hand on nothing but the offset.
         end: The end of the log, if owners hand on nothing but the offset.
@@ -137,7 +137,7 @@ class TakesBack(Protocol):
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A source that goes on from the state folder where the broker's commit is older."""
+    """A source that continues from the state folder where the broker's commit is older."""
 
     def distrust(self, tp: TopicPartition) -> None:
         """Another member went on from the older commit: take the partition next from the broker's commit."""
@@ -185,7 +185,7 @@ class Source(Protocol):
         ...
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is not reported any more."""
+        """Make these states durable after any pending commit, whose end is no longer reported."""
         ...
 
     def pause(self, tps: Collection[TopicPartition]) -> None:

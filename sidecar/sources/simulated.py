@@ -218,7 +218,7 @@ class _Owned:
     identity: Identity
     position: int
     told_end: int = -1
-    """The position that the listener was told of last."""
+    """The position last reported to the listener."""
 
     def read(self, broker: SimulatedBroker, tp: TopicPartition) -> Iterable[Run | ReadPast]:
         """The next messages of the partition, or its position."""
@@ -275,7 +275,7 @@ class _Commits:
 
 
 class SimulatedSource:
-    """A member of a group on a simulated broker.
+    """A `Source`: a member of a group on a simulated broker.
 
     Args:
         rules: 4 bytes, the hash of the rules: other rules discard the committed state.
@@ -328,7 +328,6 @@ class SimulatedSource:
         return results
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Read from all assigned partitions except these."""
         self._paused = frozenset(tps)
 
     def end(self, tp: TopicPartition) -> int | None:
@@ -362,7 +361,7 @@ class SimulatedSource:
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable; the ends of earlier commits are not reported any more."""
+        """Make these states durable; the ends of earlier commits are no longer reported."""
         return self._commits.now(items)
 
     # The group
@@ -394,7 +393,6 @@ class SimulatedSource:
             del self._owned[tp]
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give up the partition and take it again from its committed state."""
         if tp in self._owned:
             self._listener.reloading(tp)
             self._drop({tp})

@@ -1,4 +1,4 @@
-"""Present problems with a broker, and log events about them. Judges nothing, and asks nobody."""
+"""Present problems with a broker, and log events about them. Judges nothing, and makes no request."""
 
 from __future__ import annotations
 

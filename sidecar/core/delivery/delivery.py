@@ -29,7 +29,7 @@ class Deliveries:
 
     def __init__(self) -> None:
         self.tap: Callable[[Batch], None] | None = None
-        """Is shown each batch; None as long as nobody looks."""
+        """Called with each batch while a tap is open."""
         self._counts = Tally()
         self._ages, self._messages, self._bytes = map(Histogram, (AGE_BOUNDS, MESSAGES_BOUNDS, BYTES_BOUNDS))
 
@@ -111,7 +111,7 @@ class Sending:
 
 
 A_COMMIT = "a commit"
-"""What a batch waits for whose promises are not durable yet."""
+"""Wait reason of a batch whose promises are not durable yet."""
 
 
 class FailingGroup(NamedTuple):
@@ -140,7 +140,6 @@ class Delivery:
         """Sends that were answered, by verdict."""
         self.outbox = Outbox()
         self.delivered = Deliveries()
-        """What was delivered."""
         self.receiver = Receiver()
         self.letters = DeadLetters(rules)
         self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
@@ -297,7 +296,7 @@ class Delivery:
 
 
 class DeliveryPipeline(ABC):
-    """What conducts the delivery of messages: each event is applied with all outcomes before the next one.
+    """Conducts the delivery of messages: each event is applied with all outcomes before the next one.
 
     Args:
         jitter: Uniform in [0, 1); the only source of chance.

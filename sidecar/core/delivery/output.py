@@ -41,7 +41,7 @@ class GivenUp(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Rows of a part whose keys twins hold: they are in no part any more, and are claimed again elsewhere.
+    """Rows of a part whose keys twins hold: they are no longer in a part, and are claimed again elsewhere.
 
     `first` and `last` are the part's: with a token of the ledger they give the rows their names.
     """

@@ -139,7 +139,7 @@ class Parker:
         self._fetching = {each for each in self._fetching if each[0] != partition.tp}
 
     def _unload(self) -> None:
-        """Drop parts that were fetched, if they failed or are not the first any more: what is next is chosen anew."""
+        """Drop fetched parts that failed or are no longer the first: the next part is chosen again."""
         fetched = [*self._outbox.batches(Stage.WAITING)]
         if self._rules.ordered:
             fetched += [each for each in self._outbox.batches(Stage.READY) if self._is_late(each.parts[0])]

@@ -1,4 +1,4 @@
-"""Consequences of an answer that is no success: retries, halves, pieces, dead letters, doubts. Sends nothing itself."""
+"""Consequences of an unsuccessful answer: retries, halves, pieces, dead letters, doubts. Sends nothing itself."""
 
 from __future__ import annotations
 
@@ -228,13 +228,13 @@ be known to the receiver."""
 class Refusals:
     """Splits refused parts down to the messages at fault.
 
-    Nothing of a refused part was stored, so it may be cut anew. The receiver knows the name of a part that it accepted
-    partly, so the names of its pieces follow from that.
+    The receiver stored no row of a refused part, so the part may be cut again. It knows the name of a part that it
+    accepted partly, so the names of the pieces follow from that.
 
     Args:
         settlement: Takes messages that reached their end.
         retries: Takes batches to be sent again.
-        claims: Tells the ledger of halves, if there is a ledger.
+        claims: Reports halves to the ledger, if there is a ledger.
         parker: Takes the halves of parked parts.
     """
 

@@ -104,11 +104,7 @@ def _letter(part: Part, offset: int, row: bytes | None, reason: str) -> DeadLett
 
 
 class Settlement:
-    """Settles each message once, frees its memory, and tells the ledger if there is one.
-
-    Args:
-        memory: The count of held memory.
-    """
+    """Settles each message once, frees its memory, and reports it to the ledger if there is one."""
 
     def __init__(
         self, rules: DeliveryRules, owned: Ownerships, memory: Memory, letters: DeadLetters, output: Output
@@ -208,5 +204,5 @@ class Admission:
 
 
 def _may_be_sent(batch: Batch) -> bool:
-    # A part that is split while a dead letter of it is being stored could not tell which half the letter belongs to.
+    # If a part were split while its dead letter is being stored, it would be unknown which half the letter belongs to.
     return all((part.durable and not part.unframeable) or not part.life.alive for part in batch.parts)

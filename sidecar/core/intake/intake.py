@@ -27,7 +27,7 @@ from sidecar.core.records import NO_ID, Fragment, Message, Run, RunSorter, Topic
 from sidecar.core.windows.dedup import Deduplicator
 
 FIRST = 1_000
-"""So many messages without a wanted one are told: a mistake in the tags would otherwise look like an idle topic."""
+"""Messages read without a wanted one before this is reported: a mistake in the tags would look like an idle topic."""
 
 
 class Unwanted:
@@ -108,9 +108,9 @@ class Sorted:
     is_all_unwanted: bool = False
     """Whether with this run so many messages were filtered, and none was wanted, that a person should know."""
     masked: int = 0
-    """Of the filtered ones, those that the mask of tags refused."""
+    """Filtered messages that the mask of tags refused."""
     cancelling: int = 0
-    """Of the filtered ones, those that cancel others, whose tags nobody looked at."""
+    """Filtered messages that cancel others; their tags were not read."""
     opened: list[tuple[str, Fragment]] = field(default_factory=list)
     """Groups and fragments for the open lanes."""
     collected_bytes: int = 0
@@ -120,7 +120,7 @@ class Sorted:
     due_ms: dict[int, int] = field(default_factory=dict)
     """Due times by offset, of these messages and of those that a store has already."""
     tags: dict[int, bytes] = field(default_factory=dict)
-    """What a store is to keep of the tags of all messages, by offset."""
+    """Index entries of the messages' tags for a store, by offset; see `core.messages.tag_index`."""
     refused: dict[int, str] = field(default_factory=dict)
     """Why messages are given up, by offset."""
     cancels: dict[bytes, int] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
         self._chosen, self._unwanted, self._plain_mask = chosen, masked.append, reading.plain_mask
 
     def each(self, raws: Sequence[Raw]) -> Iterable[Callable[[Message], None]]:
-        """What takes each message of a run."""
+        """The functions that take the messages of a run, one for each message."""
         if self._plain_mask is None or self._refused.room:
             return map(self.__getitem__, raws)
         known = list(map(self.get, raws))
@@ -170,7 +170,7 @@ class Intake:
     def __init__(self, reading: ReadingRules) -> None:
         self._r = reading
         self.tap: ShowRun | None = None
-        """Is shown each run and what became of it; None as long as nobody looks."""
+        """Called with each run and its outcome while a tap is open."""
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
         self.unwanted = Unwanted()
@@ -178,7 +178,7 @@ class Intake:
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
         self._masked: list[Message] = []
-        """Those whose tags the mask refused; empty between runs."""
+        """Messages of the current run whose tags the mask refused; empty between runs."""
         self._appends = _Appends(reading, self._chosen, self._masked)
         self.refused = dict.fromkeys(LOOKS, 0)
         """Messages that were filtered by their tags, by what refused them."""
@@ -194,7 +194,6 @@ class Intake:
 
     @property
     def tag_index(self) -> TagIndex | None:
-        """See `ReadingRules`."""
         return self._r.tag_index
 
     def change(self, reading: ReadingRules) -> None:
@@ -371,7 +370,7 @@ class Intake:
     ) -> None:
         """Decide about messages that are read again, or of which some are delayed.
 
-        A delayed message is in no part of its partition, so the state does not tell of it: a store has it, or gets it.
+        A delayed message is in no part of its partition, so the state does not show it: a store has it, or gets it.
         """
         tp, is_delayed = partition.tp, self._note_due(messages, due, result)
         table: defaultdict[tuple[str | None, bool], list[Message]] = defaultdict(list)

@@ -88,7 +88,7 @@ class Positions:
         return len(positions) - (0 if parked is None else len(parked & BitMap64(positions)))
 
     def leave_out(self, tp: TopicPartition, parked: Iterable[BitMap64]) -> None:
-        """Delayed messages at these positions are in parked parts: other rules must not cut them anew."""
+        """Delayed messages at these positions are in parked parts: other rules must not cut them again."""
         self._settled[tp] = BitMap64().union(*parked)
 
     def _window(self, tp: TopicPartition) -> RotatingBitmap:
@@ -164,7 +164,7 @@ class Identities:
         return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
 
     def take_all(self, partition: Partition, last: int, numbers: array[int], now_ms: float) -> bytes:
-        """See `take`; `NO_ID` stands for a missing id, and no other partition has copies. A byte for each message."""
+        """Like `take`, with a byte per message; `NO_ID` stands for a missing id, and no other partition has copies."""
         ids, window = np.frombuffer(numbers, np.int64), self._windows.window(partition.tp)
         assert isinstance(window, RotatingSet)
         new, moment = ids == NO_ID, Moment(last, partition.reach.committed, now_ms)

@@ -17,7 +17,7 @@ SHOWN_MAX = 60
 """Characters of a value that a reason shows."""
 
 Due: TypeAlias = int | str | None
-"""When a message is due, in epoch milliseconds; why it becomes a dead letter; or None if it goes on directly."""
+"""When a message is due, in epoch milliseconds; why it becomes a dead letter; or None if it is not delayed."""
 ReadDue: TypeAlias = Callable[[TopicPartition, Sequence[Message]], Sequence[Due]]
 
 
@@ -53,7 +53,7 @@ def due_reader(rules: DueRules, columns: Columns) -> ReadDue:
     """Return a function that reads when messages of one partition are due.
 
     Each int lies above the message's timestamp and below `END_MS`: a message that is due at or before its timestamp
-    goes on directly.
+    is not delayed.
     """
     read = rules.field.reader(columns)
     fixed = {topic: _Written(delay_ms, is_delay=True) for topic, delay_ms in rules.topics.items()}

@@ -104,7 +104,7 @@ class Field:
         return lambda tp, messages: header_column(columns, messages, self.name)
 
     def id_reader(self, columns: Columns) -> Callable[[TopicPartition, Sequence[Message]], list[Raw]]:
-        """See `reader`; a list, an object and a boolean in JSON are several values, since none of them is an id."""
+        """Like `reader`; a list, an object and a boolean in JSON are several values, since none of them is an id."""
         if self.kind == "json":
             return lambda tp, messages: [json_at(value, self.path, _id_raw) for value in columns.values(messages)]
         return self.reader(columns)

@@ -42,7 +42,7 @@ class OddIds:
         self._read = field.id_reader(columns)
         self._is_number = kind == "int"
         self.why = _WHY.get(field.kind, "") or "it is no number"
-        """What is the matter with them."""
+        """Reason in words."""
         if self._is_number and field.kind in _WHY:
             self.why += ", or it is no number"
         self.count = 0
@@ -54,11 +54,11 @@ class OddIds:
         self.add(tp, self._read(tp, messages))
 
     def add(self, tp: TopicPartition, raws: Iterable[Raw]) -> None:
-        """See `look`, with what their fields have."""
+        """Like `look`, with the raw values of their fields."""
         self.note(tp, sum(isinstance(raw, tuple) or (self._is_number and bool(raw)) for raw in raws))
 
     def note(self, tp: TopicPartition, count: int) -> None:
-        """Add so many of a partition."""
+        """Add `count` messages of a partition."""
         if count:
             self.count, self.last = self.count + count, tp
 

@@ -62,7 +62,7 @@ class TagMask:
         """By the bits that 12 bits of a hash choose: whether both are among `bits`."""
 
     def predicate(self, tags_in: Callable[[Raw], Iterable[bytes]], *, is_plain: bool) -> Callable[[Raw], bool]:
-        """What says whether a raw field value may have one of the tags.
+        """Return a function that reports whether a raw field value may have one of the tags.
 
         Args:
             tags_in: Returns the tags of a raw value.
@@ -85,10 +85,10 @@ class TagMask:
         return may_want
 
     def fill(self, raws: Sequence[Raw], known: Sequence[V | None], ask: Callable[[Raw], V], refused: V) -> list[V]:
-        """What is known of raw values, each of which is one tag, or several apart.
+        """The results for raw values, each of which is one tag, or several separate tags.
 
         Args:
-            known: What is known of each; None for a gap.
+            known: The known result of each; None for a gap.
             refused: Fills it if the mask refuses the value.
         """
         pairs, hashes, hashed, last = self._pairs, self.hashes, hash_of, _PAIR

@@ -1,4 +1,4 @@
-"""What an index keeps of a message's tags: their mask, and under which rules it was made. Reads no message."""
+"""Index entries of messages' tags: their mask, and the rules under which it was made. Reads no message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRY_BYTES = ENTRY.size
 NO_TAGS = bytes(ENTRY_BYTES)
 """The entry of a message whose tags nobody read: it may have any."""
 _FORM = "1"
-"""Of masks: another one when tags are hashed or read in another way."""
+"""Version of the masks; changed when tags are hashed or read in another way."""
 
 
 class TagIndex:

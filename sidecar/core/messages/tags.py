@@ -14,8 +14,8 @@ UNTAGGED = ""
 MEMO_MAX, MEMO_BYTES_MAX = 65_536, 16 << 20
 MEMO_KEY_BYTES_MAX = 64
 _ENTRY_BYTES, _ITEM_BYTES, _RATIO = 200, 48, 8
-"""What an entry takes beside its bytes, and each of several values in it; and its bytes with those of the result, which
-are at most those of JSON that escapes each."""
+"""Memory of an entry beside its bytes; of each of several values in it; of a byte with its result, at most JSON that
+escapes each byte."""
 REFUSED_MAX = 16_384
 UNWANTED_MAX, UNWANTED_CHARACTERS_MAX = 10, 64
 NO_TAG = "no tag"
@@ -148,12 +148,12 @@ class RefusedTags(dict[Raw, None]):
     def __init__(self) -> None:
         super().__init__()
         self.room = REFUSED_MAX
-        """How many may still be remembered."""
+        """Number of contents that may still be remembered."""
         self.others = 0
         """Messages with contents that are not remembered."""
 
     def take(self, raw: Raw) -> bool:
-        """Use some room, and return whether this one is remembered: long ones are not."""
+        """Use some room, and return whether this content is remembered: long ones are not."""
         self.room -= 1
         if _bytes_of(raw) > MEMO_KEY_BYTES_MAX:
             return False
@@ -190,9 +190,9 @@ class TagFilter:
             raise TagError("exclude: * would take no message at all")
         self._excluded = excluded
         self.wants = TagMask(None if self._wanted is None else self._wanted - excluded)
-        """Says of most unwanted tags that they are unwanted, before the exact look."""
+        """Refuses most unwanted tags, before the exact look."""
         self.refused = RefusedTags()
-        """Of which contents it said so."""
+        """Contents that the mask refused."""
         self._separator = split.encode()
         self.unwanted: dict[str, None] = {}
         """The first unwanted tags that messages had, for people; `NO_TAG` stands for messages without one."""
@@ -202,7 +202,7 @@ class TagFilter:
             self._add_group(name, expression)
         self._check_names(groups or {})
         self.may_want = self.wants.predicate(self.tags, is_plain=not split)
-        """What the mask says of a raw field value; never False for one that is wanted."""
+        """The mask's answer for a raw field value; never False for a wanted one."""
         self.plain_mask = None if split or self.wants.takes_all else self.wants
         """The mask, if it can refuse something, and a single value is one tag."""
         self.groups: Memo[Raw, str | None] = _Groups(self)

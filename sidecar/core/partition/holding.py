@@ -1,7 +1,7 @@
 """The messages of one partition that went to its store of delayed messages, or are on the way there. Values only.
 
-A delayed message below the committed `seen` is in a store, perhaps in that of another owner. From there on, this store
-tells: it has the message, or gets it.
+A delayed message below the committed `seen` is in a store, perhaps another owner's. From `seen` on, this store decides:
+it has the message, or gets it.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Holding:
         return token in self._puts or token in self._cancels
 
     def end(self, token: int, position: int) -> list[Put]:
-        """What is durable now: everything up to a token.
+        """Remove and return the puts up to a token, which are durable now.
 
         Args:
-            token: That of the last `Put`.
+            token: Token of the last durable `Put`.
             position: The lowest position of these messages.
         """
         ended = [self._puts.pop(each) for each in list(self._puts) if each <= token]

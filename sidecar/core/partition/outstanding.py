@@ -24,7 +24,7 @@ class BegunCommit:
     intents: list[Intent]
     barriers: list[Barrier]
     errors: int
-    """Number of errors that the ledger may be told after the commit."""
+    """Number of errors that may be reported to the ledger after the commit."""
 
 
 class CommitEntries:
@@ -98,7 +98,7 @@ class CommitEntries:
         return marks
 
     def take_errors(self) -> tuple[ClaimEnd, ...]:
-        """Remove and return the errors that the ledger may be told after a commit."""
+        """Remove and return the errors that may be reported to the ledger after a commit."""
         errors, self._errors = tuple(self._errors), []
         return errors
 

@@ -22,7 +22,7 @@ from sidecar.core.records import Parked
 
 
 class _EndedRecord(NamedTuple):
-    """A record that is not needed any more."""
+    """A record that is no longer needed."""
 
     number: int
     group: str | None
@@ -30,7 +30,7 @@ class _EndedRecord(NamedTuple):
 
 
 class ParkedRecords:
-    """Records by number. One that is stored and not loaded is sent by nobody."""
+    """Records by number. A stored record is not sent until it is loaded."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -91,7 +91,7 @@ class ParkedRecords:
         self._unproved_ids.extend((each.number, each.ids) for each in found if each.number <= counted)
         for record in found:
             known = members.setdefault(record.home, BitMap64())
-            # After an operator's reset all count, also what was parked anew because a commit had failed.
+            # After an operator's reset all count, including parts parked again because a commit had failed.
             if record.number in void or not record.offsets.isdisjoint(known):
                 self._ended.insert(
                     0, _EndedRecord(record.number, None)
@@ -207,7 +207,7 @@ class ParkedRecords:
         self._ended.append(_EndedRecord(number, record.group))
 
     def take_ended(self) -> list[_EndedRecord]:
-        """Remove and return the records that are not needed any more."""
+        """Remove and return the records that are no longer needed."""
         if not self.is_proved:
             return []
         ended = [each for each in self._ended if each.group is None or each.number <= self._removable]

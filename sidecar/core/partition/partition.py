@@ -335,7 +335,7 @@ class Partition:
         return item, begun
 
     def acknowledged(self, begun: BegunCommit) -> bool:
-        """A commit succeeded: what it promised may be sent. Whether another one is due for what may be told now."""
+        """Handle a commit's success: its promises may be sent. Return whether released entries need another commit."""
         self.reach.commit(begun.state.watermark)
         self.holding.committed(begun.state.seen)
         is_another_due = self.dues.acknowledged(begun)

@@ -128,7 +128,7 @@ class Promises:
         return finished
 
     def leave_out(self, records: Iterable[Parked]) -> None:
-        """Parked parts are in no intent, which a shared intent that had no room to exclude them does not tell."""
+        """Leave parked parts out of intents: a shared intent that had no room to exclude them does not show them."""
         shared = {(intent.first, intent.last): intent for intent in self.intents if intent.key is None}
         for record in records:
             intent = shared.get((record.first, record.last))
@@ -196,7 +196,7 @@ class Phase(Enum):
     """Where a message stands."""
 
     SETTLED = "settled"
-    """Delivered, or kept as a dead letter, or dropped: the state does not tell which."""
+    """Delivered, kept as a dead letter, or dropped: the state does not distinguish them."""
     FIXED = "fixed"
     """In a part whose members are fixed: it is being sent, or waits for its next attempt."""
     OPEN = "open"

@@ -62,7 +62,7 @@ class Publish:
     kept: tuple[TopicPartition, ...] = ()
     """Delayed messages whose states are durable already; there may be no others."""
     bound: tuple[TopicPartition, ...] = ()
-    """Those of them that owners share: their states count only if that of the source is committed."""
+    """Entries of `kept` whose store owners share: their states count only if the source's state is committed."""
 
     def ended(self, results: Mapping[TopicPartition, bool]) -> Mapping[TopicPartition, bool]:
         """The results of all states, given those of `items`."""
@@ -193,7 +193,7 @@ class CommitOrder:
             self._items = [item for item in self._items if item.tp not in tps]
 
     def forget_ids(self, tp: TopicPartition) -> None:
-        """Drop the ids of a partition that begins anew: they no longer identify duplicates."""
+        """Drop the ids of a partition that starts over: they no longer identify duplicates."""
         self._drop([segment for segment in self._ids if segment.tp == tp])
 
 

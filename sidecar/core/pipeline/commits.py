@@ -19,10 +19,10 @@ COMMIT_RETRY_MS = 100
 
 
 class Commits:
-    """Begins commits, and tells partitions of their ends.
+    """Begins commits, and reports their ends to the partitions.
 
-    A partition that was given up meanwhile is neither committed nor told the end of its commit: its successor continues
-    from an older state, which must not be overtaken.
+    A partition that was given up meanwhile is not committed, and gets no report of its commit's end: its successor
+    continues from an older state, which must not be overtaken.
 
     Args:
         identities: Have windows, whose generations the journal distinguishes.
@@ -58,7 +58,7 @@ class Commits:
             self._dirty[tp] = due_ms
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """The partition is no longer owned."""
         self._reloads.pop(tp, None)
         self._dirty.pop(tp, None)
 

@@ -52,7 +52,7 @@ HIGH, LOW = 0.8, 0.5
 
 @dataclass(slots=True)
 class Orders:
-    """What the shell asked for; `Pipeline` has a method for each, and the next step applies them."""
+    """The shell's requests; `Pipeline` has a method for each, and the next step applies them."""
 
     draining: bool = False
     """Nothing is read, and all that is open is cut, until everything is settled or the process ends."""

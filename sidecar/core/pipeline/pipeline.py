@@ -566,7 +566,6 @@ class Pipeline(DeliveryPipeline):
         return open_messages(self.partitions)
 
     def remembered_ids(self) -> IdCounts:
-        """What is remembered of ids."""
         return self.intake.ids.count()
 
     def close_books(self, now_ms: float) -> None:

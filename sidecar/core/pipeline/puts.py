@@ -1,4 +1,4 @@
-"""What is on the way to the stores of delayed messages: each hand-over has a token, which the store's answer names."""
+"""Hand-overs to the stores of delayed messages that are under way: the store's answer names the token of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Puts:
         return not self._busy
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is not ours any more."""
+        """The partition is no longer owned."""
         self._busy.discard(tp)
 
     def know(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:

@@ -336,7 +336,7 @@ class RotatingSet:
 
 
 class IdCounts(NamedTuple):
-    """What windows of ids remember, all of them together."""
+    """Totals of all windows of ids."""
 
     remembered: int
     memory_bytes: int
@@ -520,7 +520,7 @@ class Deduplicator(Generic[K]):
         return list(self._windows)
 
     def count(self) -> IdCounts:
-        """Count the numbers of all windows that are no bitmaps."""
+        """Count the numbers of all windows that are not bitmaps."""
         windows = [window for window in self._windows.values() if isinstance(window, RotatingSet)]
         sets = [generation for window in windows for generation in (window.young, window.old) if len(generation)]
         return IdCounts(
@@ -537,7 +537,7 @@ class Deduplicator(Generic[K]):
         return seal(self._kind, VERSION, _YOUNG_BYTES.pack(len(young)) + young + old)
 
     def load(self, key: K, dumped: bytes) -> None:
-        """Replace the window of `key` by a dump from a machine with the same byte order; ages begin anew.
+        """Replace the window of `key` by a dump from a machine with the same byte order; ages start over.
 
         Raises:
             ValueError: The dump is damaged, or of another kind (bitmap or not); the window of `key` is unchanged.

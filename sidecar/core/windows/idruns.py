@@ -131,7 +131,7 @@ def search(runs: Iterable[SortedRun], keys: Keys) -> Mask:
 
 
 Search: TypeAlias = Callable[[Iterable[SortedRun], Keys], Mask]
-"""See `search`."""
+"""The signature of `search`."""
 
 
 def rising(numbers: Sequence[int] | NDArray[np.int64]) -> Keys:

@@ -39,7 +39,7 @@ class NoTakeovers:
     outdated: Collection[TopicPartition] = ()
     """Partitions that another member took over from the commit before the one in the state folder."""
     step = STORE
-    """What a commit's step in the store is called in problems."""
+    """Name of a commit's step in the store, for problems."""
 
     def __init__(self) -> None:
         self._elsewhere: set[TopicPartition] = set()
@@ -56,7 +56,7 @@ class NoTakeovers:
         return ""
 
     def assigned(self, assignments: Iterable[Assignment]) -> None:
-        """Notice messages that are held elsewhere: nobody delivers them."""
+        """Notice messages that are held elsewhere: they are not delivered."""
         for assignment in assignments:
             if assignment.state.stores.epoch:
                 log.error("delay.elsewhere", **assignment.tp.fields())
@@ -108,7 +108,7 @@ class NoDelays:
         return ""
 
     def asks(self, inbox: Inbox[Any], settings: Callable[[], Settings]) -> Mapping[str, Ask]:  # noqa: ARG002
-        """What an operator may ask, by the name in the address."""
+        """Functions that answer an operator, by the name in the address."""
         return {}
 
     def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
@@ -120,7 +120,7 @@ class NoDelays:
         return self.takeovers.problems()
 
     def status(self) -> DelayStatus | None:
-        """What is held, and when it is due."""
+        """Counts and due times of the held messages."""
         return None
 
     # Partitions

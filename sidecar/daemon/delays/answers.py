@@ -1,4 +1,4 @@
-"""Answers about what a store holds, whoever has opened it. Changes nothing."""
+"""Answers about the messages in a store, whether a daemon or a command has opened it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _ListingSearch:
         self._read = 0
         """Messages whose content was read."""
         self._at: int | None = None
-        """Where the next search goes on."""
+        """Position at which the next search continues."""
 
     def go_on(self, peeked: Peeked) -> int | None:
         """Look at some hours; return the position from which on more are needed, None at the end."""
@@ -125,12 +125,11 @@ class _ListingSearch:
         return sorted(found)
 
     def answer(self) -> Answer:
-        """What was found."""
         is_all = self._at is None and not self._is_full
         return self._answer({"outcome": "listed", "messages": self._found[: self._limit], "is_all": is_all})
 
     def _answer(self, answer: Answer) -> Answer:
-        """An answer with what it is about, and where the next one goes on."""
+        """Add the tag and the group to an answer, and the position where the next one continues."""
         asked = {"group": self._asked.group, "tag": self._asked.tag}
         answer |= {name: value for name, value in asked.items() if value is not None}
         return answer | {"read": self._read} | ({} if self._at is None else {"at": self._at})

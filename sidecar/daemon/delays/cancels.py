@@ -1,7 +1,7 @@
-"""Cancels held messages that later messages name, in steps so short that the main thread goes on.
+"""Cancels held messages that later messages name, in steps too short to hold up the main thread.
 
-What an owner has read out stays in its part. A search ends before the core is told, so that the commit of the messages
-that cancel waits for it.
+Messages that an owner has read out stay in their part. A search ends before the core gets the report, so that the
+commit of the messages that cancel waits for it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STEP_S = 0.01
 
 @dataclass(slots=True)
 class _Asked:
-    """What is to be cancelled in a partition."""
+    """The cancellations requested in a partition."""
 
     names: dict[bytes, int]
     last: CancelHeld
     """The last request."""
     nbytes: int = 0
-    """Of the names, counting those that came twice twice."""
+    """Size of the names; a name that came twice counts twice."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Cancels:
         """Cancel for some time; return whether nothing is left.
 
         Raises:
-            StateError: A file cannot be read; a later call begins the search anew.
+            StateError: A file cannot be read; a later call starts the search again.
         """
         until_s = time.monotonic() + patience_s
         while self._search is not None or self._begin():

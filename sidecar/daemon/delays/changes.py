@@ -1,4 +1,4 @@
-"""Changes of held messages, until all owners to come know them; only for the main thread.
+"""Changes of held messages, until all later owners know them; only for the main thread.
 
 A change is final once it is durable, and a commit that began later has proved that the partition was still owned.
 """
@@ -20,7 +20,7 @@ class _Change(NamedTuple):
     tp: TopicPartition
     number: int
     cancelled: Sequence[int]
-    """Positions of messages that were cancelled; of others, nothing is to be forgotten."""
+    """Positions of cancelled messages; there is nothing to forget of others."""
     source: int | None
     """The ownership, like that of its delayed messages below."""
     delayed: int | None
@@ -52,10 +52,10 @@ class HeldChanges:
         tell: Callable[[bool], None] = lambda _: None,
         patience_ms: float = 0.0,
     ) -> None:
-        """Record that a partition, which is owned, was changed.
+        """Record a change of an owned partition.
 
         Args:
-            number: The store's number of it.
+            number: The store's number of the partition.
             cancelled: Positions of the messages that were cancelled.
             tell: Called once the change is final; with False if the ownership ended before.
             patience_ms: Time that the commit may wait for more.
@@ -65,7 +65,7 @@ class HeldChanges:
         self._when_durable(partial(self._durable, change))
 
     def tend(self, now_ms: float) -> None:
-        """Tell which changes are final."""
+        """Report the changes that are final."""
         self._now_ms = now_ms
         proving, self._proving = self._proving, []
         for change, barrier in proving:

@@ -88,7 +88,6 @@ class Delays(NoDelays):
             pipeline, store, numbers, self._writing.when_durable, lambda: self._now_ms, wall_clock
         )
         self.owned = OwnedStores(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
-        """The partitions."""
         self._changes = HeldChanges(pipeline, store, self._writing.when_durable)
         self._cancels = cancels = Cancels(pipeline, store, numbers, self._changes, self._writing.when_durable)
 
@@ -96,11 +95,10 @@ class Delays(NoDelays):
             return tp in takeovers.loading or cancels.is_searching(tp)
 
         self.requests = Requests(pipeline, store, numbers, is_busy, self._changes, lambda: self._wall_ms)
-        """What an operator asks."""
         self.left = LeftBehind(tuple, lambda job: job())
-        """Looks for messages that nobody delivers."""
+        """Looks for messages that are not delivered."""
         self._waiting: deque[HoldUntilDue | CancelHeld | Park | Unpark] = deque()
-        """What the store could not do yet."""
+        """Effects that the store could not perform yet."""
         self._clock = SteadyClock()
         self._now_ms, self._wall_ms = 0.0, 0
         self._any_due = False
@@ -153,7 +151,7 @@ class Delays(NoDelays):
             self._pipeline.not_fetched(effect)
 
     def _do_all(self) -> bool:
-        """Do what the store could not do yet; return whether it has done everything."""
+        """Perform the waiting effects; return whether none is left."""
         while self._waiting:
             try:
                 self._do(self._waiting[0])
@@ -183,7 +181,7 @@ class Delays(NoDelays):
                 self._parked.unpark(effect)
 
     def _put(self, hold: HoldUntilDue) -> None:
-        if not self._pipeline.expects(hold):  # what an earlier ownership read is read again, and put then
+        if not self._pipeline.expects(hold):  # an earlier ownership read these messages: they are read and put again
             return
         columns, messages = self._columns, hold.messages
         # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.

@@ -1,4 +1,4 @@
-"""Delayed messages that nobody delivers, of topics that are not read any more or do not exist. Changes nothing."""
+"""Undelivered delayed messages, of topics that are no longer read or do not exist. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class LeftMessages(NamedTuple):
-    """What is held of a topic that is not read."""
+    """The held messages of a topic that is not read."""
 
     topic: str
     held: int
@@ -59,7 +59,7 @@ class LeftBehind:
         self._at_s = inf
         self._is_looking = False
         self.found: tuple[LeftMessages, ...] = ()
-        """What the last look found; one that fails is repeated."""
+        """Results of the last look; a failed look is repeated."""
 
     def look_soon(self) -> None:
         """Look again once the partitions that come and go have done so."""
@@ -113,18 +113,18 @@ def left_here(
     owned: Collection[TopicPartition],
     reads: Reads,
 ) -> list[LeftMessages]:
-    """What a store on this disk holds of partitions that this process does not read."""
+    """Messages in a store on this disk, of partitions that this process does not read."""
     places = ((tp_of(name), number) for name, number in store.names().items())
     counts = [(tp.topic, in_store(store, number)) for tp, number in places if tp is not None and tp not in owned]
     return summed(counts, lambda topic: reads.why_not(topic) or ELSEWHERE)
 
 
 def summed(counts: Iterable[tuple[str, int]], why: Callable[[str], str]) -> list[LeftMessages]:
-    """What is held of each topic.
+    """Held messages by topic, without topics that have none.
 
     Args:
         counts: Topics with the numbers of messages, for each of their partitions.
-        why: Tells why a topic is not read.
+        why: Returns why a topic is not read.
     """
     sums: dict[str, int] = {}
     for topic, count in counts:

@@ -1,4 +1,4 @@
-"""What a store of delayed messages holds, without its daemon. Takes nothing over, and changes nothing."""
+"""Reads a store of delayed messages without its daemon. Takes nothing over, and changes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READERS = 4
 """Partitions that are read at once."""
 TELL_EVERY_S = 2.0
 Tell = Callable[[str], None]
-"""Gets a line about what is done."""
+"""Called with a line about the progress."""
 IsWanted = Callable[[TopicPartition], bool]
 
 
@@ -71,7 +71,7 @@ class Offline:
         return held
 
     def answer(self, asked: One | Listing) -> Answer:
-        """See `Requests`; nothing can be changed.
+        """Answer as `Requests` does; nothing can be changed.
 
         Raises:
             StateError: A file cannot be read.
@@ -112,7 +112,7 @@ def open_offline(stack: ExitStack, settings: Settings, is_wanted: IsWanted, tell
 
     Args:
         is_wanted: Whether a partition is asked about; others may be left out.
-        tell: Is told what is read.
+        tell: Called with a line about what is read.
 
     Raises:
         NoStateError: There is no store.
@@ -179,7 +179,7 @@ def _read(
 
 
 def left_behind(settings: Settings) -> list[LeftMessages]:
-    """What the changelog or the database holds of topics that are not read; on any thread.
+    """Messages in the changelog or the database, of topics that are not read; on any thread.
 
     Raises:
         SidecarError: It cannot be read.
@@ -231,13 +231,13 @@ class _ChangelogCopy:
     """Reads changelogs into a store, some at once.
 
     Args:
-        tell: Is told how far it is.
+        tell: Called with a line about the progress.
     """
 
     def __init__(self, cache: LocalCache, group_id: str, tell: Tell) -> None:
         self._cache = cache
         self.store = ChangelogStore(cache, _NoChangelog())
-        """Has what counts."""
+        """Has the messages that count."""
         self.numbers: dict[TopicPartition, int] = {}
         """The store's numbers of the partitions."""
         self._group_id = group_id
@@ -268,7 +268,7 @@ class _ChangelogCopy:
                 raise
 
     def _count(self, records: int) -> None:
-        """Tell how far it is, now and then."""
+        """Report the progress, every `TELL_EVERY_S` at most."""
         with self._busy:
             self._done += records
             if time.monotonic() - self._told_s > TELL_EVERY_S:

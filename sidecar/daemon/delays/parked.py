@@ -71,7 +71,7 @@ class ParkedParts:
         """Parts that the store could not remove yet."""
 
     def park(self, effect: Park) -> None:
-        """Keep a part; the core is told when that is durable.
+        """Keep a part; report to the core once it is durable.
 
         Raises:
             StateError: The store cannot take it at present.
@@ -180,7 +180,7 @@ class ParkedParts:
 
 
 def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[bytes, bytes]:
-    """What the store keeps as key and headers of a parked part."""
+    """The key and the headers with which the store keeps a parked part."""
     number, scope, home, group, first, last, offsets, nbytes, attempts, seconds, half_of, ids = record
     names = [int(tp.delayed), number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, len(ids)]
     names.append(origins.itemsize * len(origins))
@@ -211,7 +211,7 @@ def origins_of(held: Held) -> array[int]:
 
 
 def _fields_of(held: Held) -> list[Any]:
-    """What `packed` has as the key.
+    """The fields of a key that `packed` made.
 
     Raises:
         ValueError: It is something else.

@@ -1,4 +1,4 @@
-"""What an operator asks about delayed messages, and how other threads get the answer from the main thread."""
+"""An operator's questions about delayed messages, and how other threads get the answer from the main thread."""
 
 from __future__ import annotations
 

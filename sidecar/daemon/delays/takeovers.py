@@ -1,7 +1,7 @@
 """Takes over the delayed messages of assigned partitions on other threads; the core gets a partition after that.
 
-Neither it nor its store is read before a commit has named the epoch, and the changelog tells so: until then nothing
-that this owner appends counts for the next one. What comes meanwhile waits here.
+Neither the partition nor its store is read before a commit has named the epoch and the changelog records that: until
+then, nothing that this owner appends counts for the next one. Messages that arrive meanwhile wait here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AHEAD = 2
 """Calls with rows that may wait for the main thread."""
 RETRY_S = 1.0
 ADOPTING_S = 0.1
-"""So long after messages came, more are expected."""
+"""Time after the last messages in which more are expected."""
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ def wall_clock() -> int:
 
 
 class _AbandonedError(Exception):
-    """Nobody waits for this takeover any more."""
+    """This takeover is no longer needed."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Attempt:
     number: int
     """The store's number for it."""
     note: Note | None
-    """What an earlier process left of it."""
+    """The note that an earlier process left."""
     room: Semaphore = field(default_factory=lambda: Semaphore(AHEAD))
     has_rows: bool = False
     is_over: bool = False
@@ -73,7 +73,7 @@ class Adopt(NamedTuple):
     attempt: _Attempt
     rows: list[PlacedRow]
     is_anew: bool
-    """Whether what was adopted before does not count."""
+    """Whether messages adopted before do not count."""
 
 
 class TakeoverEnded(NamedTuple):
@@ -116,7 +116,7 @@ class Takeovers(NoTakeovers):
         self._reason = ""
         self._adopted_s = -ADOPTING_S
         self._doubted: dict[TopicPartition, PutReach] = {}
-        """What did not fit to the offsets of partitions that the source is asked for again."""
+        """Records that contradicted the offsets of partitions, for which the source is asked again."""
         self._stale: set[TopicPartition] = set()
         self.outdated: set[TopicPartition] = set()
 

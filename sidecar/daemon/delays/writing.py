@@ -1,4 +1,4 @@
-"""Makes durable what was changed in a store of delayed messages, on another thread, and tells who waits for it."""
+"""Makes changes of a store of delayed messages durable, on another thread, and then calls back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Writing:
         self._waiting.append(_WaitingCall(self._store.changes, durable, failed))
 
     def sync(self) -> None:
-        """Begin to make changes durable, unless that is under way; tell who waits for what is durable.
+        """Begin to make changes durable, unless that is under way; call back for those that are durable.
 
         Raises:
             StateError: See `ended`.
@@ -67,7 +67,7 @@ class Writing:
         """Handle the end of a write.
 
         Raises:
-            StateError: What was written last cannot be made durable any more: the next process repeats the log.
+            StateError: What was written last can no longer be made durable: the next process repeats the log.
         """
         self._job = None
         self._store.ended_sync(synced.job, synced.error)
@@ -99,7 +99,7 @@ class Writing:
         return self._tell()
 
     def _tell(self) -> bool:
-        """Tell who waits for what is durable; return whether that is where the next process finds it."""
+        """Call back for durable changes; return whether the files are where the next process finds them."""
         if not self._store.in_place():
             self._fail("the folder delay of state.dir was moved or removed: put it back")
             return False

@@ -23,7 +23,7 @@ END_S = 2.0
 
 
 class PageLetters:
-    """What the page shows of dead letters, and does with them.
+    """Dead letters on the page, and their replay from there.
 
     Args:
         config: The configuration file, for a replay; None if there is none.
@@ -37,7 +37,7 @@ class PageLetters:
         self._output: IO[bytes] | None = None
 
     def kinds(self) -> Sequence[LetterKind]:
-        """What letters there are; none if the file cannot be read, which health tells."""
+        """The kinds of letters; none if the file cannot be read, which health reports."""
         try:
             with self._letters() as letters:
                 version, kinds = letters.version(), self._known[1]
@@ -69,7 +69,7 @@ class PageLetters:
         raise ValueError("here are list (group, reason, after), show (id), replay (group, reason) and replaying")
 
     def close(self) -> None:
-        """End a replay; the next one goes on where it stopped."""
+        """End a replay; the next one continues where it stopped."""
         if self._replay is not None and self._replay.poll() is None:
             self._replay.terminate()
             try:

@@ -1,6 +1,6 @@
-"""Shows messages as they pass to those who ask: some of them, in bounded memory, and never slower than they pass.
+"""Taps: some of the messages that pass, for viewers. Memory is bounded, and viewers never slow the messages down.
 
-The hooks of the main thread are empty while nobody looks. Those who look read rows by requests, from any thread.
+The hooks of the main thread are None while no tap is open. Viewers read rows by requests, from any thread.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ P = ParamSpec("P")
 TAPS_MAX = 4
 ROWS_MAX = 1_000
 ROWS_BYTES_MAX = 4 << 20
-"""Rows that wait for one who looks, and their bytes; further ones are counted and left out. Tags may have any size."""
+"""Rows that wait in a tap, and their bytes; further rows are counted and left out. Tags may have any size."""
 SILENCE_S = 10.0
-"""After so long without a request, a tap is closed."""
+"""Time without a request after which a tap is closed."""
 
 
 class Tap:
-    """What one who looks wants, and the rows that wait for it.
+    """A viewer's selection, and the rows that wait for it.
 
     Args:
         group: The label of a tag group; None for all.
-        step: Of so many messages, one is shown.
+        step: One of this many messages is shown.
     """
 
     def __init__(self, outcomes: frozenset[str], group: str | None, step: int) -> None:
         self.outcomes, self._group, self._step = outcomes, group, step
         self.rows: deque[dict[str, Any]] = deque()
         self._nbytes = 0
-        """Of the rows, as JSON."""
+        """Size of the rows as JSON."""
         self.dropped = 0
         self.read_s = time.monotonic()
         self._left = 0
         """Messages until the next one that is shown."""
 
     def picked(self, count: int) -> range:
-        """The places of those that are shown among the next so many messages."""
+        """The places of the messages to show among the next `count`."""
         places = range(self._left, count, self._step)
         self._left = places[-1] + self._step - count if places else self._left - count
         return places

@@ -1,4 +1,4 @@
-"""What owners append to their changelogs, and what of it is acknowledged. Knows no message."""
+"""Appends of owners to their changelogs, and the acknowledgements. Knows no message."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ class Appends:
         return call
 
     def leave(self, owned: Owned) -> None:
-        """What was appended to a partition is not waited for any more."""
+        """Stop waiting for acknowledgements of a partition's appends."""
         self.lost.pop(owned.tp, None)
         for change in [change for change, call in self._waiting.items() if call.owned is owned]:
             self._end(change).tell(LOST)
 
     def remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
-        """Append records that say that these keys are not needed any more."""
+        """Append records that mark these keys as no longer needed."""
         for first in range(0, len(keys), REMOVED_AT_ONCE):
             self.append(owned, [ChangelogEntry(key, None) for key in keys[first : first + REMOVED_AT_ONCE]])
 

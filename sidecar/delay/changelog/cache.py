@@ -136,15 +136,9 @@ class LocalCache(PartitionStore):
                 self.drop(number)
 
     def use(self, number: int) -> None:
-        """A spare partition is owned from now on."""
         self._spare.discard(number)
 
     def begin(self, name: bytes) -> int:
-        """The number of a new partition.
-
-        Raises:
-            StateError: There are too many.
-        """
         return self.number(b"%s\0%d" % (name, len(self._names)))
 
     def drop(self, number: int) -> None:
@@ -158,15 +152,9 @@ class LocalCache(PartitionStore):
 
     @property
     def asks(self) -> bool:
-        """Whether a checkpoint waits for a point behind it to be vouched for."""
         return self._journal.asked is not None
 
     def point(self) -> Point:
-        """The present state of all partitions.
-
-        Raises:
-            StateError: The disk cannot be written.
-        """
         with self._folder.errors("write"):
             self._journal.write()
         self._journal.bytes_max = LOG_BYTES_MAX
@@ -174,22 +162,18 @@ class LocalCache(PartitionStore):
         return Point(self.changes, log, end, self.asks)
 
     def vouch(self, point: Point, table: bytes) -> None:
-        """Let a later process find the state at a point that is durable, with a table."""
         self.keep(_NUMBER, _encoded(point, table), 0, 0)
 
     def allow(self, point: Point) -> None:
-        """What was vouched for is durable: a checkpoint may be written that has all before this point."""
         if point.is_behind and self._journal.asked is not None:
             self._journal.asked.is_allowed = True
 
     @property
     def has_work(self) -> bool:
-        """Whether the files need a job though nothing was changed; see `Journal.has_work`."""
         return self._journal.has_work
 
     @property
     def loss(self) -> str:
-        """Why the files cannot be used any more; empty if they can."""
         for damage in self.damages:
             return f"the local copy of delayed messages is damaged, and is restored at the next start: {damage.path}"
         if not self.in_place():
@@ -220,7 +204,7 @@ class LocalCache(PartitionStore):
         return None
 
     def close(self) -> None:
-        """Free the folder. Files that cannot be used any more are not used again."""
+        """Free the folder. Files that can no longer be used are not used again."""
         is_lost = bool(self.loss or self._journal.broken)
         self._journal.close()
         if is_lost:
@@ -236,7 +220,7 @@ def vouched_in(path: Path) -> bytes | None:
 
 
 def _states(log: Path) -> Iterator[bytes]:
-    """What was vouched for in a log; what is damaged is passed over."""
+    """The states that were vouched for in a log; damaged records are skipped."""
     for record in records(log):
         for kind, body in () if isinstance(record, int) else sections(record):
             if kind == Kind.KEEP and KEEP.unpack_from(body)[0] == _NUMBER:

@@ -17,10 +17,10 @@ NEVER = ORIGIN_MAX + 1
 
 @dataclass(slots=True)
 class FencedTakeover(Takeover):
-    """One attempt; see `Takeover`. It changes nothing but the epoch: this owner may not be the source's owner any more.
+    """One attempt; see `Takeover`. It changes only the epoch: this owner may no longer be the source's owner.
 
     Args:
-        handed: What the source tells about its offset.
+        handed: The source's offset, and its bounds.
     """
 
     restorer: FencingRestorer

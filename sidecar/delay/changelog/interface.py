@@ -16,7 +16,7 @@ LOST = -1
 
 
 class ChangelogEntry(NamedTuple):
-    """What is to be appended. A value of None says that the key is not needed any more."""
+    """An entry to append. A value of None marks the key as no longer needed."""
 
     key: bytes
     value: bytes | None
@@ -35,7 +35,7 @@ class Changelog(Protocol):
 
     @property
     def broken(self) -> str:
-        """Why an entry cannot be appended any more, and what to do; empty if all is well. It stays."""
+        """Why an entry can no longer be appended, and what to do; empty if all is well. It stays."""
         ...
 
     @property
@@ -100,7 +100,7 @@ class Restorer(Protocol):
 
 @runtime_checkable
 class FencingRestorer(Restorer, Protocol):
-    """Of a changelog that refuses what an earlier owner appends after a claim: so all that it has counts."""
+    """For a changelog that refuses an earlier owner's appends after a claim: so all of its entries count."""
 
     def find(self, tp: TopicPartition, key: bytes) -> bytes | None:
         """The value of a key; None if there is none.
@@ -129,7 +129,7 @@ class KeptRows(RestoredRows, Protocol):
 
     @property
     def vouched(self) -> bytes | None:
-        """What was vouched for when the files were opened; None if they begin empty."""
+        """The table that was vouched for when the files were opened; None if they begin empty."""
         ...
 
     def retain(self, numbers: Collection[int]) -> None:
@@ -166,7 +166,7 @@ class KeptRows(RestoredRows, Protocol):
         ...
 
     def allow(self, point: Point) -> None:
-        """What was vouched for is durable: a checkpoint may be written that has all before this point."""
+        """Allow a checkpoint that has all before this point: the table vouched for is durable."""
         ...
 
     @property
@@ -176,5 +176,5 @@ class KeptRows(RestoredRows, Protocol):
 
     @property
     def loss(self) -> str:
-        """Why the files cannot be used any more; empty if they can."""
+        """Why the files can no longer be used; empty if they can."""
         ...

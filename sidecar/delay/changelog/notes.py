@@ -1,4 +1,4 @@
-"""What the local files vouch for, in its byte form. Bytes in and out, no file and no broker.
+"""Notes of what the local files have, in their byte form. Bytes in and out, no file and no broker.
 
 A note says of an owned partition: a *bookmark* is in its changelog at an offset. The local files have all that this
 owner appended before, and nothing that it appended later. Nobody else appended anything between its claim and the
@@ -27,19 +27,19 @@ _NO_STATE = (1 << 32) - 1
 
 
 class Note(NamedTuple):
-    """What the local files have of a partition."""
+    """The local files' content of a partition."""
 
     number: int
-    """Of the partition in the files."""
+    """The partition's number in the files."""
     name: bytes
     store: int
     """The id of the changelog."""
     lineage: RecordLineage
     epoch: int
     bookmark: int
-    """Its number: later bookmarks have higher ones."""
+    """Number of the bookmark: later bookmarks have higher ones."""
     offset: int
-    """That of the bookmark, or of one with the same number before it."""
+    """Offset of the bookmark, or of an earlier one with the same number."""
     kept: KeptState | None
     """The state that was kept last."""
     moved: Sequence[tuple[int, list[bytes]]]

@@ -1,4 +1,4 @@
-"""What a changelog has of an owned partition, and what of it is not needed any more. Appends nothing."""
+"""An owned partition's entries in its changelog, and which of them are no longer needed. Appends nothing."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Owned:
     is_named: bool = False
     """Whether a commit has named the epoch."""
     is_proved: bool = False
-    """Whether the changelog tells so, too: a reset removes the commit."""
+    """Whether the changelog records this, too: a reset removes the commit."""
     is_doubted: bool = False
-    """Whether it tells so behind a record of another owner."""
+    """Whether it records this behind a record of another owner."""
     ended_below: int = 0
-    """The watermark of the last commit: messages below it are not needed any more."""
+    """The watermark of the last commit: messages below it are no longer needed."""
     reach: PutReach | None = None
     """How far the source was read, if the changelog fences."""
     moved: dict[int, list[bytes]] = field(default_factory=dict)
     """All keys of messages that are at another position than the changelog's, by the position; the message's first."""
     cancelled: dict[int, list[bytes]] = field(default_factory=dict)
-    """All keys of messages that were cancelled, by position, until all owners to come know."""
+    """All keys of messages that were cancelled, by position, until all later owners know."""
     staying: list[list[bytes]] = field(default_factory=list)
-    """All keys of messages that earlier owners cancelled, and that owners to come must know; each message's first."""
+    """All keys of messages that earlier owners cancelled, and that later owners must know; each message's first."""
     next_offset: int | None = None
-    """The offset of what is acknowledged next if nobody else has appended anything since the claim; None if one has."""
+    """The offset of the next acknowledged entry; None if another owner has appended since the claim."""
     bookmark: int = 0
     """The number of the last bookmark that was appended; 0 if there is none, or none that notes may refer to."""
     bookmark_offset: int | None = None
@@ -56,9 +56,9 @@ class Owned:
     behind: int = 0
     """Number of entries that were appended behind it."""
     withheld: list[list[bytes]] = field(default_factory=list)
-    """All keys of changed messages that are not needed any more; they stay until a note has the change."""
+    """All keys of changed messages that are no longer needed; they stay until a note has the change."""
     noted: list[list[bytes]] = field(default_factory=list)
-    """Those that stay until the note that is taken now is durable."""
+    """Keys that stay until the note that is taken now is durable."""
     _taken: deque[tuple[int, bytes]] = field(default_factory=deque)
     """Position and key of messages that were taken, and not removed from the changelog."""
 
@@ -72,7 +72,7 @@ class Owned:
 
     @property
     def may_remove(self) -> bool:
-        """Whether what it removes is void, or ended, for all owners to come."""
+        """Whether what it removes is void, or ended, for all later owners."""
         return self.is_proved or self.reach is not None
 
     def put(self, origins: Iterable[int]) -> list[ChangelogEntry]:
@@ -103,7 +103,7 @@ class Owned:
         self._taken.extend((each.position, message_key(each.position, each.epoch, each.origin)) for each in messages)
 
     def rewind(self) -> None:
-        """All above the watermark will be taken again."""
+        """Prepare for all messages above the watermark to be taken again."""
         watermark = 0 if self.kept is None else self.kept.watermark
         self._taken = deque(each for each in self._taken if each[0] < watermark)
 

@@ -1,6 +1,6 @@
 """Commits that name the epoch of an owner, and the proof of that in the changelog: what may be removed, and when.
 
-A key that is removed is gone for all owners. So an owner removes nothing before all owners to come know its epoch: a
+A key that is removed is gone for all owners. So an owner removes nothing before all later owners know its epoch: a
 reset, or a broker that loses commits, may take away the commit that named it, and without its epoch, records that are
 void for it would count.
 """
@@ -18,7 +18,7 @@ from sidecar.delay.changelog.vouching import Vouching
 
 
 class Proofs:
-    """What a `ChangelogStore` does with commits."""
+    """The part of a `ChangelogStore` that handles commits."""
 
     _cache: KeptRows
     _numbers: dict[bytes, int]
@@ -27,11 +27,11 @@ class Proofs:
     _vouching: Vouching
 
     def is_proved(self, name: bytes) -> bool:
-        """Whether all owners to come know the epoch of an owned partition."""
+        """Whether all later owners will know the epoch of an owned partition."""
         return self._owned[self._numbers[name]].is_proved
 
     def lost(self) -> Mapping[TopicPartition, str]:
-        """The owned partitions that must be taken over anew, with the reason."""
+        """The owned partitions that must be taken over again, with the reason."""
         doubted = [owned.tp for owned in self._owned.values() if owned.is_doubted]
         return dict.fromkeys(doubted, "another process wrote to its changelog during the takeover") | dict.fromkeys(
             self._appends.lost, "another process has claimed its delayed messages"
@@ -46,14 +46,14 @@ class Proofs:
                 self._appends.append(owned, entries)
 
     def committed(self, number: int, watermark: int) -> None:
-        """A commit succeeded, with the state of this watermark: what is ended is not needed any more."""
+        """A commit succeeded, with the state of this watermark: what is ended is no longer needed."""
         if (owned := self._owned.get(number)) is not None:
             self._name(owned)
             owned.ended_below = watermark
             self._remove(owned)
 
     def _name(self, owned: Owned) -> None:
-        """A commit names the epoch: the changelog must tell so before anything else."""
+        """A commit names the epoch: the changelog must record that before anything else."""
         if owned.is_named:
             return
         owned.is_named = True

@@ -1,8 +1,8 @@
 """How far a partition of the source was read into a changelog that fences. Numbers and bytes only.
 
-Such a changelog has no void records, so it tells itself which messages were put: each put says so in its transaction.
-The source's commit tells the same only if it has metadata. A bare offset is of whoever committed last, and a lower one
-than the changelog knows is an operator's reset, or was lost by the broker.
+Such a changelog has no void records, so it records itself which messages were put: each put does so in its transaction.
+The source's commit shows the same only if it has metadata. A bare offset comes from the last process to commit; one
+below the changelog's comes from an operator's reset, or the broker lost a later commit.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ class PutReach(NamedTuple):
     """How far owners have come."""
 
     lineage: RecordLineage
-    """What the offsets count."""
+    """Numbering that the offsets belong to."""
     committed: int
     """An offset that the source's commit has, or had: perhaps an older one once it is at or above `seen`."""
     seen: int
     """All messages below that are to be held were put, and are held or ended."""
 
     def entry(self) -> ChangelogEntry:
-        """The record."""
         return ChangelogEntry(REACH_KEY, _REACH.pack(_VERSION, *self.lineage, self.committed, self.seen))
 
 
 class DoubtError(Exception):
-    """The source's offset does not fit to what owners did. An owner may have committed after it was read."""
+    """The source's offset contradicts the changelog. An owner may have committed after the offset was read."""
 
     def __init__(self, reach: PutReach) -> None:
         super().__init__(str(reach))
@@ -58,20 +57,19 @@ def read_reach(raw: bytes) -> PutReach:
 
 
 class Handed(NamedTuple):
-    """What the source tells about its offset."""
+    """The source's offset, and its bounds."""
 
     offset: int = 0
-    """The offset."""
     continues: bool = False
-    """Whether it is the last owner's, as far as this host knows, though the incarnation may be new."""
+    """Whether the offset is the last owner's, as far as this host knows, though the incarnation may be new."""
     end: int | None = None
     """The end of the source's log, if owners hand on nothing but the offset."""
     doubted: PutReach | None = None
-    """What did not fit when the source was asked before; the same again is believed."""
+    """The mismatch found last time; if it recurs, it is accepted."""
 
 
 class Resumed(NamedTuple):
-    """Where the owner goes on."""
+    """Where the owner continues."""
 
     reach: PutReach
     drops_from: int | None
@@ -81,11 +79,11 @@ class Resumed(NamedTuple):
 def resumed(
     reach: PutReach | None, lineage: RecordLineage, watermark: int, seen: int, handed: Handed, epoch: int
 ) -> Resumed:
-    """Where an owner goes on.
+    """Decide where an owner continues.
 
     Args:
-        reach: What the changelog tells; None if it is new.
-        lineage: What the source's offsets count, as this host knows it.
+        reach: The changelog's record; None if the changelog is new.
+        lineage: Numbering of the source's offsets, as this host knows it.
         watermark: The offset from which everything is read again after a reset.
         seen: The offset from which the source reads.
 

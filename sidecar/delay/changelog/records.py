@@ -25,8 +25,8 @@ BOOKMARK_KEY = struct.Struct(">cQ")
 PROOF_KEY = struct.Struct(">cQ")
 """The key of a proof: kind, epoch. Earlier versions ignore it."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
-"""The key of a change: kind; position, epoch, origin of the message; epoch of who changed it, and the position that the
-message has from now on, or `CANCELLED`."""
+"""The key of a change: kind; position, epoch, origin of the message; epoch of the owner that changed it, and the new
+position of the message, or `CANCELLED`."""
 CANCELLED = 0
 _KEY_BYTES = {
     MESSAGE: KEY.size,
@@ -47,7 +47,7 @@ _BOOKMARK = struct.Struct("<BQQ")
 
 
 class RecordLineage(NamedTuple):
-    """What the offsets of messages count: after a reset, and in a topic that was created again, all are new."""
+    """The numbering that offsets belong to: a reset, and the recreation of a topic, begin a new one."""
 
     incarnation: int
     topic: int
@@ -55,7 +55,7 @@ class RecordLineage(NamedTuple):
 
 
 class MessageKey(NamedTuple):
-    """What a record says of a message without its content."""
+    """The key of a message's record, decoded."""
 
     position: int
     epoch: int
@@ -77,14 +77,14 @@ class KeptState(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What became of a message that is held."""
+    """A move or a cancellation of a held message."""
 
     message: bytes
-    """Its key."""
+    """Key of the message."""
     epoch: int
-    """Of who changed it."""
+    """Epoch of the owner that changed it."""
     position: int
-    """Where it is from now on, or `CANCELLED`."""
+    """Its new position, or `CANCELLED`."""
 
 
 class Moved(NamedTuple):

@@ -34,7 +34,7 @@ from sidecar.errors import StateError
 
 
 class ParkedEntries:
-    """What a `ChangelogStore` does with parked parts."""
+    """The part of a `ChangelogStore` that handles parked parts."""
 
     _cache: KeptRows
     _owned: dict[int, Owned]
@@ -99,7 +99,7 @@ NOT_OWNED = -1
 
 
 class ChangelogStore(Proofs, ParkedEntries):
-    """A `HeldStore`. What it is given is durable once the broker has acknowledged it. For the main thread.
+    """A `HeldStore`. Its changes are durable once the broker has acknowledged them. For the main thread.
 
     Args:
         cache: Has the rows of owned partitions, and those of an earlier process.
@@ -149,7 +149,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             self._cache.drop(number)
 
     def own(self, name: bytes, number: int, tp: TopicPartition, lineage: RecordLineage, taken_over: TakenOver) -> None:
-        """The partition was taken over; the lineage is what the source's offsets count. See `begin` for the others."""
+        """Own a partition that was taken over; `lineage` is the source's. See `begin` for the other arguments."""
         kept = taken_over.kept
         owned = Owned.of(name, tp, lineage, taken_over)
         self._vouching.use(number)
@@ -190,7 +190,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             owned.garbage += keys
 
     def leave(self, number: int) -> None:
-        """The partition is not owned any more: other owners have what it holds."""
+        """The partition is no longer owned: other owners have what it holds."""
         owned = self._owned.pop(number, None)
         if owned is not None:
             del self._numbers[owned.name]
@@ -209,11 +209,9 @@ class ChangelogStore(Proofs, ParkedEntries):
         return self._numbers.get(name, NOT_OWNED)
 
     def state(self, number: int) -> bytes | None:
-        """What `keep` was given last."""
         return self._cache.state(number)
 
     def known(self, number: int) -> BitMap64:
-        """Origins of all messages that were put, at or above the floor."""
         return self._cache.known(number)
 
     def held(self, number: int) -> int:
@@ -226,7 +224,7 @@ class ChangelogStore(Proofs, ParkedEntries):
 
     @property
     def damages(self) -> Sequence[FileDamage]:
-        """What the local disk has lost."""
+        """Losses of the local disk."""
         return self._cache.damages
 
     def disk_bytes(self) -> int:
@@ -276,11 +274,9 @@ class ChangelogStore(Proofs, ParkedEntries):
         return held
 
     def next(self, number: int) -> int | None:
-        """A position below which there is nothing to take."""
         return self._cache.next(number)
 
     def rewind(self, number: int) -> None:
-        """Let `take` begin again at the watermark."""
         self._owned[number].rewind()
         self._cache.rewind(number)
 
@@ -289,11 +285,9 @@ class ChangelogStore(Proofs, ParkedEntries):
         return None if number == NOT_OWNED else self._cache.find(number, position)
 
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
-        """See `ReadStore`."""
         return self._cache.listed(number, first, end, limit, origin)
 
     def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
-        """See `ReadStore`."""
         return self._cache.views(lowest, end)
 
     def cancel(self, number: int, position: int) -> bool:
@@ -312,7 +306,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         return True
 
     def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
-        """See `HeldStore`.
+        """End messages by their names.
 
         Raises:
             StateError: A local file cannot be read.
@@ -330,7 +324,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             yield found
 
     def forget(self, number: int, position: int) -> None:
-        """All owners to come know that a message was cancelled: remove it."""
+        """All later owners know that a message was cancelled: remove it."""
         owned = self._owned[number]
         if keys := owned.cancelled.pop(position, None):
             owned.withheld.append(keys)
@@ -380,7 +374,6 @@ class ChangelogStore(Proofs, ParkedEntries):
 
     @property
     def changes(self) -> int:
-        """Number of calls so far that changed it."""
         return self._appends.changes
 
     @property
@@ -393,7 +386,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         """Why nothing can be appended any more."""
         if self._changelog.broken:
             return OSError(self._changelog.broken)
-        # The changelog has what the local disk has lost: nothing goes on without it, and the next process restores it.
+        # The changelog has what the local disk has lost: this process cannot continue, and the next one restores it.
         return OSError(self._cache.loss) if self._cache.loss else self._cache.broken
 
     def _check_cache(self) -> None:
@@ -401,7 +394,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             raise StateError(self._cache.loss)
 
     def in_place(self) -> bool:
-        """Where the local files are is no matter: `broken` tells of those that are gone."""
+        """True wherever the local files are: `broken` reports missing ones."""
         return True
 
     def poll(self) -> None:
@@ -409,21 +402,21 @@ class ChangelogStore(Proofs, ParkedEntries):
         self._changelog.serve()
 
     def begin_sync(self) -> Job | None:
-        """What the local files need now and then; nothing waits for it.
+        """Begin work that the local files need now and then; nothing waits for it.
 
         Raises:
             StateError: The broker does not acknowledge anything.
         """
         if self._changelog.waiting:
             raise StateError(self._changelog.waiting)
-        with suppress(StateError):  # `put` tells if that lasts
+        with suppress(StateError):  # `put` reports it if that lasts
             is_behind = self._cache.changes - self._cache.synced >= CACHE_CHANGES
             if self._vouching.step() or is_behind or self._cache.has_work:
                 return self._cache.begin_sync()
         return None
 
     def ended_sync(self, job: Job, error: OSError | None) -> None:
-        """The local files have got it."""
+        """Handle the end of a job: the changes are in the local files."""
         self._cache.ended_sync(job, error)
 
     def sync(self) -> None:

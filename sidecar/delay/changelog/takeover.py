@@ -52,7 +52,7 @@ NOBODY = 0
 
 
 class LaterError(Exception):
-    """The changelog tells of a later commit than the one that was read."""
+    """The changelog records a later commit than the one that was read."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(f"epoch {epoch}")
@@ -76,7 +76,7 @@ LATE_MAX = 500_000
 
 
 class Start(NamedTuple):
-    """Where the owner goes on in the source."""
+    """Where the owner continues in the source."""
 
     stores: Stores
     """The stores in the commit; the epoch is of its own."""
@@ -84,7 +84,7 @@ class Start(NamedTuple):
     watermark: int
     """The offset below which all messages are settled: those from there on are read again after a reset."""
     seen: int
-    """The offset from which on the store tells which messages it has."""
+    """The offset from which on the store decides which messages it has."""
     now: int
     """The position of the present time; it decides what is noted, and nothing else."""
 
@@ -101,17 +101,17 @@ class TakenOver(NamedTuple):
     known: BitMap64
     """The origins, at or above `Start.seen`, of the messages that it has."""
     ended: Sequence[MessageKey]
-    """Messages that were adopted, though they are not held any more."""
+    """Messages that were adopted, though they are no longer held."""
     garbage: Sequence[bytes]
     """Keys that are not needed once a commit has named the epoch."""
     is_lost: bool
     """Whether the commit names another changelog: that one was deleted, with all that it held."""
     moved: Sequence[Moved] = ()
-    """Messages that were brought forward; some may not be held any more."""
+    """Messages that were brought forward; some may no longer be held."""
     staying: Sequence[list[bytes]] = ()
-    """The keys of cancelled messages that owners to come must know."""
+    """The keys of cancelled messages that later owners must know."""
     next_offset: int | None = None
-    """The offset that the owner's next record has if nobody else appends; None if somebody did."""
+    """The offset of the owner's next record if no other owner appends; None if another one already did."""
     read: int = 0
     """Number of records that were read."""
     note: Note | None = None
@@ -119,9 +119,9 @@ class TakenOver(NamedTuple):
     removed: Collection[bytes] = ()
     """With a note: keys of messages that need not be removed, though they are below the watermark."""
     reach: PutReach | None = None
-    """Where the owner goes on in the source, if the changelog fences."""
+    """Where the owner continues in the source, if the changelog fences."""
     last_named: int = NOBODY
-    """The epoch of the last owner before of whose commit the changelog tells."""
+    """The epoch of the last earlier owner whose commit the changelog records."""
 
 
 @dataclass(slots=True)
@@ -129,10 +129,9 @@ class Takeover:
     """One attempt.
 
     Args:
-        start: Where the owner goes on.
-        adopt: Is given the messages that are held, and perhaps some that are not any more. The argument tells whether
-            they begin anew: what was adopted before, and what the local files had, does not count.
-        note: Of the local files, if they have the partition.
+        adopt: Called with messages that are held, and perhaps some that are no longer. The flag says whether they start
+            over: messages adopted before, and those of the local files, then do not count.
+        note: Note of the local files, if they have the partition.
     """
 
     restorer: Restorer
@@ -157,7 +156,7 @@ class Takeover:
         reading = self._read_on(store, named, void_from, epoch) or self._read_all(named, void_from, epoch)
         last = epoch - 1
         if reading.void and reading.proved != reading.named:
-            # What is void by this commit may count without it, after a reset. So all owners to come must know of the
+            # What is void by this commit may count without it, after a reset. So all later owners must know of the
             # commit first, those too that claimed the partition behind this one.
             last = self.restorer.append(self.tp, [proof_entry(reading.named)])
             if last != epoch:
@@ -230,24 +229,23 @@ class Takeover:
 
 
 class Reading:
-    """What was found so far.
+    """The content of the records read so far.
 
     Args:
-        start: Where the owner goes on.
-        void_from: The offset from which an owner with another store read on, up to `Start.seen`.
-        note: What the local files have; they may have messages whose records are not read.
+        void_from: The offset from which an owner with another store read, up to `Start.seen`.
+        note: Note of the local files, which may have messages whose records are not read.
     """
 
     def __init__(self, start: Start, named: int, void_from: int, note: Note | None = None) -> None:
         self._start = start
         self.named = named
         self.proved = note.epoch if note else NOBODY
-        """The last epoch of which the changelog tells that a commit has named it."""
+        """The last epoch that, according to the changelog, a commit has named."""
         self._void_from = void_from
         self.note = note
         self.kept = note.kept if note else None
         self.bookmark: Bookmark | None = None
-        """The last one of the owner that the commit names."""
+        """The last bookmark of the owner that the commit names."""
         self.records = 0
         self._rows: dict[bytes, PlacedRow] = {}
         """Messages that may be held, by their keys. They wait for others: most are removed soon after they were put."""
@@ -263,7 +261,7 @@ class Reading:
         self._late: dict[bytes, None] = {}
         """Keys of messages that were due in the past when they were read."""
         self._all_late = note is None
-        """Whether all of these are noted."""
+        """Whether `_late` has all of them."""
         self._states: list[bytes] = []
         self._changes: dict[bytes, list[bytes]] = {}
         """Keys of changes by that of their message; the last one counts."""
@@ -287,7 +285,7 @@ class Reading:
         """Take the next records.
 
         Raises:
-            LaterError: The log tells of a later commit.
+            LaterError: The log records a later commit.
             ValueError: A record has another form.
         """
         self.records += len(records)
@@ -353,7 +351,7 @@ class Reading:
         start = self._start
         if lineage == start.lineage:
             if position >= PARKED_FROM:
-                pass  # the state tells which parked parts count
+                pass  # the state decides which parked parts count
             elif origin >= start.seen:
                 self._known[record.key] = None
             elif origin >= self._void_from:

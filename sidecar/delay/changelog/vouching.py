@@ -77,7 +77,7 @@ class Vouching:
         return self._spare.get(name)
 
     def use(self, number: int) -> None:
-        """A partition of the files is used: its note does not hold any more."""
+        """A partition of the files is used: its note no longer holds."""
         for note in list(self._spare.values()):
             if note.number == number:
                 del self._spare[note.name]

@@ -83,7 +83,7 @@ class Held(NamedTuple):
     partition: int
     timestamp_ms: int | None
     tags: bytes
-    """See `core.messages.tag_index`."""
+    """Entry of `core.messages.tag_index`."""
     key: bytes | None
     headers: bytes
     """In the form that the owner chose."""

@@ -1,4 +1,4 @@
-"""What happens between two writes of a store's log, as one record. Opens no file."""
+"""The changes between two writes of a store's log, as one record. Opens no file."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class LogEntry(NamedTuple):
 
 
 class Kind(IntEnum):
-    """What a section of a record has."""
+    """Kind of a section of a record."""
 
     PUT = 1
     NAME = 2
@@ -151,7 +151,7 @@ class Record:
         return self._nbytes + self.puts.nbytes
 
     def add(self, kind: Kind, body: bytes) -> None:
-        """Add a change that is no message."""
+        """Add a change other than a message."""
         self._end_puts()
         self._add(kind, body)
 

@@ -9,7 +9,7 @@ from sidecar.errors import StateError
 
 SUFFIX, LOG_SUFFIX = ".delay", ".wal"
 FORM = "-2"
-"""Of the rows in files and logs; the first one had no mark."""
+"""Version of the rows in files and logs; the first version had no mark."""
 _FILE = re.compile(rf"(\d+)-([0-9a-f]{{8}}){FORM}\.delay")
 _LOG = re.compile(rf"(\d+)-([0-9a-f]{{8}}){FORM}\.wal")
 
@@ -20,13 +20,13 @@ def path_of(folder: Path, hour: int, salt: int) -> Path:
 
 
 def named_by(path: Path) -> tuple[int, int] | None:
-    """The hour and the salt of a file; None if it is no file of an hour."""
+    """The hour and the salt in a file's name; None if it is not the file of an hour."""
     found = _FILE.fullmatch(path.name)
     return None if found is None else (int(found[1]), int(found[2], 16))
 
 
 def logged_by(path: Path) -> tuple[int, int] | None:
-    """The number and the salt of a log; None if it is no log."""
+    """The number and the salt in a log's name; None if it is not a log."""
     found = _LOG.fullmatch(path.name)
     return None if found is None else (int(found[1]), int(found[2], 16))
 

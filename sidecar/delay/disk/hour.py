@@ -45,7 +45,7 @@ SECOND_SEQUENCES = 1 << (SEQUENCE_BITS - 1)
 
 
 class FileDamage(NamedTuple):
-    """Messages of a file that cannot be read any more."""
+    """Messages of a file that can no longer be read."""
 
     path: Path
     reason: str
@@ -58,7 +58,7 @@ class ShorterError(Exception):
 
 
 class Known(NamedTuple):
-    """What a process knows of an hour's file."""
+    """A process's knowledge of an hour's file."""
 
     size: int
     messages: int
@@ -120,7 +120,7 @@ class HourFile:
         self._seconds: dict[int, int] | None = {} if self.sequence < SECOND_SEQUENCES else None
         """Sequence numbers by second, for those from `SECOND_SEQUENCES` on; None until they are looked for."""
         self.names: Names | None = None
-        """What the file has of names; None until one is looked for."""
+        """The names in the file; None until one is looked for."""
         self._blocks: list[Found] | None = None
         """The sound blocks of the file; None while the hour is not loaded."""
 
@@ -141,14 +141,14 @@ class HourFile:
 
     @property
     def known(self) -> Known:
-        """What a later process must know of the file."""
+        """The knowledge of the file that a later process needs."""
         return Known(self.size, self._written, self.sequence, self.settled, self.salt)
 
     def successor(self) -> HourFile:
         """An empty file for the same hour, which gives out no position that this one gave out.
 
-        A later process knows that of the hour's first `SECOND_SEQUENCES` messages, and of those that are held; of
-        others, `sequence` must tell it.
+        A later process knows the positions of the hour's first `SECOND_SEQUENCES` messages, and of held ones; for
+        others, `sequence` must record them.
 
         Raises:
             OSError: The file cannot be read.

@@ -28,7 +28,7 @@ WASTE_BYTES_MAX = 64 << 20
 WASTE_BYTES_MIN = 1 << 20
 """The same for a single file, when a checkpoint is written anyway."""
 MEASURED_EVERY = 16
-"""The bytes of ended messages are measured anew when as many have ended as this part of the hour's."""
+"""Bytes of ended messages are measured again once this fraction of the hour's messages (1/16) has ended since."""
 PARKED_FROM = END_MS << SEQUENCE_BITS
 """Positions from here on are of parked parts: the time at which they were parked, and no message is due so late."""
 PARKED_HOUR = END_MS // HOUR_MS
@@ -306,7 +306,7 @@ class Hours:
 
     def _measure(self, file: HourFile) -> int:
         total = 0
-        with suppress(OSError):  # rewriting tells of it
+        with suppress(OSError):  # rewriting reports it
             for first, table in file.tables():
                 sizes = np.diff(table["end"].astype(np.int64), prepend=0) + ROW_BYTES
                 total += int(sizes[self._ended(file, first, table)].sum())

@@ -1,4 +1,4 @@
-"""What an hour holds at one moment, for any thread. Columns are read first, and payloads only where they are wanted."""
+"""An hour's content at one moment, for any thread. Columns are read first, and payloads only where they are wanted."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class ListedRows(NamedTuple):
         return ListedRows(*(column[first:end] for column in self))
 
     def pick(self, places: Sequence[int]) -> ListedRows:
-        """Those at some places."""
+        """The rows at these places."""
         return ListedRows(*(column[np.array(places, np.intp)] for column in self))
 
 
 class HourView:
-    """An hour as it is now, while its owner goes on: what is appended, ended or removed later has no effect.
+    """An hour as it is now: messages that its owner appends, ends or removes later have no effect.
 
     Args:
         lowest: The lowest position of each partition that is wanted, by its number.
@@ -82,7 +82,7 @@ class HourView:
 
     @property
     def nbytes(self) -> int:
-        """What was copied of what is only in memory."""
+        """Copied bytes of messages that are only in memory."""
         return self._pending.nbytes
 
     @property

@@ -30,7 +30,7 @@ def key_of(partition: int, name: bytes, number: int = 0) -> int:
 
 
 def keys_of(partition: int, names: Iterable[bytes]) -> Keys:
-    """What is looked for, in order."""
+    """The sorted keys to look for."""
     return np.unique(np.array([key_of(partition, name) for name in names], np.uint64))
 
 

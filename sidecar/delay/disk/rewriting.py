@@ -47,8 +47,8 @@ class Rewrite:
         """Copy messages from about so many bytes; return whether all are copied.
 
         Raises:
-            DamagedError: A message cannot be read; begin anew when it is known to be lost.
-            OSError: A file cannot be read or written; begin anew.
+            DamagedError: A message cannot be read; start over when it is known to be lost.
+            OSError: A file cannot be read or written; start over.
         """
         end = min(self._at + nbytes, self.file.size)
         with opened(self.file.path) as read:

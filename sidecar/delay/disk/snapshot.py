@@ -25,7 +25,7 @@ _LEFT = struct.Struct("<QI")
 
 
 class StoredPartition(NamedTuple):
-    """What is kept of a partition."""
+    """A partition in a checkpoint."""
 
     name: bytes
     state: bytes | None
@@ -35,7 +35,7 @@ class StoredPartition(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a store knew when a log began: a start repeats that log and all later ones."""
+    """A store's knowledge when a log began: a start repeats that log and all later ones."""
 
     id: int
     log: int

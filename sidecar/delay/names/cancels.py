@@ -73,7 +73,7 @@ FOUND_AT_ONCE = 50
 
 
 class NamedMessages:
-    """What a `PartitionStore` does with names."""
+    """The part of a `PartitionStore` that handles names."""
 
     _folder: StateFolder
     _journal: StoreJournal

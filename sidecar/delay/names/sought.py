@@ -1,4 +1,4 @@
-"""Held messages of a tag or a tag group: their rows refuse most others, and then the messages themselves tell."""
+"""Held messages of a tag or a tag group: rows exclude most others, and the messages themselves decide the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sidecar.delay.disk.blocks import Held
 
 
 class Sought:
-    """What is sought; with neither a tag nor a group, nothing is read.
+    """Selects the messages that are sought; with neither a tag nor a group, nothing is read.
 
     Args:
         read: Reads the raw tags of held messages.
@@ -33,7 +33,7 @@ class Sought:
         self._group = group
         self._tag = None if tag is None else tag.encode("utf-8", "surrogateescape")
         self.needs_content = tag is not None or group is not None
-        """Whether the rows alone do not tell."""
+        """Whether the rows alone cannot decide."""
         self._masks: list[TagMask] = []
         if self._tag is not None:
             self._masks.append(TagMask([self._tag]))

@@ -24,7 +24,7 @@ from sidecar.state.folder import holder_of
 
 
 class _Version(NamedTuple):
-    """What no two openings of a store have in common: each begins a log and writes a checkpoint."""
+    """Differs between any two openings of a store: each begins a log and writes a checkpoint."""
 
     logs: Mapping[int, Path]
     checkpoint: tuple[int, int] | None
@@ -55,7 +55,6 @@ class OfflineStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.damages: list[FileDamage] = []
-        """What cannot be read."""
         with self._errors():
             if not path.is_dir():
                 raise NoStateError(
@@ -120,7 +119,6 @@ class OfflineStore:
         return self._names
 
     def disk_bytes(self) -> int:
-        """Size of its files."""
         return self._lanes.nbytes + self._log_bytes
 
     def place(self, number: int) -> StorePlace:
@@ -128,7 +126,6 @@ class OfflineStore:
         return StorePlace(self._id, f"{self._id:x}.{number}")
 
     def state(self, number: int) -> bytes | None:
-        """What was kept last."""
         return self._lanes.lanes[number].state
 
     def hours(self) -> Mapping[int, int]:
@@ -136,7 +133,6 @@ class OfflineStore:
         return self._lanes.left.totals()
 
     def next(self, number: int) -> int | None:
-        """A position below which there is nothing to take."""
         return self._lanes.next(number)
 
     def find(self, number: int, position: int) -> Held | None:
@@ -149,7 +145,6 @@ class OfflineStore:
             return self._lanes.find(number, position)
 
     def parked(self, number: int) -> Sequence[Held]:
-        """See `ReadStore`."""
         with self._errors():
             return self._lanes.parked(number)
 
@@ -163,7 +158,6 @@ class OfflineStore:
             return self._lanes.listed(number, first, end, limit, origin)
 
     def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
-        """See `ReadStore`."""
         with self._errors():
             return self._lanes.views(lowest, end)
 

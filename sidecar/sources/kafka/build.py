@@ -1,4 +1,4 @@
-"""Creates the Kafka source, and chooses who reads: the client, or the fast lane. Decides nothing else."""
+"""Creates the Kafka source, and chooses the reader: the client, or the fast lane. Decides nothing else."""
 
 from __future__ import annotations
 

@@ -57,7 +57,6 @@ class KafkaColumns:
         return repeat(None, len(messages))
 
     def digest(self, message: Message) -> int:
-        """See `digest_of`."""
         return digest_of(message)
 
 

@@ -16,8 +16,8 @@ from sidecar.config.source.kafka import SESSION_TIMEOUT_MS, KafkaSettings
 
 HEARTBEAT_MS = 500
 JOIN_MS = 60_000
-"""How long a rebalance waits for a member that does not join: by default 5 minutes, in which nobody reads; a soak came
-upon that. It also limits the time between two polls; the main loop polls many times a second."""
+"""How long a rebalance waits for a member that does not join: by default 5 minutes, in which no member reads. It also
+limits the time between two polls; the main loop polls many times a second."""
 MESSAGE_BYTES = 400
 """Memory that the client takes for each message in its queue, beyond the value; measured."""
 FETCH_SHARE = 4

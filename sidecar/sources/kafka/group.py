@@ -128,7 +128,7 @@ def members_of(admin: AdminClient, group_id: str, patience_s: float) -> Sequence
 
 
 def evict(settings: KafkaSettings, member_ids: Sequence[str]) -> None:
-    """Remove these members from the group; a member that is already gone is no error.
+    """Remove these members from the group; a member that is already gone is not an error.
 
     Raises:
         Exception: Any error of the client.

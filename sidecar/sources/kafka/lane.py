@@ -89,21 +89,18 @@ class LaneMessages(Sequence["fastlane.Message"]):
         return self._run.offsets() if self._all is None else [message.offset for message in self._all]
 
     def keep(self, count: int) -> None:
-        """See `Run.keep` of the package; call it before a message is asked for."""
+        """Like `Run.keep` of the package; call it before requesting a message."""
         self._run.keep(count)
 
     def ids(self, rules: Any, /) -> tuple[array[int], int]:
-        """See `RunSorter.ids`."""
         self._keep_newest()
         return self._run.ids(rules)
 
     def sort(self, rules: Any, fresh: bytes | None, /) -> fastlane.Sorted:
-        """See `RunSorter.sort`."""
         self._keep_newest()
         return self._run.sort(rules, fresh)
 
     def columns(self, rules: fastlane.Rules) -> Table:
-        """See `Run.columns` of the package."""
         return self._run.columns(rules)
 
     def _keep_newest(self) -> None:
@@ -138,7 +135,7 @@ class FastLane:
             consumer: Makes it, with these settings added.
 
         Raises:
-            UnavailableError: The client did not tell its handle.
+            UnavailableError: The client did not give its handle.
         """
         from sidecar_fastlane import Reader
         from sidecar_fastlane import UnavailableError as NoHandleError

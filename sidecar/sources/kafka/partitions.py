@@ -152,7 +152,7 @@ class Partitions:
     """Takes partitions and gives them up, on the thread of the consumer.
 
     Args:
-        listener: Is told of partitions that are taken or temporarily given up.
+        listener: Called for partitions that are taken or temporarily given up.
         ends: Requests the ends of logs.
         topic_ids: Knows topics that were recreated or deleted.
         lane: Takes their messages; None if the consumer does.
@@ -376,8 +376,8 @@ class KafkaRebalances:
     """Rebalance callbacks of the client.
 
     Args:
-        listener: Is told of revoked and lost partitions.
-        troubles: Are told if the session has ended.
+        listener: Called for revoked and lost partitions.
+        troubles: Get the end of the session.
     """
 
     def __init__(self, partitions: Partitions, membership: Membership, listener: Listener, troubles: Troubles) -> None:

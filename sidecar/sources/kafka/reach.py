@@ -69,7 +69,7 @@ def forbidden(error: KafkaError, topic: str, group_id: str) -> CredentialsError:
 
 
 class ClientErrors:
-    """What a client that only asks reports of the broker: its callback for errors.
+    """Error callback of a client that only makes requests: keeps the broker's problems.
 
     Attributes:
         refusal: The reason for which the broker refused the credentials; empty if it did not.

@@ -198,7 +198,7 @@ class KafkaCommits:
         self._listener.committed(dict.fromkeys(memories, False), 0.0)
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is not reported any more."""
+        """Make these states durable after any pending commit, whose end is no longer reported."""
         for pending in self._pending:
             pending.told = False
         memories = self._made(items)
@@ -256,7 +256,7 @@ def _offsets(memories: Mapping[TopicPartition, CommitMemory]) -> list[ck.TopicPa
 
 
 class KafkaSource:
-    """The source on confluent-kafka.
+    """A `Source` on confluent-kafka.
 
     Args:
         lane: Reads in place of the client; the reason if there is none.
@@ -273,7 +273,6 @@ class KafkaSource:
 
     @property
     def lane_bytes(self) -> int:
-        """Memory of the fast lane, without the client's messages."""
         return self._client.lane.memory_bytes if self._client.lane is not None else 0
 
     def __init__(
@@ -350,7 +349,6 @@ class KafkaSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """Messages that arrived, in the order of each partition; calls the listener meanwhile."""
         client, partitions = self._client, self._partitions
         partitions.tend()  # before consume(): messages of the old id must not be taken for the new one's
         found = client.read(timeout_s)
@@ -378,7 +376,6 @@ class KafkaSource:
         return [result for result in results if result.tp not in reloaded] if reloaded else results
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems with the broker: a key, and a sentence for an operator."""
         return self._rebalances.problems() if self._rebalances is not None else {}
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
@@ -386,11 +383,9 @@ class KafkaSource:
         self._partitions.pause(tps)
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give up the partition and take it again from its committed state."""
         self._partitions.reload([tp])
 
     def distrust(self, tp: TopicPartition) -> None:
-        """Another member went on from the older commit: take the partition next from the broker's commit."""
         self._memories.distrust(tp)
 
     def end(self, tp: TopicPartition) -> int | None:
@@ -398,25 +393,17 @@ class KafkaSource:
         return self._partitions.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as it is at the broker, None if it is gone; may be called from one other thread.
-
-        Raises:
-            UnavailableError: The broker does not answer.
-        """
         return self._fetcher.fetch(tp, offset)
 
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` reports the end."""
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is not reported any more."""
         return self._commits.now(items)
 
     def close(self) -> None:
-        """Leave the group and disconnect; assigned partitions are revoked first."""
         self._client.release()
         with contextlib.suppress(RuntimeError):
             self._membership.leave()

@@ -83,7 +83,7 @@ class Recall:
         return self._memories.find(tp, known, self._rules.digest)
 
     def supersede(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
-        """Replace the folder's rows by commits from which the partitions go on; returns when they are synced."""
+        """Replace the folder's rows by commits from which the partitions continue; returns when they are synced."""
         if rows:
             self._memories.supersede(rows)
 
@@ -363,7 +363,7 @@ class KafkaStartOffsets:
         """Commits that take the place of the folder's older rows, until the end of `find`."""
 
     def find(self, tps: Sequence[TopicPartition], patience_s: float) -> KafkaStarts:
-        """Find the start offsets that the broker reports within this time; a broker that is down is no error."""
+        """Find the start offsets that the broker reports within this time; a broker that is down is not an error."""
         self._offsets.within(patience_s)
         try:
             ids = self._ids.find({tp.topic for tp in tps}, self._offsets.left_s())

@@ -44,7 +44,7 @@ class QueueMark(NamedTuple):
     def found_in(self, messages: Sequence[StoredMessage]) -> bool | None:
         """Whether the answer to a request for this message has it, and not another one at its offset.
 
-        None if compaction removed it: the offsets of a queue have no other gaps, so this does not tell another queue.
+        None if compaction removed it: the offsets of a queue have no other gaps, so this does not prove another queue.
         """
         if messages and messages[0].offset > self.offset:
             return None

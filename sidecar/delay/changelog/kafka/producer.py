@@ -70,21 +70,19 @@ class Appender:
 
     @property
     def broken(self) -> str:
-        """See `Changelog`."""
         return self._broken
 
     @property
     def waiting(self) -> str:
-        """See `Changelog`."""
         if not self._unacknowledged or self._clock() - self._moved_s < WAITING_S:
             return ""
         reason = self._reason or "the client knows no reason; fewer replicas may be in sync than min.insync.replicas"
         return f"Kafka at {self._topics.servers} does not acknowledge delayed messages: {reason}"
 
     def append(self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Done | None = None) -> None:
-        """See `Changelog`: at least one entry; none is appended once it is broken or closed.
+        """Append at least one entry; none once broken or closed.
 
-        It asks a broker, 2 s at most, if the topic got the partition since the client asked.
+        Asks a broker, for 2 s at most, if the topic got the partition since the client asked.
         """
         assert entries
         if self._closed or self._broken:
@@ -108,7 +106,6 @@ class Appender:
             self._fail(log, error.args[0])
 
     def serve(self, timeout_s: float = 0.0) -> None:
-        """See `Changelog`."""
         if self._producer is None:
             return
         self._producer.poll(timeout_s)
@@ -117,7 +114,7 @@ class Appender:
             done(offset)
 
     def close(self) -> None:
-        """See `Changelog`. Entries that were sent may still be appended."""
+        """Disconnect; entries that were sent may still be appended."""
         self._closed = True
         self._finished.clear()
         self._logs.clear()
@@ -161,7 +158,7 @@ class Appender:
             self._break(*self._judged(log.name, error))
 
     def _judged(self, name: str, error: KafkaError) -> tuple[str, str]:
-        """What an error that retries do not cure means, and the cure."""
+        """The meaning of an error that retries do not cure, and the cure."""
         text = text_of(error)
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             command = rules.altering(self._topics.servers, name, rules.LARGEST, "BYTES")
@@ -178,7 +175,7 @@ class Appender:
 
 
 class KafkaChangelog(Appender):
-    """See `Changelog`; it also finds topics that were deleted, or created again without the entries of before.
+    """A `Changelog` that also detects topics that were deleted, or created again without the earlier entries.
 
     Args:
         clock: Monotonic, in seconds.
@@ -190,7 +187,6 @@ class KafkaChangelog(Appender):
         self._gone: Counter[str] = Counter()
 
     def serve(self, timeout_s: float = 0.0) -> None:
-        """See `Changelog`."""
         super().serve(timeout_s)
         for name, topic_id in self._topics.watch():
             known = self._ids.get(name)

@@ -39,7 +39,7 @@ def mark_entry(owner: Owner) -> ChangelogEntry:
 
 
 def read_mark(record: ChangelogRecord) -> Owner | None:
-    """The owner in a record; None if it is no mark."""
+    """The owner in a record; None if the record is not a mark."""
     if not record.key or record.key[:1] != MARK or len(record.key) != _KEY_BYTES or record.value is None:
         return None  # another program's records may have no key
     try:
@@ -78,7 +78,7 @@ _ENTRY_BYTES = 200
 
 
 class KafkaRestorer:
-    """See `Restorer`. Entries of several partitions are appended one after another.
+    """A `Restorer`. Entries of several partitions are appended one after another.
 
     Args:
         patience_s: How long nothing may be read, or acknowledged.
@@ -94,10 +94,10 @@ class KafkaRestorer:
         """The topics that have the mark of this group."""
 
     def open(self, tp: TopicPartition) -> int:
-        """See `Restorer`; a topic that has no mark gets this group's.
+        """Open the topic; one without a mark gets this group's mark.
 
         Raises:
-            ConfigError: It cannot be used, or is another group's.
+            ConfigError: The topic cannot be used, or is another group's.
             UnavailableError: No broker answers.
         """
         self.refuse_former(tp.topic)
@@ -148,7 +148,7 @@ class KafkaRestorer:
             return next((mark for mark in marks if mark is not None), None)
 
     def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:
-        """See `Restorer`; -1 if there are no entries."""
+        """Append the entries; return the last offset, or -1 without entries."""
         if not self._appending.acquire(timeout=self._patience_s):
             raise UnavailableError(f"{self._name(tp)}: other partitions wait for Kafka at {self._topics.servers}")
         try:
@@ -162,7 +162,7 @@ class KafkaRestorer:
             self._appending.release()
 
     def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
-        """See `Restorer`; in batches of at most 1,000 records."""
+        """Read in batches of at most 1,000 records."""
         if end <= begin:
             return
         reading = _Reading(self._topics, self._name(tp), tp.partition, begin, self._patience_s)
@@ -265,7 +265,7 @@ class _Reading:
         self._consumer.close()
 
     def _fetch(self) -> list[Message]:
-        """At least one message; among them those that tell the end of the partition."""
+        """At least one message, including the client's reports of the partition's end."""
         messages = self._consume(1, self._patience_s)
         if not messages:
             raise self._unavailable(self._reason)
@@ -278,7 +278,7 @@ class _Reading:
             raise self._unavailable(text_of(error.args[0])) from error
 
     def _end(self, message: Message, error: KafkaError) -> int:
-        """The end of the partition, if the client tells it."""
+        """The end of the partition, if the client reports it."""
         if error.code() != KafkaError._PARTITION_EOF:
             raise self._unavailable(text_of(error))
         return message.offset() or 0

@@ -15,7 +15,7 @@ POLICY, LARGEST, RETENTION, IN_SYNC = (
     "min.insync.replicas",
 )
 ROOM_BYTES = 64 << 10
-"""What an entry has beyond the message that it holds."""
+"""Room in an entry beyond the message that it holds."""
 LARGEST_MIN_BYTES = 1_048_588
 """Kafka's default; the client sends several entries at once, and the limit applies to all of them."""
 RETENTION_MS = 3_600_000
@@ -95,11 +95,11 @@ def refusal(servers: str, name: str, mine: Config, source: Config) -> ConfigErro
 
 
 def warnings(mine: Config, source: Config, replicas: int, source_replicas: int) -> Iterator[str]:
-    """What makes the topic less durable than it should be.
+    """Reasons why the topic is less durable than it should be.
 
     Args:
         source: Settings of the source's topic; empty if they may not be read.
-        source_replicas: That of the source's topic.
+        source_replicas: Replication factor of the source's topic.
     """
     if not source:
         yield "the settings of the source's topic may not be read: its largest message is not known"

@@ -128,7 +128,7 @@ class Topics:
             raise self._unavailable(error.args[0], name) from error
 
     def open(self, tp: TopicPartition) -> int:
-        """See `Restorer.open`; settings are checked once for each id, and an id counts for 10 s."""
+        """Like `Restorer.open`; settings are checked once for each id, and an id is trusted for 10 s."""
         name = self.name(tp.topic)
         with self._busy:
             known = self._opened.get(name)

@@ -63,14 +63,14 @@ class Unclaimed(NamedTuple):
     end: int
     """Offsets of the first record, and behind the last one."""
     start: Start
-    """What the group's commit says."""
+    """Read from the group's commit."""
 
 
 class UnclaimedRestorer:
     """A `Restorer` for a `Takeover` that takes nothing over: each read ends where the changelog ended.
 
     Args:
-        count: Is told the number of records that were read.
+        count: Called with the number of records that were read.
     """
 
     def __init__(
@@ -91,7 +91,6 @@ class UnclaimedRestorer:
         return self._ends[tp] - 1
 
     def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
-        """See `Restorer`."""
         for records in self._restorer.read(tp, end, begin):
             yield records
             self._count(len(records))
@@ -200,13 +199,13 @@ class CommitLook:
         return logs
 
     def _start(self, commit: ck.TopicPartition, known: Identity) -> Start:
-        """Where the next owner would go on."""
+        """Where the next owner would continue."""
         topic, offset = topic_hash(known.topic_id), commit.offset
         decoded = decode(commit.metadata, offset, known, self.rules)
         if decoded.state is not None:
             state, lineage = decoded.state, RecordLineage(decoded.incarnation, topic)
             return Start(state.stores, lineage, state.watermark, state.seen, self.now)
-        if offset < 0:  # expired, or never there: nothing tells that messages are read again
+        if offset < 0:  # expired, or never there: nothing shows that messages are read again
             offset = ORIGIN_MAX
         return Start(NO_STORES, RecordLineage(_NEW, topic), offset, offset, self.now)
 

@@ -47,7 +47,7 @@ class _Call(NamedTuple):
 
 
 class PostgresqlChangelog:
-    """See `Changelog`. A transaction has what gathered while the one before it was under way.
+    """A `Changelog`. Entries that gather during a transaction go into the next one.
 
     Args:
         claim_of: The claim of a partition that is owned.
@@ -55,7 +55,7 @@ class PostgresqlChangelog:
     """
 
     broken = ""
-    """Nothing is refused for good: what fails is tried again."""
+    """Always empty: failed appends are tried again."""
 
     def __init__(
         self,
@@ -79,14 +79,12 @@ class PostgresqlChangelog:
 
     @property
     def waiting(self) -> str:
-        """See `Changelog`."""
         with self._changed:
             if not self._calls or not (self._reason or self._clock() - self._moved_s > WAITING_S):
                 return ""
             return f"{self._tables.where} does not take delayed messages: {self._reason or 'no answer'}"
 
     def append(self, tp: TopicPartition, entries: Sequence[ChangelogEntry], done: Done | None = None) -> None:
-        """See `Changelog`."""
         with self._changed:
             if self._is_closed:
                 return
@@ -98,7 +96,6 @@ class PostgresqlChangelog:
             self._changed.notify_all()
 
     def serve(self, timeout_s: float = 0.0) -> None:
-        """See `Changelog`."""
         with self._changed:
             if timeout_s and not self._ended:
                 self._changed.wait_for(lambda: self._ended or not self._calls, timeout_s)
@@ -107,7 +104,7 @@ class PostgresqlChangelog:
             done(offset)
 
     def close(self) -> None:
-        """See `Changelog`; what was appended last is given some time."""
+        """Disconnect; the last entries get up to `CLOSING_S` to be appended."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

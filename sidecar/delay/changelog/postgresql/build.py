@@ -57,7 +57,7 @@ class UnclaimedTables(PostgresqlRestorer):
         return found
 
     def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
-        """See `Restorer`; it ends where nothing more is found."""
+        """Read until nothing more is found, whatever `end` is."""
         del end
         return super().read(tp, ALL, begin)
 
@@ -65,10 +65,10 @@ class UnclaimedTables(PostgresqlRestorer):
 def open_postgresql(
     stack: ExitStack, database: DatabaseSettings, group_id: str, owner: Callable[[], Owner]
 ) -> tuple[PostgresqlChangelog, PostgresqlRestorer]:
-    """What appends, and what restores.
+    """Open the appender and the restorer.
 
     Args:
-        owner: The same with its cluster, once that is known.
+        owner: The group with its cluster, once that is known.
     """
     tables = Tables(database.url, database.secret, group_id, owner)
     restorer = stack.enter_context(closing(PostgresqlRestorer(tables)))
@@ -76,5 +76,5 @@ def open_postgresql(
 
 
 def open_unclaimed(stack: ExitStack, database: DatabaseSettings, group_id: str, now: int) -> UnclaimedTables:
-    """What reads without a claim; `now` is the position of the present time."""
+    """Open a restorer that reads without a claim; `now` is the position of the present time."""
     return stack.enter_context(closing(UnclaimedTables(Tables(database.url, database.secret, group_id), now)))

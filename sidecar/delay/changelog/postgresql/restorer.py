@@ -21,14 +21,14 @@ SELECT seq, key, value FROM sidecar_delay_record WHERE place = %s AND seq >= %s 
 
 
 class EpochClaim(NamedTuple):
-    """What this process claimed last of a partition."""
+    """This process's last claim of a partition."""
 
     place: int
     epoch: int
 
 
 class PostgresqlRestorer:
-    """See `FencingRestorer`."""
+    """A `FencingRestorer`."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -42,7 +42,6 @@ class PostgresqlRestorer:
             return self._claims[tp]
 
     def open(self, tp: TopicPartition) -> int:
-        """See `Restorer`."""
         with self._tables.lent() as db:
             partition = self._tables.open(db, tp)
         with self._guard:
@@ -63,13 +62,12 @@ class PostgresqlRestorer:
         return int(epoch) - 1
 
     def find(self, tp: TopicPartition, key: bytes) -> bytes | None:
-        """See `FencingRestorer`."""
         with self._tables.lent() as db:
             row = db.execute(VALUE, (self._place(tp), key), binary=True).fetchone()
         return None if row is None else bytes(row[0])
 
     def read(self, tp: TopicPartition, end: int, begin: int = 0) -> Iterator[Sequence[ChangelogRecord]]:
-        """See `Restorer`; in batches of some 16 MiB at most."""
+        """Read in batches of about 16 MiB at most."""
         place, limit = self._place(tp), FIRST_RECORDS
         while begin < end:
             with self._tables.lent() as db:

@@ -97,7 +97,7 @@ class Skipped:
 
 
 def _begin(topic: _WatchedTopic, old_end_at: int, first: int, now_s: float) -> None:
-    """Handle a queue that began anew: so did the others, somewhere after their earlier messages.
+    """Handle a queue that was recreated: so were the others, somewhere after their earlier messages.
 
     The queues of a topic may begin minutes apart. It is another recreation only if the queue had a message after the
     last one.
@@ -363,7 +363,7 @@ CLOSE_S = 5.0
 
 
 class GrpcClient:
-    """A group member by simple consumption: receive, acknowledge, change the invisible time.
+    """A `LeasedClient` by simple consumption: receive, acknowledge, change the invisible time.
 
     Args:
         expression: The tags that brokers filter by, `a || b`, or `*`.
@@ -394,12 +394,6 @@ class GrpcClient:
     # Methods on the owner's thread
 
     def open(self) -> None:
-        """Connect and subscribe; returns when messages can be received.
-
-        Raises:
-            UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
-            CredentialsError: The credentials are refused.
-        """
         self._thread = threads.start(self._loop.run_forever, "grpc")
         self._do(self._begin())
         try:
@@ -438,7 +432,6 @@ class GrpcClient:
         return self._leases.receipt(handle)
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:
-        """The handle of a message that another process received."""
         self._has_adopted = True
 
         async def add() -> int:
@@ -459,7 +452,6 @@ class GrpcClient:
             threads.watch(asyncio.run_coroutine_threadsafe(go_on, self._loop), "grpc")
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems: a key, and a sentence for an operator."""
         return dict(self._sessions.problems)
 
     def close(self) -> None:
@@ -500,7 +492,7 @@ class GrpcClient:
 
 
 def _failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a callback or a forgotten task raised on the loop."""
+    """Fail on an error that a callback or a forgotten task raised on the loop."""
     threads.fail("grpc", context.get("exception") or RuntimeError(context["message"]))
 
 

@@ -16,7 +16,7 @@ from sidecar.sources.rocketmq.grpc.requests import GrpcRequests, extended, renew
 Use: TypeAlias = tuple[str, int]
 """Topic and broker, and the number of the attempt id."""
 CONFIRMED = 2
-"""Number of requests that must bring fewer messages than requested before an id is not doubted any more."""
+"""Number of requests that must bring fewer messages than requested before an id is no longer doubted."""
 SPREAD = 8
 """Limit of queues that one request locks: after a crash they come one after the other, each acknowledged first."""
 
@@ -206,7 +206,7 @@ class Acks:
 
 
 def _is_final(code: int) -> bool:
-    """Whether a retry would change nothing: it is done, or the handle is not owned any more."""
+    """Whether a retry would change nothing: it is done, or the handle is no longer owned."""
     return code == OK or 40_000 <= code < 42_900
 
 

@@ -155,7 +155,7 @@ class Awaited:
         self._missing = set(self._order)
         self._collected: dict[int, LeasedMessage] = {}
         self._passed = 0
-        """Number of members that are not awaited any more: those before the first missing one."""
+        """Number of members that are no longer awaited: those before the first missing one."""
 
     @property
     def count(self) -> int:

@@ -44,7 +44,7 @@ EVERY_S = 10.0
 
 
 class Returned:
-    """Counts them: a broker accepts an extension or acknowledgement that matches nothing, and tells nobody."""
+    """Counts messages that came again: a broker silently accepts an extension or acknowledgement without a match."""
 
     def __init__(self) -> None:
         self._held = self._settled = 0
@@ -178,7 +178,7 @@ class Numberings:
         """The messages that the core gets now.
 
         Args:
-            listener: Is told which numberings begin.
+            listener: Called for numberings that begin.
             held: Notes the numbers of messages.
             is_full: Whether there is no room for messages that are awaited.
         """
@@ -211,7 +211,7 @@ class Numberings:
 
 
 class LeasedSource:
-    """A source over a client.
+    """A `Source` over a client.
 
     Args:
         context: If it keeps order or remembers ids, recovery must be complete before new messages are handed on.
@@ -347,11 +347,9 @@ class LeasedSource:
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` reports the end."""
         self._commits.begin(self._prepare(items))
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is not reported any more."""
         self._end(self._commits.ended(wait=True))
         self.commit(items)
         return self._end(self._commits.ended(wait=True))

@@ -116,7 +116,7 @@ _LOGS = {"log_files": 2, "log_file_mb": 10}
 
 
 class NativeClient:
-    """A member of the group by push consumption.
+    """A `LeasedClient` by push consumption.
 
     Args:
         expression: The tags that brokers filter by, `a || b`, or `*`.
@@ -207,7 +207,7 @@ class NativeClient:
     # The child
 
     def _renew(self) -> None:
-        """End a child that would go on in the middle of a recreated queue, and start the next one when that is due."""
+        """End a child that would continue in the middle of a recreated queue, and start the next one when due."""
         if self._children.child is not None and self._cluster.marks.replaced:
             self._children.end()
             self._messages.waiting.clear()
@@ -255,7 +255,6 @@ class NativeClient:
         self._children.pause(full=full)
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems: a key, and a sentence for an operator."""
         own = {"native": self._restarts.problem} if self._restarts.problem else {}
         return {**self._cluster.problems(), **own}
 

@@ -95,7 +95,7 @@ class Marks:
         return {tp: queue.marks for tp, queue in self._queues.items()}
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
-        """Drop the marks of these queues, which start anew."""
+        """Drop the marks of these queues, which start over."""
         for tp in tps:
             self._queues.pop(tp, None)
         self.replaced.clear()

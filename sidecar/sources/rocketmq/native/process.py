@@ -36,7 +36,7 @@ class ChildProcess:
     """A child, from its start to its end.
 
     Args:
-        home: Created anew for it; takes its output and the library's logs.
+        home: Recreated for it; takes its output and the library's logs.
     """
 
     def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
@@ -62,7 +62,7 @@ class ChildProcess:
         self._unsent = bytearray()
         self._heard_s = self._look_at_s = time.monotonic()
         self.problem = ""
-        """The reason for which the child cannot be used any more; empty while it can."""
+        """The reason for which the child can no longer be used; empty while it can."""
         self._send(frame(FrameKind.SETTINGS, json.dumps(settings).encode()))
 
     @property

@@ -29,7 +29,7 @@ class _Untaken:
     failed: dict[TopicPartition, str] = field(default_factory=dict)
     """Queues whose start offset is unknown, with the reason."""
     replaced: set[TopicPartition] = field(default_factory=set)
-    """Queues to be taken anew because they were replaced."""
+    """Queues to take again because they were replaced."""
     retry_at_s: float = 0.0
 
     def due(self) -> set[TopicPartition]:
@@ -136,7 +136,7 @@ class Assignments:
             self._commits.owned.disown(tp)
 
     def _go_on_with_returned(self) -> None:
-        """After a broker returned: take queues anew that another member continued, commit the others again."""
+        """After a broker returned: take queues again that another member continued, and commit the others again."""
         returned = self._cluster.members.returned & self.tps
         self._cluster.members.returned.clear()
         if not returned:
@@ -183,7 +183,7 @@ class Assignments:
             self._take([tp])
 
     def take_moved(self) -> None:
-        """Take moved or replaced queues anew."""
+        """Take moved or replaced queues again."""
         findings = self._pulls.findings
         moved, findings.moved = findings.moved, {}
         for tp, reset in moved.items():

@@ -24,7 +24,7 @@ class RemotingCluster:
     Args:
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.
         expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
-        told: Takes requests that brokers send.
+        take_request: Called with requests that brokers send.
 
     Attributes:
         asks: Makes the requests.

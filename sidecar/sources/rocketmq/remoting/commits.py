@@ -338,7 +338,7 @@ class QueueCommits:
         return good and self._cluster.link(tp) is not None
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is not reported any more."""
+        """Make these states durable after any pending commit, whose end is no longer reported."""
         self._pending = None
         rows, offsets = self.owned.rows(items)
         results = {item.tp: False for item in items}

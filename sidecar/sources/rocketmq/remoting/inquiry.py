@@ -122,13 +122,13 @@ class Inquiry:
             return fetcher.fetch(tp, offset)
 
     def fetcher(self) -> QueueFetcher:
-        """What reads single messages or hands them back, to be closed before the end."""
+        """A fetcher that reads single messages or hands them back; the caller closes it before the end."""
         sign, tls = sign_of(self._settings), tls_of(self._settings)
         return QueueFetcher(self.asks, sign, tls, lambda: self.routes.addresses)
 
 
 def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> SidecarError | None:
-    """What is wrong with an answer of a broker; None if its code is 0 or one of `also`."""
+    """The error in a broker's answer; None if its code is 0 or one of `also`."""
     if frame is None:
         reason = link.problem or "no answer came in time"
         hint = "start it; if it runs, it must be reachable at this address, which is its brokerIP1"

@@ -44,7 +44,6 @@ class Joining:
         self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
 
     def await_routes(self) -> None:
-        """See the function of this name."""
         topics, servers = ", ".join(self._settings.topics), self._settings.name_servers
         self._waiting(f"the name servers at {servers} to report the topic {topics}")
         await_routes(self._settings, self._network, self._routes, self._until_s)

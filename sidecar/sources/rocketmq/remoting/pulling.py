@@ -98,7 +98,7 @@ def place_of(message: StoredMessage) -> tuple[int, int, int]:
 def of_slave(frame: Frame) -> Frame:
     """A slave's answer as its master would give it.
 
-    A slave may lag behind, so an offset that it does not have yet is no reason to start anew. A slave that must not be
+    A slave may lag behind, so an offset that it does not have yet is no reason to start over. A slave that must not be
     read answers as if no message matched; the messages that it left out must be read from the master.
     """
     if frame.code == Code.PULL_OFFSET_MOVED:
@@ -119,7 +119,7 @@ class Findings:
     """Results of answers about queues."""
 
     moved: dict[TopicPartition, int | None] = field(default_factory=dict)
-    """Queues to be taken anew: the offset that an operator set, or None if theirs cannot be read."""
+    """Queues to take again: the offset that an operator set, or None if their own offset cannot be read."""
     replaced: set[TopicPartition] = field(default_factory=set)
     """Queues that were replaced: the last message read is no longer there."""
     found: dict[TopicPartition, QueueMark] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Findings:
     """The refusals of queues that cannot be read at present."""
 
     def forget(self, tp: TopicPartition) -> None:
-        """Drop a queue that is not read any more."""
+        """Drop a queue that is no longer read."""
         self.moved.pop(tp, None)
         self.replaced.discard(tp)
         self.found.pop(tp, None)

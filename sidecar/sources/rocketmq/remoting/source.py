@@ -33,7 +33,7 @@ QUEUE_SHARE = 4
 
 
 class RocketMqSource:
-    """The source on RocketMQ's remoting protocol; the context's expression is ignored if there is an SQL expression."""
+    """A `Source` on RocketMQ's remoting protocol; the context's expression is ignored if there is an SQL expression."""
 
     name = "RocketMQ"
     metadata_characters = METADATA_CHARACTERS
@@ -150,11 +150,6 @@ class RocketMqSource:
         return self._pulls.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as it is at the broker, None if it is gone; may be called from one other thread.
-
-        Raises:
-            UnavailableError: The broker does not answer.
-        """
         return self._fetcher.fetch(tp, offset)
 
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
@@ -164,11 +159,9 @@ class RocketMqSource:
     # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` reports the end."""
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is not reported any more."""
         return self._commits.now(items)
 
     def reload(self, tp: TopicPartition) -> None:

@@ -28,12 +28,12 @@ MESSAGE_BYTES = 4 << 20
 
 
 class Looked(NamedTuple):
-    """What is at a mark's offset."""
+    """Result of a look at a mark's offset."""
 
     answer: Frame | None
     """The broker's answer without its body, which may be large; None without an answer."""
     stands: bool | None
-    """Whether it has the mark's message; None if compaction removed that."""
+    """Whether the answer has the mark's message; None if compaction removed that."""
 
 
 class UnknownError(Exception):
@@ -61,7 +61,7 @@ class Marked:
         self._at_once = max(1, room_bytes // MESSAGE_BYTES)
 
     def look(self, marks: Sequence[tuple[TopicPartition, QueueMark]]) -> Iterator[Looked]:
-        """What is at these marks' offsets, a few at a time: only so many messages fit into the memory budget."""
+        """Look at these marks' offsets, a few at a time: only so many messages fit into the memory budget."""
         for at in range(0, len(marks), self._at_once):
             some = marks[at : at + self._at_once]
             asks = [(tp, self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)) for tp, mark in some]
@@ -205,7 +205,7 @@ class QueueStartOffsets:
         known: Mapping[TopicPartition, QueueProgress],
         replaced: Collection[TopicPartition] = (),
     ) -> QueueStarts:
-        """Find the start offsets that the brokers report; a broker that is down is no error.
+        """Find the start offsets that the brokers report; a broker that is down is not an error.
 
         Args:
             tps: The queues; this member has their locks.

@@ -86,7 +86,7 @@ _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|(?<=[{,])\s*(-?\d+)\s*(?=
 
 
 class ProtocolError(Exception):
-    """The received bytes are not the remoting protocol; the connection cannot be used any more."""
+    """The received bytes are not the remoting protocol; the connection can no longer be used."""
 
 
 @contextmanager

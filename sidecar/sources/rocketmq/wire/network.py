@@ -186,7 +186,7 @@ class Link:
     def __init__(self, network: Network, address: str) -> None:
         self.address = address
         self.problem = ""
-        """The reason for which there is no connection; empty while it is up, and before the first attempt."""
+        """Why there is no connection; empty while it is up, and before the first attempt."""
         self.connection = 0
         """Number of the present or last connection: if it changes, the peer has lost its state of this client."""
         self._network = network

@@ -112,7 +112,7 @@ class LibraryError(Exception):
 
 
 class _Lenient(ctypes.CDLL):
-    """Returns a failing function for functions that the library lacks and nobody calls."""
+    """Returns a failing function for functions that the library lacks and that are never called."""
 
     def __getattr__(self, name: str) -> Any:
         try:
