@@ -43,7 +43,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """The bytes that the process has allocated; 0 if its C library cannot tell (glibc before 2.33)."""
+    """The bytes that the process has allocated; 0 if its C library does not report them (glibc before 2.33)."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from sidecar import threads
 
 STAGGER_S = 0.25
-"""A silent address delays the next one for so long (RFC 8305), and `stopped` is asked as often."""
+"""Time after which a silent address no longer delays the next one (RFC 8305), and interval of checks of `stopped`."""
 
 Stopped: TypeAlias = Callable[[], bool]
 
@@ -30,13 +30,13 @@ class Dialer:
         self.port = port
         self._lock = threading.Lock()
         self._look_up: Future[list[Any]] | None = None
-        """The look-up under way, shared: it cannot be ended, so a slow name server must not collect threads."""
+        """The look-up under way, shared: it cannot be cancelled, so a slow name server must not collect threads."""
 
     def connect(self, deadline: float, stopped: Stopped = lambda: False) -> socket.socket:
-        """A connected socket that blocks: of the address that takes the connection first.
+        """A connected, blocking socket, of the first address that accepts.
 
         Args:
-            deadline: Of `time.monotonic`, for look-up and all addresses together.
+            deadline: Time of `time.monotonic`, for look-up and all addresses together.
 
         Raises:
             TimeoutError: The deadline has passed, or it was stopped; the text says during what.
@@ -119,7 +119,7 @@ def secure(
 
 
 def poll(sock: socket.socket, events: int, wait_s: float) -> int:
-    """The events that are there, waiting at most so long; 0 for none."""
+    """The events that occurred, after waiting at most so long; 0 for none."""
     poller = select.poll()
     poller.register(sock, events)
     return next((found for _, found in poller.poll(wait_s * 1000)), 0)
@@ -152,7 +152,7 @@ def _begin(address: Any, attempts: dict[int, socket.socket]) -> None:
 
 
 def _ended(attempts: dict[int, socket.socket], wait_s: float) -> list[socket.socket]:
-    """Those that have connected or failed, no longer in the dictionary."""
+    """Remove from the dictionary and return the sockets that have connected or failed."""
     poller = select.poll()
     for fd in attempts:
         poller.register(fd, select.POLLOUT)

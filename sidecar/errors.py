@@ -41,7 +41,7 @@ class UnavailableError(SidecarError):
 
 
 class UnknownTopicError(UnavailableError):
-    """The cluster answers, and does not know topics."""
+    """The cluster answers, but does not know topics."""
 
     def __init__(self, message: str, topics: Sequence[str] = (), *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -55,7 +55,7 @@ class StateError(SidecarError):
 
 
 class PositionError(SidecarError):
-    """What was read up to a position is not in the broker's log any more; whether to go on is a person's decision."""
+    """Messages up to a known position are no longer in the broker's log; the operator decides whether to go on."""
 
     exit_code = EXIT_CONFIG
 
@@ -92,7 +92,7 @@ def extra(name: str, needing: str, *packages: str) -> Iterator[None]:
         needing: The feature that needs it.
 
     Raises:
-        ConfigError: One of them is not installed.
+        ConfigError: One of the packages is not installed.
     """
     try:
         yield

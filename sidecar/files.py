@@ -210,7 +210,7 @@ class LineFile:
         self.end += len(line) + 1
 
     def settle(self) -> bool:
-        """Remove what an `append` that failed has left; False, as its line is not visible.
+        """Remove the remains of a failed `append`; return False, as its line is not visible.
 
         Raises:
             OSError: It failed.
@@ -254,5 +254,4 @@ class LineFile:
             return False
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Whose a store is that one consumer group alone may use: the mark kept in it, and the refusal. Opens no store."""
+"""The owner of a store that only one consumer group may use: the mark kept in it, and the refusal. Opens no store."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ class Owner(NamedTuple):
         return f"consumer group {self.group!r}{self.cluster and f' of the cluster {self.cluster}'}"
 
     def is_same(self, other: Owner) -> bool:
-        """Whether both may be the same."""
+        """Whether both may be the same owner."""
         return self.group == other.group and (not self.cluster or not other.cluster or self.cluster == other.cluster)
 
     def marked(self) -> bytes:
-        """The mark to keep."""
         return json.dumps(self._asdict()).encode()
 
     def refuse(self, found: Owner, store: str, cure: str, given_up: str) -> None:
         """Refuse a store of another owner.
 
         Args:
-            store: Its name for a person.
-            cure: How each group gets its own.
-            given_up: How this group gets the store if the other is not used any more.
+            store: The store's name for the operator.
+            cure: The way to give each group its own store.
+            given_up: The way for this group to take over the store if the other group is no longer used.
 
         Raises:
-            ConfigError: It has another owner.
+            ConfigError: The store has another owner.
         """
         if not self.is_same(found):
             raise ConfigError(
@@ -49,7 +48,7 @@ def read(mark: bytes) -> Owner:
     """The owner in a mark; later versions may add to it.
 
     Raises:
-        ValueError: It is no mark.
+        ValueError: The bytes are no mark.
     """
     found = loads(mark)
     if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in Owner._fields):

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and the tables that are missing there. Knows no message and no key."""
+"""Connections to PostgreSQL, and the creation of missing tables. Knows no message and no key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from psycopg.conninfo import conninfo_to_dict
 from sidecar.owner import Owner, read
 
 PATIENCE_MS = 5_000
-# A lost server is noticed within some 10 s; its answers may take half of that.
+# A lost server is noticed within about 10 s; its answers may take half of that.
 CONNECT_S = 5
 HOST_MIN_S = 2
-"""The least that psycopg waits for a host."""
+"""Minimum wait of psycopg for a host, in seconds."""
 CONNECTION: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
     "keepalives_idle": 5,
@@ -31,23 +31,23 @@ SETTINGS = (
 LOCK = 0x51DECA2
 OWNER = "sidecar_owner"
 OWNER_TABLE = f"CREATE TABLE {OWNER} (consumer_group text PRIMARY KEY, mark text NOT NULL);"
-"""Whose the rows of a group are: groups of one name on two clusters are two groups."""
+"""The owner of a group's rows: groups of one name on two clusters are two groups."""
 
 
 def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequence[str] = ()) -> Connection[Any]:
-    """A connection that forgets nothing which it has committed.
+    """A connection whose commits survive a crash of the server.
 
     Args:
         url: The database, ``postgresql://...``, in libpq's form.
         password: Password of the user; empty for none, or if libpq finds one itself.
-        tables: The statements that make each table, by its name; those that are missing are made.
-        settings: Of the session, beside `SETTINGS`.
+        tables: The statements that create each table, by its name; missing tables are created.
+        settings: Settings of the session, in addition to `SETTINGS`.
 
     Raises:
         psycopg.Error: The server cannot be reached, or refuses.
     """
     secret: dict[str, Any] = {"password": password} if password else {}
-    # Not prepared: a plan that was made for a few rows would be used for many.
+    # Not prepared: a plan for a few rows would be used for many.
     how = {**CONNECTION, **secret, "connect_timeout": timeout_s(url, CONNECT_S)}
     db = psycopg.connect(url, autocommit=True, prepare_threshold=None, **how)
     try:
@@ -60,7 +60,7 @@ def connect(url: str, password: str, tables: Mapping[str, str], settings: Sequen
                 if db.execute("SELECT to_regclass(%s) IS NULL", [table]).fetchone() == (True,):
                     db.execute(statements)
             mode = db.execute("SHOW synchronous_commit").fetchone()
-        if mode == ("off",):  # if a server crash forgot what was committed, a message could be lost or come twice
+        if mode == ("off",):  # if a server crash forgot commits, a message could be lost or come twice
             db.execute("SET synchronous_commit = on")
     except BaseException:
         db.close()
@@ -72,12 +72,11 @@ def claim_rows(db: Connection[Any], me: Owner, key: str) -> None:
     """Mark the rows of a group as this cluster's.
 
     Args:
-        me: Marks nothing without a cluster.
+        me: The owner; without a cluster, nothing is marked.
         key: The section that names the database.
 
     Raises:
-        ConfigError: They are another cluster's.
-        psycopg.Error: The server refuses.
+        ConfigError: The rows are another cluster's. psycopg.Error: The server refuses.
     """
     if me.cluster:
         insert = f"INSERT INTO {OWNER} VALUES (%s, %s) ON CONFLICT DO NOTHING"
@@ -89,8 +88,7 @@ def refuse_foreign(db: Connection[Any], me: Owner, key: str) -> None:
     """Refuse the rows of a group that are another cluster's.
 
     Raises:
-        ConfigError: They are.
-        psycopg.Error: The server refuses.
+        ConfigError: The rows are another cluster's. psycopg.Error: The server refuses.
     """
     row = db.execute(f"SELECT mark FROM {OWNER} WHERE consumer_group = %s", [me.group]).fetchone()
     if row is not None:

@@ -178,7 +178,7 @@ class ThreadedBatcher(Generic[G, M]):
         """Take a message; False if there was no room in time. In a callback or in `send`, it does not wait.
 
         Args:
-            timeout_s: How long to wait for room; 0 does not wait, None waits without limit.
+            timeout_s: Limit of the wait for room; 0 does not wait, None waits without limit.
 
         Raises:
             RuntimeError: `close` was called, perhaps during the wait; the message was not taken.
@@ -198,7 +198,6 @@ class ThreadedBatcher(Generic[G, M]):
             raise RuntimeError("this batcher is closed or closing: it accepts no message")
 
     def counts(self) -> BatcherCounts:
-        """Present counts of held and ended messages and batches."""
         with self._lock:
             return self._batcher.counts()
 

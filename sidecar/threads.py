@@ -1,4 +1,4 @@
-"""The start of every background thread: what nothing expected there ends the process, not the thread alone."""
+"""The start of every background thread: an unexpected exception there ends the process, not only the thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ThreadFailedError(RuntimeError):
-    """A background thread ended by an exception that nothing expected: the process cannot go on without it."""
+    """A background thread ended by an unexpected exception: the process cannot continue without it."""
 
 
 class _Guard:
@@ -37,7 +37,7 @@ def guard() -> None:
 
 
 def start(target: Callable[[], object], name: str) -> threading.Thread:
-    """Start a thread that the process does not wait for at its end."""
+    """Start a thread that does not delay the end of the process."""
     thread = threading.Thread(target=_run, args=(target, name), name=name, daemon=True)
     thread.start()
     return thread
@@ -53,7 +53,7 @@ def _run(target: Callable[[], object], name: str) -> None:
 
 
 def fail(name: str, error: BaseException) -> None:
-    """Report that a thread, or work whose result nobody reads, failed; the process ends soon if it is guarded."""
+    """Report that a thread, or work whose result nobody reads, failed; a guarded process then ends soon."""
     reason = f"thread {name}: {type(error).__name__}: {error}"
     log = _logger()
     log.error("thread.failed", thread=name, reason=reason, traceback="".join(traceback.format_exception(error)))
@@ -65,12 +65,12 @@ def fail(name: str, error: BaseException) -> None:
 
 
 class Pool(Executor):
-    """An executor whose threads end the process if they fail: those of the library end alone, and leave work undone.
+    """An executor whose threads end the process if they fail: the library's threads end alone, and leave work undone.
 
     Exceptions of the work are in its futures.
 
     Args:
-        size: Most threads; they start with the first work.
+        size: Limit of threads; they start with the first work.
     """
 
     def __init__(self, name: str, size: int = 1) -> None:
@@ -148,7 +148,7 @@ def result(work: Future[T], *threads: threading.Thread) -> T:
     """The result of work that these threads do; the wait ends when they are dead.
 
     Raises:
-        ThreadFailedError: They are, or any other thread failed.
+        ThreadFailedError: They are dead, or any other thread failed.
     """
     while not wait([work], LOOK_S).done:
         check()
@@ -177,6 +177,6 @@ def _logger() -> Any:
 
 
 def _stacks() -> str:
-    """Where the main thread stands."""
+    """The stack of the main thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)) if frame is not None else ""

@@ -24,7 +24,7 @@ def client_context(tls: Tls, section: str) -> ssl.SSLContext:
     """The context for outgoing connections.
 
     Args:
-        section: Their section in the file.
+        section: The connections' section in the file.
 
     Raises:
         ConfigError: A file is missing, or is no certificate or key.

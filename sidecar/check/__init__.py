@@ -1,1 +1,1 @@
-"""`sidecar check`: whether what a configuration names is there and may be used. Joins no group, posts no row."""
+"""`sidecar check`: verifies that all that a configuration refers to is accessible. Joins no group, posts no row."""

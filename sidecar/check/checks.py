@@ -1,4 +1,4 @@
-"""Which checks a configuration needs. A module of a client is imported only if its section is there."""
+"""The checks that a configuration needs. A client's module is imported only if its section is present."""
 
 from __future__ import annotations
 

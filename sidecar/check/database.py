@@ -38,13 +38,13 @@ _CURES = {
     "SSL": ("correct sslmode in {key}.url, or turn on TLS at the server", EXIT_UNAVAILABLE),
     "": ("check {key}.url, and that the server runs and is reachable from here", EXIT_UNAVAILABLE),
 }
-"""By a part of the error: what to do."""
+"""The cure by a part of the error's text."""
 
 
 def check_database(
     subject: str, database: DatabaseSettings, key: str, tables: Sequence[str], owner: Callable[[], Owner]
 ) -> Iterator[Finding]:
-    """Look at a database.
+    """Check a database.
 
     Args:
         key: The section of the file.
@@ -66,7 +66,7 @@ def check_database(
 
 
 def _ours(finding: Finding, db: psycopg.Connection, me: Owner, key: str) -> Finding:
-    """The finding, or that what is there is another cluster's."""
+    """The finding, or a finding that the database belongs to another cluster."""
     if db.execute(_HAS_MARKS, [OWNER]).fetchone() != (True,):
         return finding
     try:

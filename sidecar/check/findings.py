@@ -1,4 +1,4 @@
-"""What a check finds, and running all checks side by side. Knows no subject of a check."""
+"""Findings, and running all checks side by side. Knows no subject of a check."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ WORST_FIRST = (EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_CANNOT_CREATE, EXIT_UNAVAIL
 
 
 class Finding(NamedTuple):
-    """One thing that holds or does not."""
+    """A condition that holds or does not."""
 
     subject: str
     text: str
-    """What was found."""
     cure: str = ""
-    """What to do; empty if it holds."""
+    """The remedy; empty if the condition holds."""
     exit_code: int = EXIT_OK
 
     @property
     def ok(self) -> bool:
-        """Whether it holds."""
         return self.exit_code == EXIT_OK
 
 
@@ -42,7 +40,7 @@ Look: TypeAlias = Callable[[], Iterable[Finding]]
 
 
 class Check(NamedTuple):
-    """A function that looks at one subject, on a thread of its own."""
+    """A function that examines one subject, on a thread of its own."""
 
     subject: str
     look: Look
@@ -56,10 +54,10 @@ def failed(subject: str, error: SidecarError) -> Finding:
 def gather(
     checks: Sequence[Check], total_s: float = TOTAL_S, unexpected: Callable[[str, Exception], Finding] | None = None
 ) -> list[Finding]:
-    """Run all checks at once; what they found when they are done or the time is over, in their order.
+    """Run all checks at once; return their findings up to the deadline, in the order of the checks.
 
     Args:
-        total_s: The time, in seconds.
+        total_s: The deadline, in seconds.
         unexpected: Makes a finding of the subject and an error that is a bug, which is raised without it.
     """
     runs = [_Run(check, unexpected) for check in checks]
@@ -70,13 +68,13 @@ def gather(
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """The code of the process: 0, or that of what a person must change first."""
+    """The exit code of the process: 0, or that of the problem to be solved first."""
     codes = {finding.exit_code for finding in findings} - {EXIT_OK}
     return next((code for code in WORST_FIRST if code in codes), max(codes, default=EXIT_OK))
 
 
 class _Run:
-    """A check on its thread, which the process does not wait for at its end."""
+    """A check on its thread, which does not delay the end of the process."""
 
     def __init__(self, check: Check, unexpected: Callable[[str, Exception], Finding] | None) -> None:
         self._check = check
@@ -86,7 +84,6 @@ class _Run:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
         self._thread = threads.start(self._run, f"check {self._check.subject}")
 
     def _run(self) -> None:
@@ -99,7 +96,7 @@ class _Run:
             self._error = error
 
     def found(self, deadline_s: float, total_s: float) -> Iterator[Finding]:
-        """What was found until then.
+        """The findings up to the deadline.
 
         Raises:
             Exception: A bug in the check.

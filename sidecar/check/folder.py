@@ -23,7 +23,7 @@ Running = Callable[[], str]
 
 
 def check_state(settings: Settings, running: Running) -> Iterator[Finding]:
-    """Look at the state folder, and at the address for health and metrics."""
+    """Check the state folder, and the address for health and metrics."""
     folder = settings.state.dir
     holder = holder_of(folder)
     daemon = running() if holder else ""
@@ -34,7 +34,7 @@ def check_state(settings: Settings, running: Running) -> Iterator[Finding]:
 
 
 def check_folder(subject: str, folder: Path, key: str) -> Iterator[Finding]:
-    """Look at a folder that is created at the start if it is missing."""
+    """Check a folder that is created at the start if it is missing."""
     yield _written(subject, folder, key)
 
 
@@ -60,7 +60,7 @@ def _refuse_foreign(settings: Settings) -> None:
     """Refuse a folder of another group.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The folder belongs to another group.
         StateError: It cannot be read.
     """
     folder, rocketmq = settings.state.dir, settings.source.rocketmq
@@ -69,7 +69,7 @@ def _refuse_foreign(settings: Settings) -> None:
     except NoStateError:
         return
     group = settings.source.group_id
-    names = {group, f"{rocketmq.namespace}%{group}" if rocketmq else group}  # clients differ
+    names = {group, f"{rocketmq.namespace}%{group}" if rocketmq else group}  # the group's form differs between clients
     if found is not None and found.group not in names:
         refuse_another_group(f"the state folder {folder}", found.group, group)
 
@@ -114,7 +114,7 @@ def _listen(key: str, listen: Address) -> Finding:
 
 
 def check_bucket(subject: str, url: str) -> Iterator[Finding]:
-    """Look at a place in an object store.
+    """Check a place in an object store.
 
     Raises:
         SidecarError: It cannot be used.

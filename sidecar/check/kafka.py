@@ -1,4 +1,4 @@
-"""Checks of Kafka: reachable, topics and group with the rights that are needed. Only describes; joins no group."""
+"""Checks of Kafka: reachability, topics and group with the rights that are needed. Only describes; joins no group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ T = TypeVar("T")
 REACH_S = 4.0
 ASK_S = 4.0
 MARKS_AMONG = 10_000
-"""Records of a changelog that are searched for its mark: it is the first, unless an earlier version made the topic."""
+"""Records of a changelog that are searched for its mark: it is the first record, unless an earlier version made the
+topic."""
 ASSIGNOR = "cooperative-sticky"
 _WORDS = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 _READ = (AclOperation.READ,)
@@ -42,12 +43,12 @@ class _TopicFacts(NamedTuple):
 
     partitions: int = 0
     allowed: Collection[AclOperation] | None = None
-    """None if the broker does not tell."""
+    """None if the broker does not report them."""
     error: KafkaError | None = None
 
 
 def check_kafka(settings: Settings) -> Iterator[Finding]:
-    """Look at the cluster, the topics that are read and written, and the group."""
+    """Check the cluster, the topics that are read and written, and the group."""
     kafka = settings.source.kafka
     cluster = _KafkaChecker(kafka)
     cluster.connect()
@@ -110,11 +111,9 @@ class _KafkaChecker:
 
     @property
     def summary(self) -> str:
-        """The size and the id of the cluster."""
         return f"{_count(len(self._metadata.brokers), 'broker')}, cluster {self._metadata.cluster_id}"
 
     def sources(self) -> Iterator[Finding]:
-        """The topics that are read."""
         for entry in self._settings.topics:
             if entry.startswith("^"):
                 yield self._pattern(entry)
@@ -122,7 +121,7 @@ class _KafkaChecker:
                 yield self.topic(entry, "topic", _READ, "create the topic, or correct source.kafka.topics")
 
     def topic(self, name: str, kind: str, needed: Sequence[AclOperation], cure: str) -> Finding:
-        """A topic that must be there, with these rights."""
+        """A topic that must exist, with these rights."""
         found, subject = self._describe([name])[name], f"{kind} {name}"
         if found.error is not None and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return Finding(subject, "it does not exist, or may not be described", cure, EXIT_UNAVAILABLE)
@@ -153,7 +152,7 @@ class _KafkaChecker:
         return bad[0]._replace(text=f"{len(bad)} of {count} cannot be read: {bad[0].text}")
 
     def group(self) -> Finding:
-        """The group, which this neither joins nor commits to."""
+        """The group; the check neither joins it nor commits to it."""
         name, subject = self._settings.group_id, f"group {self._settings.group_id}"
         cure = f"allow this user the operations Describe and Read on the group {name}"
         if is_mock(self._metadata.cluster_id or ""):
@@ -188,7 +187,7 @@ class _KafkaChecker:
             yield self._ours(judged, source, name, changelog) if judged.ok else judged
 
     def _ours(self, judged: Finding, source: str, name: str, changelog: ChangelogSettings) -> Finding:
-        """The finding on a topic, or that it is another group's."""
+        """The finding on a topic, or a finding that the topic is another group's."""
         topics = Topics(self._settings, changelog, lambda *_: None)
         with closing(KafkaRestorer(topics, ASK_S)) as restorer:
             try:
@@ -215,7 +214,7 @@ class _KafkaChecker:
         return Finding(subject, "it is missing, and will be created at the start")
 
     def limits(self) -> Iterator[Finding]:
-        """The room for metadata beside an offset, if it is too small."""
+        """The room for metadata beside an offset; yields nothing if it is large enough."""
         try:
             metadata_characters(self._admin, lambda *_: None)
         except SidecarError as error:
@@ -242,7 +241,7 @@ class _KafkaChecker:
 
 
 def _listed(metadata: Any, name: str) -> _TopicFacts:
-    """The topic as the list of all has it, without rights: the broker is too old to report them."""
+    """The topic from the list of all topics, without rights: the broker is too old to report them."""
     found = metadata.topics.get(name)
     if found is None or found.error is not None:
         return _TopicFacts(error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))

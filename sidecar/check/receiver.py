@@ -25,7 +25,7 @@ _AWAY = {502, 503, 504}
 
 
 def check_receiver(settings: HttpSinkSettings) -> Iterator[Finding]:
-    """Look at the receiver."""
+    """Check name, connection, TLS and the answer to HEAD, as far as they succeed."""
     subject, endpoint = f"receiver {hide_query(settings.url)}", endpoint_of(settings)
     yield _judged(subject, endpoint)
 
@@ -77,7 +77,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _answered(subject: str, status: int, location: str, took_ms: int) -> Finding:
-    """What the status of the answer to HEAD says of a later POST: often nothing, since receivers need not know HEAD."""
+    """The meaning of HEAD's status for a later POST: often none, since receivers need not support HEAD."""
     text = f"it answers {status} to HEAD"
     if status in _REFUSED:
         return Finding(subject, text, "correct sink.http.auth, or allow this client", EXIT_NO_PERMISSION)

@@ -21,7 +21,7 @@ ASK_S = 4.0
 
 
 def check_rocketmq(settings: RocketMqSettings) -> Iterator[Finding]:
-    """Look at the servers that the file names, the topics, and the brokers that have them."""
+    """Check the name servers of the file, the topics, and the brokers that have them."""
     if settings.endpoints:
         for endpoint in settings.endpoints.split(","):
             yield _endpoint(endpoint)
@@ -52,7 +52,6 @@ class _RocketMqChecker:
         self._routes: dict[str, Route] = {}
 
     def name_servers(self) -> Iterator[Finding]:
-        """Each name server."""
         links = [self._network.link(one.strip()) for one in (self._settings.name_servers or "").split(",")]
         asked = [(link, self._asks.route(self._settings.topics[0])) for link in links]
         for link, answer in zip(links, self._network.ask_all(asked, ASK_S), strict=True):
@@ -68,7 +67,7 @@ class _RocketMqChecker:
                 yield Finding(subject, "it answers")
 
     def topics(self) -> Iterator[Finding]:
-        """Each topic's route, as the first name server that answers has it."""
+        """Each topic's route, from the first name server that answers."""
         if self._alive is None:
             return
         topics = self._settings.topics
@@ -95,7 +94,7 @@ class _RocketMqChecker:
         return Finding(subject, f"{queues} queues on {brokers} {'broker' if brokers == 1 else 'brokers'}")
 
     def brokers(self) -> Iterator[Finding]:
-        """Each broker that has a topic: as it answers what a member asks, it judges the rights too."""
+        """Each broker that has a topic: it answers a member's requests, so it judges the rights too."""
         queues = {(tp.broker, tp.topic): tp for route in self._routes.values() for tp in route.queues}
         addresses = {name: at for route in self._routes.values() for name, at in route.addresses.items()}
         links = {name: self._network.link(addresses[name]) for name, _ in sorted(queues) if name in addresses}
@@ -108,7 +107,7 @@ class _RocketMqChecker:
 
     def _questions(self, tp: TopicPartition) -> list[Ask]:
         """Requests that change nothing, one for each right that a member needs."""
-        # Unlocking needs what locking and reading need; a queue that another client has locked, it leaves alone.
+        # An unlock needs the rights of locks and reads; it leaves a queue alone that another client has locked.
         return [self._asks.committed(tp), self._asks.high(tp), MemberAsks(self._asks).unlock([tp])]
 
     def _broker(self, subject: str, link: Link, answers: list[Frame | None], topics: list[str]) -> Finding:

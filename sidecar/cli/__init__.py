@@ -72,7 +72,7 @@ SECTIONS = {
         },
     ),
 }
-"""By folder in this package: a title, and the commands in their order in the help."""
+"""Titles and commands by folder of this package, in the order of the help."""
 MODULES = {
     name: ".".join(filter(None, (__name__, folder, function_of(name))))
     for folder, (_, commands) in SECTIONS.items()
@@ -83,7 +83,7 @@ config_option = click.option("-c", "--config", "path", required=True, metavar="F
 
 
 def example(*lines: str) -> str:
-    """The end of a command's help, whose lines are not wrapped: a user copies them."""
+    """The end of a command's help, whose lines are not wrapped: users copy them."""
     return "\b\n" + "\n".join(["Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)])
 
 
@@ -94,11 +94,10 @@ class Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """The names, in the order of the help."""
         return list(MODULES)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of this name; only its module is imported."""
+        """Imports only the command's module."""
         if name not in MODULES:
             return None
         command: click.Command = getattr(importlib.import_module(MODULES[name]), function_of(name))

@@ -127,7 +127,7 @@ class OneOf(Model):
 
     @property
     def name(self) -> str:
-        """The key that is set, as the file has it."""
+        """The key that is set, as in the file."""
         return next(key for name, key in self.keys().items() if getattr(self, name) is not None)
 
     @property
@@ -142,7 +142,7 @@ class OneOf(Model):
 
     @classmethod
     def keys(cls) -> dict[str, str]:
-        """Each key as the file has it, by the name of its field."""
+        """Each key as in the file, by the name of its field."""
         return {name: field.alias or name for name, field in cls.model_fields.items()}
 
     @classmethod
@@ -184,7 +184,7 @@ def matching(pattern: str, complaint: str) -> Callable[[str], str]:
 
 
 def kind(value: Any) -> str:
-    """Distinguishes a section from a word, for keys that take either."""
+    """`section` or `word`, for keys that accept either."""
     return "word" if isinstance(value, str) else "section"
 
 

@@ -80,7 +80,7 @@ class ChangelogSettings(Model):
     )
 
     def replicas(self, brokers: int) -> int:
-        """The replication factor of a topic that is created, given the number of brokers."""
+        """The replication factor of a new topic, given the number of brokers."""
         return self.replication_factor if self.model_fields_set & {"replication_factor"} else min(3, brokers)
 
     def name(self, group_id: str, topic: str) -> str:
@@ -95,17 +95,17 @@ class ChangelogSettings(Model):
         return self.topic.replace("{group}", group).replace("{topic}", topic)
 
     def topic_of(self, group_id: str, name: str) -> str:
-        """The topic whose delayed messages the topic of this name holds, for this group; empty if there is none."""
+        """The topic whose delayed messages are in the topic of this name, for this group; empty if there is none."""
         before, *behind = map(re.escape, self._filled(_safe(group_id), "\0").split("\0"))
         match = re.fullmatch(f"{before}(.+)" + r"\1".join(behind), name) if behind else None
         return match[1] if match else ""
 
     def names(self, source: KafkaSettings) -> list[str]:
-        """The names for the topics that the source names; patterns are left out."""
+        """The names for the topics that the source names; patterns are omitted."""
         return [self.name(source.group_id, topic) for topic in source.topics if not topic.startswith("^")]
 
     def complaint(self, source: KafkaSettings) -> str:
-        """Why the template cannot be used with this source; empty if it can."""
+        """The reason why the template cannot be used with this source; empty if it can."""
         single = len(source.topics) == 1 and not source.topics[0].startswith("^")
         if "{topic}" not in self.topic and not single:
             return "needs {topic}: the topics of the source have one topic each for their delayed messages"
@@ -173,7 +173,6 @@ class Delay(Model):
 
     @property
     def rules(self) -> DueRules:
-        """The rules for the core."""
         return DueRules(self.from_.field(), self.topics_ms, self.max_ms, self.beyond_max, self.malformed)
 
     @property
@@ -209,10 +208,10 @@ class Delay(Model):
         """These settings with a database, if the store needs one.
 
         Args:
-            default: The one that is used if none is named.
+            default: The database to use if none is named.
 
         Raises:
-            ValidationError: There is none.
+            ValidationError: The store needs a database, and there is none.
         """
         if self.store != "postgresql" or self.postgresql is not None:
             return self

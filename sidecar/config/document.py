@@ -109,7 +109,7 @@ class FileProblem:
     path: KeyPath
     text: str
     value: str = ""
-    """The value in a form that may be shown; empty if it may not, or has no meaning."""
+    """The value in a form that may be shown; empty if it may not be shown, or has no meaning."""
     cure: str = ""
 
     def line(self, file: str) -> str:
@@ -192,7 +192,7 @@ class _BoundedComposer(Composer):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self._nodes += 1
-        if self._nodes > 2 * NODES_MAX or self.depth > DEPTH_MAX:  # a key and its value are two
+        if self._nodes > 2 * NODES_MAX or self.depth > DEPTH_MAX:  # a key and its value are two nodes
             raise _TooMuch(_place(self.parser.peek_event()), ())
         return super().compose_node(parent, index)
 
@@ -262,7 +262,7 @@ class _NodeReader:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it has no lone surrogate, which neither a socket nor a terminal takes."""
+    """Whether it is free of lone surrogates, which neither a socket nor a terminal accepts."""
     try:
         str(value).encode()
     except UnicodeEncodeError:

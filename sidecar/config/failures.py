@@ -38,7 +38,7 @@ _AGE = Duration("1s", "365d")
 
 
 class GiveUp(NamedTuple):
-    """When a batch is given up; both None is never."""
+    """The limits of retries; both None means never."""
 
     attempts: int | None = None
     after_ms: int | None = None
@@ -108,12 +108,12 @@ class RetrySettings(Model):
 
     @property
     def give_up_after_attempts(self) -> int | None:
-        """The number of sends after which a batch is dead-lettered, None for no limit."""
+        """The number of sends after which a batch is dead-lettered; None for no limit."""
         return self.give_up_after.attempts
 
     @property
     def give_up_after_ms(self) -> int | None:
-        """The time after which a batch is dead-lettered, None for no limit."""
+        """The time after which a batch is dead-lettered; None for no limit."""
         return self.give_up_after.after_ms
 
 
@@ -160,7 +160,7 @@ class DeadLetterSettings(OneOf):
 
     @property
     def delay_level(self) -> int:
-        """The delay level after which a message is redelivered, -1 for never, if the destination is RocketMQ."""
+        """The delay level after which RocketMQ redelivers a message; -1 for never."""
         return self.rocketmq.delay_level if isinstance(self.rocketmq, HandBack) else -1
 
 

@@ -1,4 +1,4 @@
-"""Settings of the ledger: its database, and how long keys are remembered. Imports no database."""
+"""Settings of the ledger: its database, and the time for which keys are remembered. Imports no database."""
 
 from __future__ import annotations
 
@@ -50,6 +50,5 @@ class LedgerSettings(OneOf):
 
     @property
     def remembering(self) -> Remembering:
-        """Limits of remembering."""
         chosen: Remembering = self.only_one
         return chosen

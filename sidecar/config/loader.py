@@ -81,7 +81,7 @@ def _validate(document: Document, environ: Mapping[str, str]) -> Settings | list
     try:
         return Settings.model_validate(document.data, context=environ)
     except ValidationError as error:
-        from sidecar.config.explain import explain  # takes all keys apart, which a good file makes needless
+        from sidecar.config.explain import explain  # analyzes all keys, which a valid file makes unnecessary
 
         return [explain(details, document) for details in error.errors(include_url=False)]
 

@@ -1,7 +1,8 @@
-"""Keys that decide which messages a part has, and for which purposes each counts. One table; all others derive from it.
+"""The keys that decide which messages are in a part, and their uses. One table, from which all others derive.
 
 A part is named after its first and last offset. Under other values of these keys, the same name would stand for other
-messages, and a receiver that has stored it would refuse them as known. So each use compares the values of its column.
+messages, and a receiver that has stored that part would refuse them as known. So each use compares the values of its
+column.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from sidecar.core.messages.fields import Field
 
 
 class DecidingKey(NamedTuple):
-    """A key of the file, with all below it.
+    """A key of the file, with all keys below it.
 
     Args:
-        key: Its name, dotted.
+        key: The dotted name.
         value: Its value, the same for every spelling of it; None if it decides nothing here.
         in_hash: Part of the hash in commits: intents under another hash do not apply.
         is_pinned: Must not change while a micro-batch on Spark is pending.
@@ -39,17 +40,16 @@ class DecidingKey(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys by which it is set."""
         return self.key, *self.also
 
 
 def place_of(field: Field | None) -> list[object]:
-    """A field of a message, as JSON has it; empty for none."""
+    """A field of a message, as in JSON; empty for none."""
     return [field.kind, field.name, *field.path] if field else []
 
 
 def _cut(limit: Callable[[Settings], int]) -> Callable[[Settings], int | None]:
-    """A limit of parts: tables have none, whose rows are written as they come."""
+    """A limit of parts; None with a table, whose rows are written as they arrive."""
     return lambda settings: None if settings.sink.chosen.table else limit(settings)
 
 
@@ -114,11 +114,11 @@ NOT_DECIDING = (
     "source.rocketmq.start", "source.rocketmq.start_timeout", "source.rocketmq.tls", "source.rocketmq.topics",
     "spark", "state",
 )  # fmt: skip
-"""All other keys and sections: they decide where messages come from or go, how and when, and no part by them."""
+"""All other keys and sections: they decide the source and the destination of messages, how and when, but no part."""
 
 
 def decided(settings: Settings, has_use: Callable[[DecidingKey], bool]) -> dict[str, Any]:
-    """The values that count for a use, by key; those that decide nothing are left out."""
+    """The values that matter to a use, by key; keys that decide nothing are omitted."""
     values = {row.key: row.value(settings) for row in DECIDING if has_use(row)}
     return {key: value for key, value in values.items() if value is not None}
 

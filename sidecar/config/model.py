@@ -367,7 +367,7 @@ class Settings(Model):
         return self._claims_outlast(self.source.chosen.takeover_ms, why)
 
     def _claims_outlast(self, limit_ms: int, what: str) -> Self:
-        """Check that a claim lasts three times as long: else it ends before its messages have another owner."""
+        """Check that a claim lasts three times as long: otherwise it ends before its messages have another owner."""
         ledger = self.dedup.ledger
         if ledger is None or 3 * limit_ms <= ledger.remembering.claim_timeout_ms:
             return self

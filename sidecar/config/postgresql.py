@@ -14,7 +14,7 @@ _SHOWN = {
     "application_name", "channel_binding", "connect_timeout", "dbname", "gssencmode", "host", "hostaddr", "port",
     "sslcert", "sslkey", "sslmode", "sslnegotiation", "sslrootcert", "target_session_attrs", "user",
 }  # fmt: skip
-"""Parameters of libpq that carry no secret. All others are hidden: those that a later libpq has, too."""
+"""Parameters of libpq that carry no secret. All others are hidden, including those of later versions of libpq."""
 
 
 def _url(url: str) -> str:
@@ -50,5 +50,4 @@ class DatabaseSettings(Model):
 
     @property
     def secret(self) -> str:
-        """The password; empty if there is none."""
         return self.password.get_secret_value() if self.password else ""

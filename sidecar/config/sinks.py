@@ -262,31 +262,25 @@ class HttpSinkSettings(SinkSettings):
 
     @property
     def row_format(self) -> Format:
-        """The configured format."""
         return self.format
 
     @property
     def batches_at_once(self) -> int:
-        """The configured concurrency."""
         return self.concurrency
 
     @property
     def one_by_one(self) -> bool:
-        """Whether order is configured."""
         return self.keeps_order
 
     @property
     def keeps_order(self) -> bool:
-        """Whether order is configured."""
         return self.ordering == "partition"
 
     @property
     def time_limit_ms(self) -> int:
-        """The configured timeout."""
         return self.timeout_ms
 
     def summary(self) -> str:
-        """Format, URL without its query, and concurrency."""
         return f"{self.format} to {hide_query(self.url)}, {self.concurrency} at a time"
 
     @field_validator("auth")
@@ -312,11 +306,9 @@ class ConsoleSinkSettings(SinkSettings):
 
     @property
     def row_format(self) -> Format:
-        """The configured format."""
         return self.format
 
     def summary(self) -> str:
-        """Format."""
         return f"{self.format} to the console"
 
 
@@ -328,11 +320,9 @@ class FileSinkSettings(SinkSettings):
 
     @property
     def row_format(self) -> Format:
-        """The configured format."""
         return self.format
 
     def summary(self) -> str:
-        """Format and file."""
         return f"{self.format} to {self.path}"
 
 
@@ -370,11 +360,10 @@ class SparkSinkSettings(SinkSettings):
 
     @property
     def joins_groups(self) -> bool:
-        """True: a file for each group would be small."""
+        """A file for each group would be small."""
         return True
 
     def summary(self) -> str:
-        """Format and zone."""
         return f"{self.format} files to {self.landing}"
 
 
@@ -406,12 +395,11 @@ class DeltaSinkSettings(SinkSettings):
 
     @property
     def table(self) -> TableTarget:
-        """The table."""
         return TableTarget("delta", self.path)
 
     @property
     def joins_groups(self) -> bool:
-        """True: a file for each group would be small."""
+        """A file for each group would be small."""
         return True
 
     @property
@@ -421,11 +409,10 @@ class DeltaSinkSettings(SinkSettings):
 
     @property
     def one_by_one(self) -> bool:
-        """False: a table has no order, and many batches of one group may wait for the same commit."""
+        """A table has no order, and many batches of one group may wait for the same commit."""
         return False
 
     def summary(self) -> str:
-        """The table."""
         return f"rows to the Delta table {self.path}"
 
 
@@ -441,16 +428,14 @@ class ParquetSink(SinkSettings):
 
     @property
     def table(self) -> TableTarget:
-        """The table."""
         return TableTarget("parquet", self.path)
 
     @property
     def joins_groups(self) -> bool:
-        """True: a file for each group would be small."""
+        """A file for each group would be small."""
         return True
 
     def summary(self) -> str:
-        """The table."""
         return f"rows to the Parquet table {self.path}"
 
 
@@ -477,7 +462,6 @@ class SinkSection(OneOf):
 
     @property
     def chosen(self) -> SinkSettings:
-        """Settings of the chosen sink."""
         chosen: SinkSettings = self.only_one
         return chosen
 

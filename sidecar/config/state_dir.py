@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 NAME_BYTES_MAX = 255
-"""Of a file name, on every file system of Linux."""
+"""Limit of a file name on every file system of Linux."""
 
 
 def default_dir(environ: Mapping[str, str], group_id: str) -> Path:
@@ -19,7 +19,7 @@ def default_dir(environ: Mapping[str, str], group_id: str) -> Path:
         environ: The variables. As the specification demands, relative paths in them are ignored.
 
     Raises:
-        ValueError: There is no variable from which to derive it.
+        ValueError: No variable is set from which it can be derived.
     """
     name, home = folder_name(group_id), Path(environ.get("HOME", ""))
     for base in (Path(environ.get("XDG_STATE_HOME", "")), home / ".local" / "state"):

@@ -28,7 +28,7 @@ _PART: Final = r"(\d{1,9})\s+(week|day|hour|minute|second)s?"
 
 
 def hours_of(text: str) -> float | None:
-    """Hours of a duration as Delta writes it (`interval 2 days`); None if it is none."""
+    """Hours of a duration in Delta's form (`interval 2 days`); None if the text is no duration."""
     plain = text.strip().lower().removeprefix("interval ").strip()
     if not re.fullmatch(rf"{_PART}(\s+{_PART})*", plain):
         return None
@@ -36,10 +36,10 @@ def hours_of(text: str) -> float | None:
 
 
 def check_retention(properties: Mapping[str, str | None]) -> None:
-    """Check how long a table keeps files that left it: readers and writers under way need them.
+    """Check the time for which a table keeps files that left it: readers and writers under way need them.
 
     Args:
-        properties: Those that the table has.
+        properties: The table's properties.
 
     Raises:
         ValueError: For less than a day.
@@ -79,11 +79,11 @@ Properties: TypeAlias = Annotated[dict[Text, Text], BeforeValidator(_text), Afte
 ROW: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "tag", "group", "headers", "batch_id")
 DERIVED: Final = ("group_label", "date", "hour", "tag_label", "topic_label")
 COLUMNS: Final = (*ROW, *DERIVED)
-"""All that Sidecar knows of a message."""
+"""All columns of a message that Sidecar can write."""
 DATA: Final = "data"
 ALL_DATA: Final = "data.*"
 CLUSTERED_MAX: Final = 4
-"""Limit of Delta."""
+"""Delta's limit of columns to cluster by."""
 
 PARTITION_BY: Final = (
     "What the table is partitioned by: any of `date`, `hour`, `group`, `tag` and `topic`, in this order of folders, or "
@@ -138,7 +138,7 @@ PartitionBy: TypeAlias = Annotated[
 RowColumns: TypeAlias = Annotated[_Names, _known(data=False)]
 """Columns of messages."""
 TableColumns: TypeAlias = Annotated[_Names, _known(data=True)]
-"""The same, and JSON values."""
+"""Columns of messages, and JSON values."""
 ClusterBy: TypeAlias = Annotated[_Names, AfterValidator(_few)]
 
 
@@ -159,12 +159,12 @@ class Maintenance(Model):
 
     @property
     def is_on(self) -> bool:
-        """Whether any of it is done."""
+        """Whether any operation is configured."""
         return self != Maintenance()
 
 
 class TableLayout(NamedTuple):
-    """How a table is kept. A value is None, or empty, where it is not set."""
+    """The layout of a table. A value is None, or empty, if it is not set."""
 
     partition_by: Sequence[str] | None = None
     columns: Sequence[str] | None = None
@@ -174,7 +174,7 @@ class TableLayout(NamedTuple):
     section: str = "spark.table"
     """The section of the file."""
     sections: Mapping[str, str] = {}
-    """That of a key which is in another one."""
+    """Other sections of the file, by the keys that are in them."""
 
     def place(self, key: str) -> str:
         """A key's name in the file, for errors."""
@@ -186,10 +186,10 @@ KEYS: Final = frozenset(("partition_by", "columns", "cluster_by", "properties", 
 
 
 def layout_of(chosen: Any, section: str, base: TableLayout | None = None) -> TableLayout:
-    """The layout that a section of the file has.
+    """The layout in a section of the file.
 
     Args:
-        base: Has what the section does not set.
+        base: Values for keys that the section does not set.
     """
     given = KEYS & chosen.model_fields_set
     base = base or TableLayout(section=section)

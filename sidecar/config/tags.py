@@ -59,7 +59,7 @@ def _expression(text: str) -> str:
     return text
 
 
-# Room for some ten thousand tags; the section is in each state folder and each task of Spark.
+# Room for about ten thousand tags; the section is in each state folder and each task of Spark.
 Expression: TypeAlias = Annotated[
     str,
     Field(min_length=1, max_length=1 << 18),
@@ -101,7 +101,7 @@ class Tags(Model):
 
     @property
     def field(self) -> fields.Field | None:
-        """The field of the tag, for the core; None if nothing is read."""
+        """The field of the tag, for the core; None if tags are not read."""
         if isinstance(self.from_, MessageField):
             return self.from_.field()
         return fields.Field(self.from_) if self.from_ else None
@@ -110,9 +110,8 @@ class Tags(Model):
         """The core's filter for these settings."""
         return TagFilter(self.subscribe, self.exclude or "", self.groups, self.split or "")
 
-    @cached_property  # each status has them, four times a second
+    @cached_property  # each status needs them, four times a second
     def known_groups(self) -> tuple[str, ...]:
-        """The groups that are known before the first message."""
         filter_, wanted = self.filter(), parse_expression(self.subscribe)
         tagged = [filter_.group(tag) for tag in wanted or ()]
         known = {*self.groups, *(group for group in tagged if group is not None)}

@@ -34,7 +34,7 @@ class Quantity:
     units: ClassVar[Mapping[str, int]] = {}
 
     def number(self, text: str) -> int | None:
-        """The number of `text`, None if it is no quantity with one of the units."""
+        """The number of `text`; None if it is no quantity with one of the units."""
         match = _QUANTITY.fullmatch(text)
         return int(match[1]) * self.units[match[2]] if match and match[2] in self.units else None
 

@@ -1,4 +1,4 @@
-"""The messages that the demo generates, what arrived of them, and whether the books balance. Prints nothing."""
+"""The messages that the demo generates, the rows that arrived, and whether the books balance. Prints nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ class ReceiverDatabase:
         return int(self._db.execute("SELECT coalesce(max(rowid), 0) FROM rows").fetchone()[0])
 
     def batches(self) -> int:
-        """Number of accepted batches: each is one part here."""
         return int(self._db.execute("SELECT count(*) FROM parts").fetchone()[0])
 
     def rows(self) -> Iterator[DeliveredRow]:
@@ -114,12 +113,11 @@ class ReceiverDatabase:
             yield found["value"], found["timestamp"]
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
 
 def ask_status(state_dir: Path, pid: int) -> dict[str, Any] | None:
-    """The status of the daemon with this process id, None while it does not answer."""
+    """The status of the daemon with this process id; None while it does not answer."""
     address = read_address(state_dir)
     if address is None or address.pid != pid:
         return None
@@ -140,18 +138,18 @@ class Arrival(NamedTuple):
 
     due_ms: float
     at_ms: float
-    """When it was seen at the receiver."""
+    """Time at which it was seen at the receiver."""
 
 
 class Lateness(NamedTuple):
-    """Of messages that were due while a daemon ran."""
+    """Lateness of messages that were due while a daemon ran."""
 
     early: int
-    """Messages that arrived before they were due, whenever that was."""
+    """Messages that arrived before they were due, at any time."""
     half_ms: float
-    """Half of the messages were at most so late."""
+    """Lateness that half of the messages did not exceed."""
     most_ms: float
-    """99 of 100 messages were at most so late."""
+    """Lateness that 99 of 100 messages did not exceed."""
     waited: int
     """Messages that were due before another process delivered again, and did not arrive before the kill."""
 
@@ -161,8 +159,8 @@ def lateness(arrivals: Iterable[Arrival], killed_ms: float, resumed_ms: float) -
 
     Args:
         arrivals: All delayed messages that arrived.
-        killed_ms: When the daemon was killed.
-        resumed_ms: When another process delivered again.
+        killed_ms: Time of the kill.
+        resumed_ms: Time of the first delivery by another process.
     """
     arrivals = list(arrivals)
     waited = [each for each in arrivals if each.due_ms <= resumed_ms and each.at_ms >= killed_ms]

@@ -24,7 +24,7 @@ STOP_S = 30.0
 ANSWER_S = 30.0
 TAIL_LINES = 15
 _PORTS = range(20_000, 32_000)
-"""Below the ports that the kernel gives to outgoing connections: nobody takes one between finding and using it."""
+"""Below the kernel's range for outgoing connections: no process takes a port between finding and using it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,7 +56,7 @@ class Child:
                 stdout=subprocess.PIPE if pipes else log,
                 stderr=log,
                 text=True,
-                # The same package as here, whatever the current folder contains.
+                # Imports the same package as here, whatever the current folder contains.
                 env={**(os.environ if env is None else env), "PYTHONSAFEPATH": "1", "PYTHONPATH": package},
                 # Only the demo gets Ctrl-C, and ends the others in its own order. A separate group is killed as a
                 # whole: a JVM with the Python process that started it.
@@ -66,12 +66,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self.process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it is running."""
         return self.process.poll() is None
 
     def check(self) -> None:
@@ -136,7 +134,7 @@ class Child:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
-                with contextlib.suppress(OSError):  # input that it did not read
+                with contextlib.suppress(OSError):  # the process did not read its input
                     pipe.close()
 
     def stop(self) -> None:
@@ -163,7 +161,7 @@ class Child:
 
 
 def free_port() -> int:
-    """A loopback port on which nobody listens."""
+    """A loopback port without a listener."""
     while True:
         with socket.socket() as sock:
             port = random.choice(_PORTS)

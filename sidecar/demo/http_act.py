@@ -31,7 +31,7 @@ PRODUCE_S = 6.0
 TICK_S = 0.2
 STALLED_S = 30.0
 DELAYS_TICK_S = 0.05
-"""How exactly the demo of delayed messages sees when they arrive."""
+"""Precision, in seconds, with which the demo of delayed messages sees arrivals."""
 DELAY = """delay:
   store: local
 """
@@ -53,11 +53,11 @@ class HttpOutcome:
     waited_seconds: float
     """Time from the kill to the next delivery."""
     fastest: int
-    """Most rows that arrived within a second."""
+    """Highest number of rows that arrived within a second."""
     log_tail: str
     """The end of the daemon's log."""
     lateness: Lateness | None
-    """Of delayed messages, if there are any."""
+    """Lateness of delayed messages, if there are any."""
 
 
 class HttpAct:
@@ -137,7 +137,7 @@ class HttpAct:
             time.sleep(max(0.0, tick + (DELAYS_TICK_S if self._stage.delays else TICK_S) - time.monotonic()))
 
     def _look(self, now_ms: float) -> None:
-        """Note the delayed messages that have arrived since the last look."""
+        """Note the delayed messages that have arrived since the last call."""
         for value, sent_ms in self._database.new_rows():
             if delay := delay_ms(number_of(value)):
                 self._arrivals.append(Arrival(sent_ms + delay, now_ms))

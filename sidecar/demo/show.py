@@ -21,7 +21,7 @@ WHO_WIDTH = 10
 LINE_EVERY_S = 2.0
 REMARK_AT = 31
 WIDE = 70
-"""Width from which remarks are beside their numbers; below that they have their own lines."""
+"""Width from which remarks are beside their numbers; on narrower screens they have their own lines."""
 
 _Arrived = tuple[str, int, str]
 
@@ -52,7 +52,7 @@ class Show:
         self._end_bars()
 
     def head(self, text: str) -> None:
-        """Print a headline; the part before it is over."""
+        """Print a headline, which ends the part before it."""
         self._end_bars()
         self._next_line_s = LINE_EVERY_S
         self._console.print(f"\n{text}", style="bold", highlight=False)

@@ -1,4 +1,4 @@
-"""The base of both acts: what they need, a broker, a folder, and a daemon that is killed and restarted."""
+"""The base of both acts: requirements, a broker, a folder, and a daemon that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Broker:
     """The mock cluster, its producer, and the offsets of a consumer group.
 
     Args:
-        delays: Whether most of the wanted ones have due times.
+        delays: Whether most of the wanted messages have due times.
     """
 
     def __init__(self, total: int, *, delays: bool = False) -> None:
@@ -337,14 +337,12 @@ class DemoDaemon:
         self.config.write_text((SOURCES[stage.source] + REST).format(**values))
 
     def start(self) -> None:
-        """Start the daemon."""
         self._child = Child(
             f"{self.group}-daemon", ["-m", "sidecar", "run", "-c", str(self.config)], self._stage.folder
         )
         self._stage.audience.say("daemon", f"sidecar run, pid {self._child.pid}")
 
     def wait_ready(self) -> None:
-        """Wait until the daemon consumes messages."""
         self._child.wait_until(lambda: (self.status() or {"ready": False})["ready"], READY_S)
 
     def status(self) -> dict[str, Any] | None:
@@ -373,5 +371,4 @@ class DemoDaemon:
         self._child.stop()
 
     def tail(self) -> str:
-        """The end of its log."""
         return self._child.tail()

@@ -1,1 +1,1 @@
-"""What commands ask of brokers and settings for an operator: joins no group, and delivers nothing."""
+"""Queries of brokers and settings for an operator: no query joins a group or delivers anything."""

@@ -1,6 +1,6 @@
-"""What became of a single message, from all that is kept of it: the topic, the commit, dead letters.
+"""The outcome of a single message, from all records of it: the topic, the commit, dead letters.
 
-It joins no group, and changes nothing. What is not kept is not guessed.
+Joins no group, changes nothing, and guesses nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.state.interface import StoredLetter
 
 
 class Explained(NamedTuple):
-    """What is known."""
+    """The records of a message."""
 
     outcome: str
     """`not produced`, `gone`, `filtered`, `dead letter`, `delayed`, `unread`, `open`, `fixed` or `settled`.
@@ -34,19 +34,19 @@ class Explained(NamedTuple):
     tags: tuple[str, ...] = ()
     group: str | None = None
     part: tuple[int, int] | None = None
-    """First and last offset of the part that it is in."""
+    """First and last offset of the message's part."""
     attempts: int = 0
-    """Failed sends of the part, as far as the commit has them."""
+    """Failed sends of the part, as far as the commit records them."""
     letter: int | None = None
     """The id of its dead letter in the state folder."""
     due_ms: int | None = None
-    """Of `delayed`: when it is due. Whether it is still held, only the store knows."""
+    """Due time of a `delayed` message. Only the store knows whether it is still held."""
     may_be_parked: bool = False
-    """Whether parts of its partition were parked. Which still are, only the store knows."""
+    """Whether parts of its partition were parked. Only the store knows which still are."""
 
 
 def explain(settings: Settings, tp: TopicPartition, offset: int) -> tuple[TopicPartition, Explained]:
-    """What became of the message at this offset, and its partition, with its broker if `tp` names none.
+    """The partition, completed with its broker if `tp` names none, and the outcome of the message.
 
     Raises:
         ConfigError: The source is RocketMQ with another client than `remoting`.
@@ -86,12 +86,12 @@ def _row(rows: Sequence[PartitionOffsets], tp: TopicPartition) -> PartitionOffse
 
 
 def _was_parked(row: PartitionOffsets) -> bool:
-    """Whether any part was, by any owner that the commit knows of."""
+    """Whether any part was parked by any owner in the commit."""
     return row.state is not None and any((row.state.parked, *(other.parked for other in row.state.stores.others)))
 
 
 def _not_recorded(settings: Settings) -> str:
-    """What may have become of a settled message, of which nothing is kept here."""
+    """Possible outcomes of a settled message without a record."""
     text = "its outcome is not recorded: it was delivered, or dropped as a duplicate of an earlier message"
     if isinstance(settings.dead_letters, DeadLetterSettings):
         text += ", or is a dead letter at the broker"

@@ -38,7 +38,7 @@ from sidecar.state.offset_map import Identity, Origin, decode
 from sidecar.state.store import Store
 
 START_MS = 10_000
-"""Longest wait for a broker: a person waits."""
+"""Longest wait for a broker, in ms: short, because an operator waits."""
 PATIENCE_S = 20.0
 WRITERS = {
     Origin.OURS: "sidecar",
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class PartitionOffsets(NamedTuple):
-    """What the broker has of a partition."""
+    """A partition's offsets at the broker."""
 
     tp: TopicPartition
     committed: int | None
@@ -61,20 +61,20 @@ class PartitionOffsets(NamedTuple):
     high: int
     """First offset of the log, and offset of its next message."""
     writer: str
-    """Who committed; empty if nobody did."""
+    """The program that committed; empty without a commit."""
     state: PartitionState | None = None
-    """What Sidecar committed; None if it did not, or under other rules."""
+    """The state in Sidecar's commit; None for other programs and other rules."""
     scope: str = ""
-    """Within it an offset is one message; empty if the commit does not tell."""
+    """Scope in which an offset identifies one message; empty if the commit has none."""
 
     @property
     def lag(self) -> int:
-        """Messages between the watermark, or the begin of the log, and its end."""
+        """Messages between the watermark, or the beginning of the log, and its end."""
         return self.high - min(max(self.committed or 0, self.low), self.high)
 
 
 class GroupOffsets:
-    """Asks and resets, between `with` and its end.
+    """Reads and resets the group's offsets; a context manager.
 
     Args:
         rules: 4 bytes, the hash of the rules.
@@ -85,7 +85,7 @@ class GroupOffsets:
     """
 
     stays = "one that was killed stays for 9 s"
-    """What an operator must know of members that are gone."""
+    """Explains to an operator why members that have ended may still be listed."""
 
     def __init__(self, settings: KafkaSettings, rules: bytes) -> None:
         self._settings = settings.model_copy(update={"start_timeout_ms": min(settings.start_timeout_ms, START_MS)})
@@ -140,7 +140,7 @@ class GroupOffsets:
             raise self._failed(error.args[0]) from error
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
+        """One message as stored at the broker; None if it is gone."""
         fetcher = KafkaFetcher(self._config)
         self._stack.callback(fetcher.close)
         return fetcher.fetch(tp, offset)
@@ -159,7 +159,7 @@ class GroupOffsets:
                 raise self._failed(each.error)
 
     def _committed(self, tps: list[TopicPartition]) -> dict[TopicPartition, ck.TopicPartition]:
-        # The admin client asks: a consumer would ask again and again where the right is missing.
+        # By the admin client: a consumer would repeat the request forever where the right is missing.
         group_id = self._settings.group_id
         asked = ck.ConsumerGroupTopicPartitions(group_id, [ck.TopicPartition(*tp[:2]) for tp in tps])
         answer = self._answer(self._admin.list_consumer_group_offsets([asked], request_timeout=PATIENCE_S)[group_id])
@@ -210,7 +210,7 @@ def offsets_of(settings: Settings) -> GroupOffsets | QueueOffsets:
 
 
 class QueueOffsets(Inquiry):
-    """Asks and resets, between `with` and its end; see `GroupOffsets`.
+    """`GroupOffsets` of RocketMQ: offsets of queues, with the state folder's.
 
     Raises:
         ConfigError: The client is not `remoting`.
@@ -237,7 +237,7 @@ class QueueOffsets(Inquiry):
         wanted = [(tp.broker, ask) for tp in tps for ask in (asks.committed(tp), asks.low(tp), asks.high(tp))]
         answers = self.answers(wanted, also=[Code.QUERY_NOT_FOUND])
         boots = Brokers(self.network, asks, self.routes.link).boots({tp.broker for tp in tps})
-        known = self._progress()  # after the brokers: the daemon writes it before it commits
+        known = self._progress()  # after the brokers: the daemon writes progress before it commits
         return [
             self._one(tp, answers[3 * i : 3 * i + 3], boots[tp.broker].stamp if tp.broker in boots else 0, known)
             for i, tp in enumerate(tps)
@@ -258,7 +258,7 @@ class QueueOffsets(Inquiry):
         if not (self._folder / DATABASE_FILE).exists():
             self._commit(targets)
             return
-        with closing(Store(self._folder)) as state:  # no daemon can begin here meanwhile
+        with closing(Store(self._folder)) as state:  # holding the store keeps a daemon from starting meanwhile
             self._commit(targets)
             known = {key.tp: QueueProgress.load(text) for key, text in state.load_progress().items()}
             state.save_progress(
@@ -284,7 +284,7 @@ class QueueOffsets(Inquiry):
     def _one(
         self, tp: TopicPartition, frames: list[Frame], boot: int, known: Mapping[TopicPartition, QueueProgress]
     ) -> PartitionOffsets:
-        """As the daemon decides where a queue goes on: see `remoting.start`."""
+        """The offsets of a queue by the daemon's rule for resuming it: see `remoting.start`."""
         committed, low, high = (read_offset(frame) if frame.code == Code.SUCCESS else None for frame in frames)
         ends = max(0, low or 0), max(0, high or 0)  # -1 while a topic is created again
         row = known.get(tp)

@@ -1,6 +1,6 @@
-"""What would become of messages, and the requests as they would be sent: no broker, no state, nothing is sent.
+"""A dry run of messages: their outcomes, and the requests as they would be sent. No broker, no state, nothing is sent.
 
-Tags, groups, ids, due times and rows are read by what the daemon reads them with; only positions are not remembered.
+The daemon's own code reads tags, groups, ids, due times and rows; only positions are not remembered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sidecar.sinks.http import HttpSink
 
 ANY_SINK = SinkSection.model_validate({"http": {"url": "http://localhost/"}})
 SCOPE = "00000000"
-"""In the place of the scope of names, which depends on the broker."""
+"""Placeholder for the scope in names, which depends on the broker."""
 _TEXTS = ("key", "value")
 _KNOWN = {
     "topic", "partition", "offset", "timestamp", "headers", "tag", "tags",
@@ -50,7 +50,7 @@ class SampleMessage(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of a message."""
+    """The outcome of a message."""
 
     message: SampleMessage
     tags: list[str]
@@ -59,7 +59,7 @@ class Decision(NamedTuple):
     group: str | None = None
     why: str = ""
     due_ms: int | None = None
-    """When it is due, if it is held; epoch milliseconds."""
+    """Due time of a held message; milliseconds since the epoch."""
 
 
 class SampleRequest(NamedTuple):
@@ -90,7 +90,7 @@ class Trial:
         self._seen: dict[tuple[TopicPartition, int], int] = {}
 
     def decide(self, messages: Sequence[SampleMessage]) -> Iterator[Decision]:
-        """What becomes of each message, in their order."""
+        """The outcome of each message, in their order."""
         reading = self._reading
         for message in messages:
             tp, one = message.tp, [message]
@@ -119,7 +119,7 @@ class Trial:
                 yield Decision(message, tags, "dead letter" if reason else "delivered", group, reason)
 
     def _not_json(self, message: SampleMessage) -> str:
-        """Why a tag that is to be in JSON cannot be there."""
+        """The reason why a tag cannot be written in JSON; empty if it can."""
         if not self._is_json:
             return ""
         try:
@@ -146,14 +146,13 @@ class Trial:
             yield SampleRequest(group, headers, b"".join(chunks))
 
     def close(self) -> None:
-        """Close the sink, which was connected to nothing."""
         self._sink.close()
 
 
 def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[SampleMessage]:
-    """Messages, one JSON object a line as in the format `envelope`; only what a message has must be there.
+    """Messages, one JSON object a line as in the format `envelope`; absent fields may be omitted.
 
-    A message that names no topic is of the source's first one; its partition is 0, its offset the number of the line.
+    Defaults: the source's first topic, partition 0, and the number of the line as offset.
 
     Raises:
         ConfigError: The source is not Kafka.

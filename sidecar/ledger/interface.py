@@ -9,9 +9,9 @@ from sidecar.core.claims import ClaimEnd, Exchanged, Want
 from sidecar.errors import SidecarError
 
 MISSED_FOR_MS = 10_000
-"""How long a missed message is searched for after the last request for it."""
+"""Time for which a missed message is searched for after the last request for it."""
 GIVEN_FOR_MS = 60_000
-"""How long a given message is kept for the member that misses it."""
+"""Time for which a given message is kept for the member that misses it."""
 MISSED_MAX = 1_000
 
 
@@ -37,11 +37,11 @@ class Ledger(Protocol):
         ...
 
     def settle(self, marks: Sequence[ClaimEnd]) -> None:
-        """Make the ends of rows durable, if these are still owned; a row that is SUCCESS stays that."""
+        """Make the ends of rows durable, if these are still owned; a row that is SUCCESS stays SUCCESS."""
         ...
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
-        """Look for messages that another member may have, and give those that it misses; both by identity.
+        """Search for messages that another member may have, and give messages that others miss; both by identity.
 
         Args:
             group: The consumer group: messages of other groups are ignored.
@@ -61,5 +61,5 @@ class Ledger(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the ledger; does not raise."""
+        """Does not raise."""
         ...

@@ -25,7 +25,7 @@ class _Missed:
 
 
 class MemoryLedger:
-    """Rows in a dictionary.
+    """A `Ledger` in a dictionary.
 
     Attributes:
         failing: The reason for which every call fails; empty if none does.
@@ -43,12 +43,10 @@ class MemoryLedger:
         self.overtaken: dict[bytes, set[ClaimState]] = {}
 
     def entry(self, key: bytes) -> LedgerEntry | None:
-        """The entry of a key."""
         row = self._rows.get(key)
         return None if row is None else row.entry
 
     def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
-        """See `Ledger.claim`."""
         with self._alone():
             now_ms = self._now_ms()
             keys = [key for want in wants for key in keys_in(want.keys)]
@@ -68,7 +66,6 @@ class MemoryLedger:
             return verdicts
 
     def settle(self, marks: Sequence[ClaimEnd]) -> None:
-        """See `Ledger.settle`."""
         with self._alone():
             for mark in marks:
                 for key, offset in zip(keys_in(mark.keys), mark.offsets, strict=True):
@@ -79,7 +76,6 @@ class MemoryLedger:
                         row.entry = row.entry._replace(state=mark.state)
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
-        """See `Ledger.exchange`."""
         with self._alone():
             now_ms, rows = self._now_ms(), self._missed
             messages: dict[bytes, bytes] = {}
@@ -100,7 +96,6 @@ class MemoryLedger:
             return Exchanged(messages, others[:MISSED_MAX])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
-        """See `Ledger.prune`."""
         with self._alone():
             now_ms = self._now_ms()
             oldest = sorted(self._rows.items(), key=lambda item: item[1].since_ms)

@@ -101,7 +101,7 @@ def table_of(group: str) -> str:
 
 
 class PostgresqlLedger:
-    """Keys in the group's own table, created if it is missing; connects at first use, and again after a failure.
+    """A `Ledger` in the group's own table, created if it is missing; connects at first use, and again after a failure.
 
     Args:
         url: The database, ``postgresql://...``, in libpq's form.
@@ -123,7 +123,6 @@ class PostgresqlLedger:
         self._connection: Connection[Any] | None = None
 
     def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
-        """See `Ledger.claim`."""
         keys = sorted({key for want in wants for key in keys_in(want.keys)})
         for _ in range(RACES_MAX):
             with self._transaction() as db:
@@ -143,7 +142,6 @@ class PostgresqlLedger:
         return all(db.execute(self._insert, (timeout_ms, *some)).rowcount == len(some[0]) for some in new)
 
     def settle(self, marks: Sequence[ClaimEnd]) -> None:
-        """See `Ledger.settle`."""
         rows = [  # the state takes the token's place: the same columns serve
             Claimed(key, mark.place, offset, mark.state)
             for mark in marks
@@ -154,7 +152,6 @@ class PostgresqlLedger:
                 db.execute(self._settle, _columns(some))
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:
-        """See `Ledger.exchange`."""
         asked = list(missed)
         with self._transaction() as db:
             db.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK + 1])  # one at a time: each has what the other misses
@@ -167,7 +164,6 @@ class PostgresqlLedger:
             return Exchanged(messages, [key for (key,) in db.execute(MISSED, (group, asked), binary=True)])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
-        """See `Ledger.prune`."""
         with self._transaction() as db:
             return db.execute(self._prune, (step, keys_max, keep_ms)).rowcount
 
@@ -192,7 +188,6 @@ class PostgresqlLedger:
         return db
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             with suppress(psycopg.Error):
                 self._connection.close()

@@ -23,7 +23,7 @@ CACHE_KIB = 16_384
 BUSY_TIMEOUT_MS = 5_000
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
-# Rows in the order of their first claim, next to each other as they are settled together; only the index is random.
+# Rows are in the order of their first claim, adjacent as they are settled together; only the index is random.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
   id INTEGER PRIMARY KEY, key BLOB NOT NULL, place INTEGER NOT NULL, position INTEGER NOT NULL, token INTEGER NOT NULL,
@@ -50,13 +50,13 @@ AND (id <= (SELECT max(id) FROM keys) - ? OR since_ms <= ?)
 
 
 class SqliteLedger:
-    """Keys in a separate file: WAL, `synchronous=FULL`.
+    """A `Ledger` in a separate file: WAL, `synchronous=FULL`.
 
     Args:
         folder: A folder that only this process uses.
         on_damage: Called after a damaged file was set aside.
         now_ms: Its clock; by default the machine's.
-        owner: The group with its cluster, once that is known: what was delivered on another cluster counts only there.
+        owner: The group with its cluster, once that is known: deliveries on another cluster count only there.
     """
 
     name = "sqlite"
@@ -76,7 +76,6 @@ class SqliteLedger:
         self._presence = Presence([])
 
     def claim(self, wants: Sequence[Want], timeout_ms: int) -> list[list[int]]:
-        """See `Ledger.claim`."""
         with self._transaction() as db:
             now_ms = self._now_ms()
             entries = _find(db, [key for want in wants for key in keys_in(want.keys)], now_ms)
@@ -85,18 +84,16 @@ class SqliteLedger:
         return verdicts
 
     def settle(self, marks: Sequence[ClaimEnd]) -> None:
-        """See `Ledger.settle`."""
         with self._transaction() as db:
             for mark in marks:
                 rows = zip(keys_in(mark.keys), mark.offsets, strict=True)
                 db.executemany(SETTLE, [(mark.state, key, mark.place, offset) for key, offset in rows])
 
     def exchange(self, group: str, missed: Sequence[bytes], given: Mapping[bytes, bytes]) -> Exchanged:  # noqa: ARG002
-        """Return nothing: there is no other member."""
+        """Returns nothing: there is no other member."""
         return Exchanged({}, [])
 
     def prune(self, keep_ms: int, keys_max: int, step: int) -> int:
-        """See `Ledger.prune`."""
         with self._transaction() as db:
             now_ms = self._now_ms()
             return db.execute(PRUNE, (now_ms, step, keys_max, now_ms - keep_ms)).rowcount
@@ -135,7 +132,7 @@ class SqliteLedger:
         return db
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        """Refuse a file of another cluster; one without a mark gets this one's."""
+        """Refuse a file of another cluster; a file without a mark is marked for this one."""
         me = self._owner() if self._owner else None
         if me is None or not me.cluster:
             return
@@ -147,7 +144,7 @@ class SqliteLedger:
             me.refuse(read(row[0]), f"the ledger {self._path}", cure, "remove the file: its keys are then forgotten")
 
     def _set_aside(self, reason: str) -> None:
-        """Set the file aside. Its settled keys are forgotten; waiting for a person would stop all messages instead."""
+        """Set the file aside and forget its settled keys; waiting for a person would stop all messages instead."""
         target = self._path.with_name(f"{LEDGER_FILE}.damaged-{time.time_ns() // 1_000_000}")
         with suppress(OSError):
             for old in self._path.parent.glob(f"{LEDGER_FILE}.damaged-*"):
@@ -158,7 +155,6 @@ class SqliteLedger:
             self._on_damage(Damage("ledger", str(self._path), reason, f"set aside as {target.name}, a new one begun"))
 
     def close(self) -> None:
-        """Close the file."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()

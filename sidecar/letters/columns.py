@@ -23,7 +23,7 @@ GONE = "the message was gone from the broker when it was stored as a dead letter
 
 
 class LetterMessage(NamedTuple):
-    """A dead letter's message, with its place at the broker; of a delayed message, the letter has its position."""
+    """A dead letter's message, with its place at the broker, which a delayed message's letter lacks."""
 
     tp: TopicPartition
     offset: int
@@ -31,7 +31,7 @@ class LetterMessage(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether anything of the message is there: it may have been gone from the broker when it was stored."""
+        """Whether anything of the message is stored: it may have been gone from the broker by then."""
         original = self.original
         return original.timestamp_ms is not None or original.value is not None or bool(original.headers)
 
@@ -56,7 +56,7 @@ LETTER_COLUMNS = GetterColumns(
 
 
 def framed(framer: Framer, letters: Sequence[StoredLetter]) -> Fragment:
-    """The rows of letters of one partition, which are in the order of their offsets."""
+    """The rows of letters of one partition, given by ascending offset."""
     messages = [message_of(letter) for letter in letters]
     whole = [i for i, message in enumerate(messages) if message.is_whole]
     data, left_out = framer.frame(letters[0].tp.source, [messages[i] for i in whole]) if whole else (b"", ())
@@ -68,10 +68,10 @@ def framed(framer: Framer, letters: Sequence[StoredLetter]) -> Fragment:
 
 
 class LetterIds:
-    """What `dedup` says of dead letters that are produced again.
+    """Rules of `dedup` for dead letters that are produced again.
 
     Args:
-        as_new: Whether each gets another id.
+        as_new: Whether each letter gets another id.
 
     Raises:
         ConfigError: `as_new` is wanted, and the id is in no header.
@@ -91,7 +91,7 @@ class LetterIds:
                     hint="leave --as-new out, or send to the receiver",
                 )
             self._header = field.name
-        elif field is not None and dedup.remembers_ids and dedup.by != OFFSET_MSG_ID:  # it gets another
+        elif field is not None and dedup.remembers_ids and dedup.by != OFFSET_MSG_ID:  # the broker assigns another id
             self._read = id_reader(field, dedup.as_, LETTER_COLUMNS)
 
     def is_duplicate(self, message: LetterMessage) -> bool:
@@ -99,7 +99,7 @@ class LetterIds:
         return self._read is not None and self._read(message.tp, [message])[0] is not None
 
     def headers(self, message: LetterMessage, letter_id: int) -> list[tuple[str, str | bytes | None]]:
-        """The headers with which it is produced again."""
+        """The headers with which the message is produced again."""
         if not self._header:
             return list(message.original.headers)
         return [
@@ -108,6 +108,6 @@ class LetterIds:
         ]
 
     def _new(self, value: bytes, letter_id: int) -> bytes:
-        """Another id, the same each time: a letter that is produced twice must stay a duplicate of itself."""
+        """Another id, always the same one: a letter that is produced twice must remain a duplicate of itself."""
         text = b"%s-replay-%s-%d" % (value, self._token.encode(), letter_id)
         return b"%d" % (xxhash.xxh3_64_intdigest(text) >> 1) if self._as_int else text

@@ -20,7 +20,7 @@ def outline(letter: StoredLetter) -> dict[str, Any]:
 
 
 def whole(letter: StoredLetter) -> dict[str, Any]:
-    """A dead letter with its message, and with the row that was sent."""
+    """A dead letter with its message and the row that was sent."""
     attempts = [{**attempt._asdict(), "at_ms": instant_text(attempt.at_ms)} for attempt in letter.attempts]
     for attempt in attempts:
         attempt["at"] = attempt.pop("at_ms")
@@ -41,7 +41,7 @@ def _message(letter: StoredLetter) -> dict[str, Any] | None:
 
 
 def place_of(letter: StoredLetter) -> dict[str, Any]:
-    """Where the message is at the broker: of a delayed one, the letter has its place in the store."""
+    """The message's place at the broker; a delayed message's letter has its place in the store."""
     message = _message(letter) or {}
     place = {name: message.get(name, getattr(letter, name)) for name in ("topic", "partition", "offset")}
     broker = message.get("broker", letter.tp.source.broker)

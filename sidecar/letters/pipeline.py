@@ -1,6 +1,6 @@
 """Conducts the delivery of dead letters with the core that delivers messages. No clock, file or socket.
 
-A part is fixed before it comes in here, so its intent is durable. Halves of a refused part wait until they are, too.
+A part is fixed before it is added here, so its intent is durable. Halves of a refused part wait until theirs is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HalvePart:
 
 @dataclass(frozen=True, slots=True)
 class EndPart:
-    """End a part, durably: delete what the receiver has, and keep what it refused."""
+    """End a part, durably: delete the delivered letters, and keep the refused ones."""
 
     part: ReplayPart
     delivered: tuple[int, ...]
@@ -44,7 +44,7 @@ class EndPart:
 class _Open:
     part: ReplayPart
     letters: Mapping[int, StoredLetter]
-    """By offset."""
+    """Letters by offset."""
     refused: dict[int, StoredLetter]
 
 
@@ -60,12 +60,11 @@ class ReplayPipeline(DeliveryPipeline):
         self.partitions.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room is a table
         self._open: dict[Intent, _Open] = {}
         self._halves: list[HalvePart] = []
-        """To be made durable with the next step."""
+        """Halves to be made durable with the next step."""
         self.outcomes: Counter[str] = Counter()
-        """Messages by outcome."""
 
     def begin(self, tp: TopicPartition, scope: str) -> None:
-        """Parts of this partition and scope follow; those of another scope have ended."""
+        """Start the parts of this partition and scope; those of another scope have ended."""
         self.partitions.close(tp)
         self.partitions.take(tp, scope, PartitionState(0, 0), Lineage())
 
@@ -73,8 +72,8 @@ class ReplayPipeline(DeliveryPipeline):
         """Deliver a part.
 
         Args:
-            part: A part that is fixed, of the partition and scope that have begun.
-            letters: Its letters; some may be gone.
+            part: A fixed part of the partition and scope of `begin`.
+            letters: The part's letters; some may be gone.
             again: Whether an earlier process may have sent it.
         """
         range_ = self.partitions[part.tp]
@@ -87,19 +86,18 @@ class ReplayPipeline(DeliveryPipeline):
 
     @property
     def outstanding(self) -> int:
-        """Number of parts that have not ended."""
         return len(self._open)
 
     @property
     def stalled(self) -> str:
-        """Why the receiver takes nothing, as an operator reads it; empty if it is not so."""
+        """The reason why the receiver accepts nothing, for an operator; empty if it does."""
         word, reason = self.refusal
         if word == "halted":
             return f"the receiver refuses every request: {reason}"
         return "the receiver refused more than a tenth of the last 1,000 messages" if word else ""
 
     def halved(self, done: HalvePart, halves: Sequence[ReplayPart]) -> None:
-        """Record that the halves of a part are durable: these."""
+        """Record that the halves of a part are durable."""
         for intent, half in zip(done.intents, halves, strict=True):
             self._open[intent].part = half
             intent.durable = True
@@ -132,7 +130,7 @@ class ReplayPipeline(DeliveryPipeline):
                 pass  # nothing is committed
 
     def _refuse(self, refused: Sequence[DeadLetter]) -> None:
-        """Remember the reasons; should the process end before the part does, it is sent again and refused again."""
+        """Remember the reasons; if the process ends before the part does, the part is sent and refused again."""
         for each in refused:
             opened = next(
                 one for one in self._open.values()

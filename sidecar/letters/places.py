@@ -1,7 +1,7 @@
-"""Where dead letters are: in the state folder, or in a topic, which is only read. Decides which of them a command sees.
+"""The places of dead letters: the state folder, or a topic, which is only read. Decides which letters a command sees.
 
-A record of a topic is known by its place, which gives the letter its id, and by its origin: a hash of the message's
-place and content. Copies of one dead letter have one origin.
+A record of a topic is identified by its place, which gives the letter its id, and by its origin: a hash of the
+message's place and content. Copies of one dead letter have the same origin.
 """
 
 from __future__ import annotations
@@ -54,25 +54,24 @@ class TopicLetter(NamedTuple):
     letter: StoredLetter
     origin: bytes
     topic: str
-    """The topic of the message."""
 
     def is_in(self, chosen: Chosen) -> bool:
-        """Whether it is chosen, whatever its id is compared with `last_id`."""
+        """Whether the record is chosen; its id is compared with `last_id` in any case."""
         return chosen.topic in (None, self.topic) and chosen._replace(topic=None).takes(self.letter)
 
 
 class LetterTopic(ABC):
-    """A topic as it is when this is made: later records are not read."""
+    """A topic up to its end at construction: later records are not read."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.foreign = 0
-        """Records that are no dead letters of Sidecar, of those that were read last."""
+        """Records of the last read that are no dead letters of Sidecar."""
         self._bounds: dict[int, tuple[int, int]] = {}
         """The first offset and the offset after the last, by the number of a partition."""
 
     def records(self, after: int = 0) -> Iterator[TopicLetter]:
-        """All dead letters, partition by partition; after this id."""
+        """All dead letters with an id above `after`, partition by partition."""
         offset, partition = divmod(after, ID_BASE)
         for number, (low, high) in self._bounds.items():
             if not after or number >= partition:
@@ -80,7 +79,7 @@ class LetterTopic(ABC):
                 yield from self._read(number, start, high)
 
     def within(self, ids: Sequence[int]) -> Iterator[TopicLetter]:
-        """The dead letters with these ids, as far as they are there."""
+        """The dead letters with these ids that still exist."""
         wanted = set(ids)
         for number in sorted({id_ % ID_BASE for id_ in ids} & self._bounds.keys()):
             offsets = [id_ // ID_BASE for id_ in ids if id_ % ID_BASE == number]
@@ -186,10 +185,10 @@ class TopicPlan(Replays):
         self._lanes = ReplayCuts(self.source, target, limits)
         self._token = secrets.token_hex(8)
         self._loaded: dict[int, TopicLetter] = {}
-        """What the parts at hand have, by id."""
+        """The letters of the current parts, by id."""
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
-        """The chosen letters, partition by partition, one of each origin."""
+        """The chosen letters, partition by partition, one for each origin."""
         seen = self.origins(self.source)
         for record in self._topic.records(after):
             if limit > 0 and record.origin not in seen and record.is_in(chosen):
@@ -198,14 +197,13 @@ class TopicPlan(Replays):
                 yield record.letter
 
     def totals(self, chosen: Chosen) -> Totals:
-        """How many letters are chosen."""
         letters = size_bytes = last_id = 0
         for letter in self.each(chosen):
             letters, size_bytes, last_id = letters + 1, size_bytes + letter.size_bytes, letter.id
         return Totals(letters, size_bytes, last_id)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """The letters of a part that are there, by offset."""
+        """The letters of a part that still exist, by offset."""
         if any(id_ not in self._loaded for id_ in part.letters):
             self._loaded |= {record.letter.id: record for record in self._topic.within(part.letters)}
         found = (self._loaded[id_].letter for id_ in part.letters if id_ in self._loaded)
@@ -216,7 +214,7 @@ class TopicPlan(Replays):
         self.end_origins(part, [(self._loaded[id_].origin, id_) for id_ in delivered])
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """What an interrupted replay left, then the chosen letters; the topic is read piece by piece."""
+        """The parts of an interrupted replay, then the chosen letters; the topic is read piece by piece."""
         pending = self.pending()
         tried = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
@@ -237,7 +235,7 @@ class TopicPlan(Replays):
         yield from self._streams(chunk)
 
     def _streams(self, chunk: Sequence[TopicLetter]) -> Iterator[Stream]:
-        """The letters of a piece of the topic, by partition; of two with one place, the topic was created again."""
+        """The letters of a piece of the topic, by partition; two of one place mean that the topic was recreated."""
         self._loaded = {record.letter.id: record for record in chunk}
         lettered: dict[tuple[TopicPartition, int], dict[int, StoredLetter]] = defaultdict(dict)
         for letter in (record.letter for record in chunk):
@@ -259,7 +257,7 @@ _NOTHING_HERE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFF
 
 
 class DeadLetterQueues(LetterTopic):
-    """The queues of the topic, one at each broker; none before the first dead letter.
+    """The topic's queues, one at each broker; there are none before the first dead letter.
 
     Raises:
         ConfigError: The client reaches no name server.
@@ -310,7 +308,7 @@ class DeadLetterQueues(LetterTopic):
 
 
 def _numbered(tps: list[TopicPartition]) -> dict[int, TopicPartition]:
-    """The queues, by numbers that stay when a broker is added, unless two would have the same."""
+    """The queues by number; a number stays when a broker is added, unless two queues would have the same."""
     found: dict[int, TopicPartition] = {}
     for tp in tps:
         number = xxhash.xxh32_intdigest(tp.queue.encode()) % ID_BASE
@@ -324,7 +322,7 @@ PlaceName: TypeAlias = Literal["state", "topic"]
 
 
 def _topic_of(settings: Settings, name: PlaceName | None, stack: ExitStack) -> LetterTopic | None:
-    """The topic with the dead letters, None for the state folder: by its name, or where the daemon stores them."""
+    """The topic with the dead letters: by its name, or by the daemon's settings; None for the state folder."""
     chosen = settings.dead_letters if isinstance(settings.dead_letters, DeadLetterSettings) else None
     if name == "state" or (name is None and chosen is None):
         return None
@@ -339,7 +337,7 @@ class LetterPlace:
     """The dead letters of one place, which a daemon may be adding to.
 
     Args:
-        name: The place; None for that in which the daemon stores them.
+        name: The place; None for the one in which the daemon stores them.
         tell: Called with a line for the operator.
         stack: Closes the state file and the topic.
 
@@ -368,7 +366,7 @@ class LetterPlace:
 
     @property
     def source(self) -> str:
-        """Names the place in the parts of a replay."""
+        """The name of the place in the parts of a replay."""
         return STATE if self._listing is None else self._listing.source
 
     @property
@@ -378,45 +376,42 @@ class LetterPlace:
 
     @property
     def deleted_by(self) -> str:
-        """What deletes the records of a topic."""
+        """The setting or command that deletes the records of a topic."""
         if isinstance(self._topic, DeadLetterQueues):
             return "a broker of RocketMQ deletes them after its fileReservedTime"
         return "Kafka deletes them by the topic's retention"
 
     @property
     def foreign(self) -> int:
-        """Records that are no dead letters, of those that were read."""
+        """Records read that are no dead letters."""
         return 0 if self._topic is None else self._topic.foreign
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
-        """The chosen letters after this id; in a topic, those of which no copy was replayed."""
+        """The chosen letters with an id above `after`; in a topic, only letters without a replayed copy."""
         return (self.file if self._listing is None else self._listing).each(chosen, after, limit)
 
     def totals(self, chosen: Chosen) -> Totals:
-        """How many letters are chosen."""
         return (self.file if self._listing is None else self._listing).totals(chosen)
 
     def one(self, id_: int) -> StoredLetter | None:
-        """The letter of this id."""
         if self._topic is None:
             return next(iter(self.file.page(Chosen(ids=(id_,)), 1)), None)
         return next((record.letter for record in self._topic.within((id_,))), None)
 
     def left_over(self) -> LeftOver:
-        """What an interrupted replay left in parts."""
+        """The parts of an interrupted replay."""
         return left_over(self.file)
 
     def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
-        """How many of these letters are chosen."""
+        """The number of these letters that are chosen."""
         both = tuple(set(chosen.ids) & set(ids)) if chosen.ids else ids
         return self.totals(chosen._replace(ids=both)).letters if both else 0
 
     def plan(self, target: Target, limits: Limits) -> ReplayPlan:
-        """A plan to replay letters of this place."""
         if self._topic is None:
             return StatePlan(self.file, target, limits)
         return TopicPlan(self._topic, self.file, target, limits)
 
     def token(self) -> str:
-        """Names the state file."""
+        """The token of the state file."""
         return Replays(self.file).token()

@@ -1,4 +1,4 @@
-"""What a replay takes: parts that an interrupted one left, and the chosen letters, cut into parts. Sends nothing."""
+"""The letters of a replay: parts of an interrupted replay, and the chosen letters, cut into parts. Sends nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTLINES = 5_000
 
 
 class Replayed(NamedTuple):
-    """What became of the letters."""
+    """The outcomes of the replayed letters."""
 
     delivered: int
     refused: int
@@ -34,10 +34,10 @@ class Replayed(NamedTuple):
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """No other replay of this folder runs meanwhile.
+    """Exclude other replays of this folder.
 
     Raises:
-        StateError: One does, or the lock cannot be had.
+        StateError: Another replay runs, or the lock cannot be acquired.
     """
     path = folder / LOCK_FILE
     try:
@@ -54,16 +54,15 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 class LeftOver(NamedTuple):
-    """What an interrupted replay left in parts: it is sent first."""
+    """Letters of an interrupted replay, which are sent first."""
 
     ways: frozenset[tuple[str, Target]]
-    """From where the letters go, and to where."""
+    """Sources and targets of the letters."""
     ids: tuple[int, ...]
-    """Ids of the letters."""
 
 
 def left_over(letters: LettersBeside) -> LeftOver:
-    """What an interrupted replay left.
+    """The letters of an interrupted replay that have not ended.
 
     Raises:
         StateError: It cannot be read.
@@ -80,18 +79,18 @@ class Stream(NamedTuple):
     scope: str
     parts: Iterator[ReplayPart]
     again: bool
-    """Whether they are fixed already, and may have been sent."""
+    """Whether the parts are fixed already, and may have been sent."""
 
 
 class ReplayPlan(Protocol):
     """Letters in parts, and the record of these parts."""
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """What an interrupted replay left, in the order in which it was fixed, and then the chosen letters."""
+        """The parts of an interrupted replay, in the order in which they were fixed, and then the chosen letters."""
         ...
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """The letters of a part that are there, by offset."""
+        """The letters of a part that still exist, by offset."""
         ...
 
     def fix(self, part: ReplayPart) -> ReplayPart:
@@ -103,7 +102,7 @@ class ReplayPlan(Protocol):
         ...
 
     def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
-        """End a part, durably: what was delivered does not come again."""
+        """End a part, durably: delivered letters are not replayed again."""
         ...
 
 
@@ -116,7 +115,7 @@ class ReplayCuts:
         self._limits = limits
 
     def cut(self, scope: str, tp: TopicPartition, letters: Iterable[Outline]) -> Iterator[ReplayPart]:
-        """Letters in the order of their offsets as parts."""
+        """Cut letters, given by ascending offset, into parts."""
         lanes: dict[str, list[Outline]] = {}
         sizes: Counter[str] = Counter()
         for letter in letters:
@@ -136,7 +135,7 @@ class ReplayCuts:
 
 
 class StatePlan(Replays):
-    """The letters in the state folder, which are deleted one by one."""
+    """A `ReplayPlan` of the letters in the state folder, which are deleted one by one."""
 
     def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
         super().__init__(letters)
@@ -145,11 +144,9 @@ class StatePlan(Replays):
         self._token = secrets.token_hex(8)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """The letters of a part that are there, by offset."""
         return self._file.by_ids(part.letters)
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """What an interrupted replay left, then the chosen letters."""
         pending = self.pending()
         done = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
@@ -166,6 +163,6 @@ class StatePlan(Replays):
 
 
 def again(pending: Sequence[ReplayPart]) -> Iterator[Stream]:
-    """Parts that an interrupted replay left."""
+    """The parts of an interrupted replay, as streams."""
     for (scope, tp), parts in groupby(pending, key=lambda part: (part.scope, part.tp)):
         yield Stream(tp, scope, iter(list(parts)), again=True)

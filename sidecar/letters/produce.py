@@ -1,7 +1,7 @@
 """Produces dead letters to their topics of Kafka again, in transactions. Delivers to no receiver.
 
 The transaction of a part commits the part's number, in a group of its own. If the process dies before it deletes the
-letters, that number tells the next one whether the part was produced.
+letters, the next process knows from that number whether the part was produced.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from sidecar.state.replays import ReplayPart
 
 TIMEOUT_S = 30.0
 TRANSACTION_MS = 15_000
-"""A reader of committed messages waits so long for a process that died and is not started again."""
+"""Longest wait of a reader of committed messages for a process that died and is not restarted."""
 
 
 class LetterProducer:
     """Produces dead letters again.
 
     Args:
-        rate: The most messages a second.
-        ids: What becomes of message ids.
+        rate: Limit in messages/s.
+        ids: Rules for message ids.
         on_ended: Called with the number of letters that have ended.
 
     Raises:
@@ -67,10 +67,10 @@ class LetterProducer:
             raise _unavailable(error) from error
 
     def run(self, chosen: Chosen) -> Replayed:
-        """Produce what an interrupted replay left, if it did not, and then the chosen letters.
+        """Produce the rest of an interrupted replay, and then the chosen letters.
 
         Raises:
-            UnavailableError: The broker does not take them; nothing of the part is produced.
+            UnavailableError: The broker does not accept them; nothing of the part is produced.
             StateError: The state file cannot be used.
         """
         produced = 0
@@ -90,7 +90,7 @@ class LetterProducer:
         kept = [letter for letter in letters if self._takes(message_of(letter))]
         self._left += len(letters) - len(kept)
         if part.id:
-            self._plan.end(part, (), ())  # it was not produced: the part may have other members now
+            self._plan.end(part, (), ())  # not produced: the part may have other members now
         if kept:
             fixed = self._plan.fix(replace(part, letters=tuple(letter.id for letter in kept)))
             self._produce(fixed, kept)
@@ -98,7 +98,7 @@ class LetterProducer:
         return kept
 
     def _takes(self, message: LetterMessage) -> bool:
-        """Whether a message is produced; else its letter stays."""
+        """Whether a message is produced; otherwise its letter stays."""
         return message.is_whole and not self._ids.is_duplicate(message)
 
     def _is_produced(self, part: ReplayPart) -> bool:

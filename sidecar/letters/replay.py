@@ -48,7 +48,7 @@ class ReceiverReplay:
     """Delivers dead letters to the receiver.
 
     Args:
-        rate: The most messages a second.
+        rate: Limit in messages/s.
         on_ended: Called with the number of letters that have ended.
         tell: Called with a line for the operator.
     """
@@ -79,7 +79,7 @@ class ReceiverReplay:
         self._next_at_s = 0.0
 
     def run(self, chosen: Chosen) -> Replayed:
-        """Deliver what an interrupted replay left, under its names, and then the chosen letters.
+        """Deliver the rest of an interrupted replay, under its names, and then the chosen letters.
 
         Raises:
             UnavailableError: The receiver refuses too much for a cause in the messages.
@@ -89,7 +89,7 @@ class ReceiverReplay:
             self._deliver(stream)
         return Replayed(self._delivered, self._refused)
 
-    # The loop
+    # Loop
 
     def _deliver(self, stream: Stream) -> None:
         self._pipeline.begin(stream.tp, stream.scope)
@@ -151,4 +151,4 @@ class ReceiverReplay:
             case Report():
                 pass  # each retry
             case _:
-                raise AssertionError(effect)  # there is no commit, no ledger, no store and no flow
+                raise AssertionError(effect)  # a replay has no commit, ledger, store or flow

@@ -1,7 +1,7 @@
 """Sends dead letters to their topics of RocketMQ again. Delivers to no receiver.
 
-RocketMQ has no transaction for messages and progress. So few are in flight at once, and what brokers have acknowledged
-is recorded before the next are sent: only those in flight may be sent twice.
+RocketMQ has no transaction for messages and progress. So few messages are in flight at once, and acknowledged messages
+are recorded before the next are sent: only messages in flight may be sent twice.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import ReplayPart
 
 AT_ONCE = 100
-"""The most messages in flight."""
+"""Limit of messages in flight."""
 _STORED = (Code.FLUSH_DISK_TIMEOUT, Code.SLAVE_NOT_AVAILABLE, Code.FLUSH_SLAVE_TIMEOUT)
-"""The broker has the message, though a disk or a slave may not have it yet."""
+"""The broker has stored the message, though perhaps not yet on disk or at a slave."""
 _BROKERS = frozenset({
     "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "REAL_TOPIC", "REAL_QID", "DELAY", "MIN_OFFSET", "MAX_OFFSET", "TRAN_MSG",
     "PGROUP", "CONSUME_START_TIME", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "POP_CK", "1ST_POP_TIME", "INNER_NUM",
@@ -39,8 +39,8 @@ class LetterSender:
 
     Args:
         plan: The letters, in parts of at most `AT_ONCE`.
-        rate: The most messages a second.
-        ids: What becomes of message ids.
+        rate: Limit in messages/s.
+        ids: Rules for message ids.
         on_ended: Called with the number of letters that have ended.
 
     Raises:
@@ -69,8 +69,8 @@ class LetterSender:
         """Send the chosen letters.
 
         Raises:
-            UnavailableError: A broker does not answer or does not take them, or a topic is gone; what was acknowledged
-                is recorded.
+            UnavailableError: A broker does not answer or does not take them, or a topic is gone; acknowledged messages
+                are recorded.
             CredentialsError: A broker refuses.
             StateError: The state file cannot be used.
         """
@@ -85,7 +85,7 @@ class LetterSender:
         return Replayed(delivered, left)
 
     def _sent(self, part: ReplayPart, letters: Sequence[StoredLetter]) -> int:
-        """Send letters at once, and record which of them brokers have; return how many these are."""
+        """Send letters at once, and record the acknowledged ones; return their number."""
         asks = {letter.id: ask for letter in letters if (ask := self._ask(letter)) is not None}
         links = [(self._inquiry.link(broker), ask) for broker, ask in asks.values()]
         frames = self._inquiry.network.ask_all(links, PATIENCE_S)
@@ -140,7 +140,7 @@ class LetterSender:
 
 
 def _own(headers: Sequence[tuple[str, str | bytes | None]]) -> Iterator[tuple[str, str]]:
-    """The properties that the producer gave."""
+    """The properties that the producer set."""
     for name, value in headers:
         if value is not None and name not in _BROKERS and not name.startswith(("TIMER_", "DLQ_ORIGIN_")):
             yield name, value if isinstance(value, str) else value.decode()

@@ -39,13 +39,13 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d*)?")
 
 
 class HostNames:
-    """What `Host` may be: an IP address, a name without a dot or in a private domain, this host's name, and others."""
+    """Values of `Host`: an IP address, a name without a dot or in a private domain, this host's name, and others."""
 
     def __init__(self, others: Iterable[str]) -> None:
         self._others = {name.lower().rstrip(".") for name in (*others, socket.gethostname())}
 
     def has(self, host: str) -> bool:
-        """Whether a header `Host` names this server; no header does too, since browsers always send one."""
+        """Whether a header `Host` names this server; a missing header does too, since browsers always send one."""
         if not host:
             return True
         match = _HOST.fullmatch(host.lower())
@@ -67,8 +67,8 @@ def _is_address(name: str) -> bool:
 
 
 Ask: TypeAlias = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
-"""Answers a request by its name, with the fields of its JSON object. It raises ValueError if there is no such request,
-and `SidecarError` if it fails."""
+"""Answers a request by its name, with the fields of its JSON object. Raises ValueError if there is no such request, and
+`SidecarError` if it fails."""
 THREADS = 2
 CONNECTIONS_MAX = 100
 IDLE_SECONDS = 10
@@ -90,7 +90,7 @@ class _Answers:
 
     Args:
         names: None for probes.
-        token: Opens all requests.
+        token: Authorizes all requests.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class _Answers:
 
     @property
     def is_probe(self) -> bool:
-        """Whether only the word for the health is told."""
+        """Whether the answer is only the word for the health."""
         return self._names is None
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -142,7 +142,7 @@ class _Answers:
 
     def _misdirected(self, host: str) -> _Reply | None:
         """The answer to a request for another host: a page of a browser that had its own name resolved to this one."""
-        if self._names is None or self._names.has(host):  # a probe learns nothing but a word
+        if self._names is None or self._names.has(host):  # a probe reveals only a word
             return None
         text = f"{host} is not a name of this server: use an IP address, or list the name in admin.names\n"
         return _Reply("421 Misdirected Request", _TEXT, text.encode("latin-1"))
@@ -189,7 +189,7 @@ class _Answers:
 def _metrics_of(snapshot: Callable[[], StatusSnapshot]) -> Callable[[], bytes]:
     @cache
     def made() -> Metrics:
-        from sidecar.ops.metrics import Metrics  # and with it prometheus_client, which a start does not wait for
+        from sidecar.ops.metrics import Metrics  # it imports prometheus_client, which a start does not wait for
 
         return Metrics(snapshot)
 
@@ -204,13 +204,13 @@ class AdminServer:
         snapshot: Called at each request, from the server's threads.
         metrics: The text that Prometheus reads; None for that of the snapshot.
         state_dir: The folder where address and token are written for ``sidecar status`` and others.
-        asks: Answer requests, whose path is that of their key and their name: `/delay/list`.
-        tokens: By the key of `asks`: opens its requests, beside the token that is written with the address. With
-            "letters", the page has buttons for them.
+        asks: Answer requests, whose path consists of the key and the name: `/delay/list`.
+        tokens: By the key of `asks`, a token that authorizes its requests, beside the token that is written with the
+            address. With "letters", the page has buttons for dead letters.
         kinds: Returns the dead letters, for the page.
         key: The key of the address in the configuration, for messages.
         names: Names of this server beside those that `HostNames` always takes.
-        is_probe: Only `/livez` and `/readyz` are answered, with a word.
+        is_probe: Only `/livez` and `/readyz` are answered, with one word.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class AdminServer:
         """Listen and answer.
 
         Raises:
-            UnavailableError: The address cannot be listened on.
+            UnavailableError: The server cannot listen at the address.
         """
         listener = _listen(self.host, self.port, self._key)
         self.host, self.port = listener.getsockname()[:2]
@@ -300,10 +300,10 @@ class AdminServer:
 def open_probes(
     stack: ExitStack, listen: tuple[str, int] | None, snapshot: Callable[[], StatusSnapshot]
 ) -> AdminServer | None:
-    """Serve `admin.probes` until the stack ends: whoever reaches it learns nothing but the word for the health.
+    """Serve `admin.probes` until the stack ends: it reveals only the word for the health.
 
     Raises:
-        UnavailableError: The address cannot be listened on.
+        UnavailableError: The server cannot listen at the address.
     """
     if listen is None:
         return None

@@ -16,7 +16,7 @@ from sidecar.core.json_text import loads
 ADDRESS_FILE = "admin"
 ANSWER_BYTES_MAX = 64 << 20
 NO_ANSWER = (OSError, HTTPException, ValueError)
-"""What a request raises if there is no answer, or one that cannot be read."""
+"""Errors of a request without an answer, or with one that cannot be read."""
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -26,11 +26,11 @@ class AdminAddress(NamedTuple):
     url: str
     pid: int
     token: str = ""
-    """Needed for requests; only the daemon's user can read it."""
+    """Authorizes requests; only the daemon's user can read it."""
 
 
 def reachable_url(host: str, port: int) -> str:
-    """The address at which this host reaches itself, all-interfaces addresses included."""
+    """The address at which this host reaches itself, also for addresses of all interfaces."""
     host = _WILDCARDS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -68,8 +68,8 @@ def exchange(
 
     Raises:
         OSError: There is no answer, or none in time.
-        HTTPException: What answers does not speak HTTP.
-        ValueError: The address is none.
+        HTTPException: The server does not speak HTTP.
+        ValueError: The address is invalid.
     """
     parts = urlsplit(url)
     if not parts.hostname:

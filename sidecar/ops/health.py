@@ -12,7 +12,7 @@ READY_STATES = (HEALTHY, DEGRADED)
 
 
 class ProblemKind(NamedTuple):
-    """A kind of problem: its state, and the next step for a person."""
+    """A kind of problem: its state, and the next step for the operator."""
 
     state: str
     next_step: str
@@ -104,12 +104,10 @@ class Problem(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The state that the problem results in."""
         return KINDS[self.kind].state
 
     @property
     def next_step(self) -> str:
-        """The next step for a person."""
         return KINDS[self.kind].next_step
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The last half hour of a daemon in memory: rates, lag and memory, some bytes for each instant."""
+"""The last half hour of a daemon in memory: rates, lag and memory, a few bytes for each instant."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class HistoryPoint(NamedTuple):
     """One instant."""
 
     consumed: float
-    """Messages a second since the point before."""
+    """Messages/s since the previous point."""
     delivered: float
-    """Likewise."""
+    """Messages/s since the previous point."""
     lag: int | None
     held_bytes: int
 
 
 class History:
-    """Looks at the daemon every 10 s in a thread of its own, between `open` and `close`.
+    """Samples the daemon every 10 s in a thread of its own, between `open` and `close`.
 
     Args:
-        every_s: From one look to the next.
+        every_s: Interval of samples, in seconds.
     """
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot], every_s: float = EVERY_S) -> None:
@@ -41,11 +41,10 @@ class History:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Begin."""
         self._thread = threads.start(self._run, "history")
 
     def close(self) -> None:
-        """End; a second call does nothing."""
+        """A second call does nothing."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -63,7 +62,7 @@ class History:
 
 
 def _point(before: StatusSnapshot, now: StatusSnapshot, seconds: float) -> HistoryPoint:
-    # A partition that leaves takes its counts along in the status of Spark: less than before is no rate.
+    # In Spark's status, a partition that leaves takes its counts along: a decrease is no rate.
     consumed, delivered = (
         max(0, getattr(now.totals, name) - getattr(before.totals, name)) / seconds for name in ("consumed", "delivered")
     )

@@ -40,10 +40,10 @@ class RateLimiter:
         self._clock = clock
         self._lock = threading.Lock()
         self._seen: OrderedDict[int, list[float]] = OrderedDict()
-        """By the hashes of subjects, whose texts may have any size."""
+        """By hashes of subjects, whose texts may have any size."""
 
     def admit(self, *subject: Any) -> int | None:
-        """The number of lines held back before this one, or None if this one is to be held back too."""
+        """The number of lines held back before this one; None if this one is to be held back too."""
         now, key = self._clock(), hash(subject)
         with self._lock:
             window = self._seen.setdefault(key, [now, 0, 0])

@@ -65,7 +65,7 @@ class _StatusCollector(Collector):
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering does not request a snapshot before the daemon has one."""
+        """Empty, so that registering does not request a snapshot before the daemon has one."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -264,7 +264,7 @@ def _health(now: StatusSnapshot) -> Iterator[Metric]:
 
 
 def _by(name: str, text: str, label: str, counts: Mapping[str, int], known: Iterable[str]) -> Metric:
-    """Known values are 0 before their first event: Prometheus sees no increase in a series that just appears."""
+    """A metric with known values at 0 before their first event: Prometheus sees no increase in a new series."""
     family = CounterMetricFamily(name, text, labels=[label])
     for value, count in sorted((dict.fromkeys(known, 0) | dict(counts)).items()):
         family.add_metric([value], count)
@@ -283,7 +283,7 @@ def _histogram(name: str, text: str, found: Distribution) -> Metric:
 
 
 def buckets_of(found: Distribution) -> list[tuple[str, float]]:
-    """The buckets of a histogram as Prometheus has them: upper bound, and the number of values up to it."""
+    """The buckets of a histogram in Prometheus's form: upper bound, and the number of values up to it."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*map(str, found.bounds), "+Inf"), found.counts, strict=True):

@@ -59,7 +59,6 @@ class _Outage:
         self.subjects: OrderedDict[Hashable, _Subject] = OrderedDict()
         self.told_s = self._minute_s = float("-inf")
         self.failures = 0
-        """Number of failures since the last line."""
         self._begun = self._ended = 0
         """Numbers of lines within the minute."""
 
@@ -80,7 +79,7 @@ class _Outage:
         return ({"failures": failures} if failures > 1 else {}) | ({"others": others} if others else {})
 
     def ended(self, subject: Hashable | None, now_s: float) -> dict[str, Any] | None:
-        """The same for the line of the end, for all subjects if none is named."""
+        """Fields to add to the line of the end, for all subjects if none is named; None if it is to be held back."""
         if subject is None:
             ending = [state for state in self.subjects.values() if state.is_open]
         else:

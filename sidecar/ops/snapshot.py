@@ -33,9 +33,9 @@ class PartitionStatus(Books):
     lag: int | None = None
     broker: str = ""
     query: str = ""
-    """With Spark: the query that reads it, where there may be several."""
+    """The query that reads it; Spark only, where there may be several."""
     expired: int | None = None
-    """With Spark: offsets that expired before they were read; None if nothing counts them."""
+    """Offsets that expired before they were read; None if nothing counts them, as without Spark."""
 
     @classmethod
     def of(
@@ -45,7 +45,7 @@ class PartitionStatus(Books):
         return cls(*counts, tp.topic, tp.partition, watermark, position, lag, tp.broker)
 
     def to_json(self) -> dict[str, Any]:
-        """Place first, books after it."""
+        """Has the place first, and the books after it."""
         row: dict[str, Any] = {**TopicPartition(self.topic, self.partition, self.broker).fields()}
         if self.query:
             row["query"] = self.query
@@ -111,12 +111,12 @@ class DelayStatus:
 
     held: int
     next_due: str | None
-    """When the next is due, ISO 8601 in UTC, or the begin of its hour while that is not loaded."""
+    """Due time of the next message, ISO 8601 in UTC; the beginning of its hour while that is not loaded."""
     disk_bytes: int
     due: Mapping[str, int]
     """Number of messages by the keys of `DUE_WITHIN`."""
     read: int = 0
-    """Messages whose content was read since they were due, since the start: of others, the mask of tags told enough."""
+    """Due messages since the start whose content was read; for the others, the mask of tags was sufficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +125,21 @@ class LaneStatus:
 
     used: bool
     reason: str
-    """Why not."""
+    """The reason why it is not used."""
     memory_bytes: int
-    """Its own memory; the client's share of the budget has room for it."""
+    """The lane's own memory; the client's share of the budget includes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadStatus:
-    """The last time that the configuration was read again; keys are dotted, as the file has them."""
+    """The last time that the configuration was read again; keys are dotted, as in the file."""
 
     at: str
     """ISO 8601 in UTC."""
     outcome: str
     """`applied`, `waiting` or `refused`."""
     reason: str = ""
-    """Why it was refused, or why keys still wait."""
+    """The reason of a refusal, or why keys still wait."""
     changed: tuple[str, ...] = ()
     """Keys that apply."""
     waiting: tuple[str, ...] = ()
@@ -148,7 +148,6 @@ class ReloadStatus:
     """Keys that apply after a restart."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -171,9 +170,9 @@ class Activity:
     """Transactions by kind and result."""
     twins_waiting: int
     maintenance: Mapping[tuple[str, str], int]
-    """Of a table, by operation and result; empty if there is none."""
+    """Runs of a table's maintenance by operation and result; empty if there is none."""
     tags_refused: Mapping[str, int]
-    """Messages that were filtered, by what refused their tags: see `LOOKS`."""
+    """Messages that were filtered, by the step that refused their tags: see `LOOKS`."""
     send_seconds: Distribution
     commit_seconds: Distribution
     delivered: DeliveryCounts
@@ -215,7 +214,6 @@ class StatusSnapshot:
 
     @property
     def health(self) -> Health:
-        """The health that results from the problems, with reason and next step."""
         return judge(self.problems)
 
     @property

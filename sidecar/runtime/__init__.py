@@ -1,1 +1,1 @@
-"""What the engines share: the daemon, the tasks of Spark, and the replay of dead letters."""
+"""Shared parts of the engines: the daemon, the tasks of Spark, and the replay of dead letters."""

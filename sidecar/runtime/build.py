@@ -41,7 +41,7 @@ HELD_SHARE = 4
 """A source with a leased client holds four times the queue; the fifth share is for messages read ahead."""
 QUEUE_MIN_BYTES = 1 << 20
 PUSHED_MAX = 4_096
-"""Length of an expression for brokers: each request for messages has it."""
+"""Limit of the length of an expression for brokers, since each request for messages contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ def plan_memory(budget_bytes: int) -> MemoryPlan:
 
 
 def pushed_expression(settings: Settings) -> str:
-    """Filter of RocketMQ's brokers, as far as they can filter: by their own tags, but not by several in one field."""
+    """Filter for RocketMQ's brokers: they can filter by their own tags, but not by several in one field."""
     tags = settings.tags
     wanted = canonical(tags.subscribe)
     if wanted == ["*"] or tags.field != Field("header", "TAGS") or tags.split:
         return "*"
     unwanted = canonical(tags.exclude) if tags.exclude else []
     asked = [tag for tag in wanted if tag not in unwanted]
-    # Brokers know no quotes: they would divide such a tag, or take it for all.
+    # Brokers know no quotes: they would split such a tag, or take it for all.
     if any(tag == "'*'" or "|" in tag or tag != tag.strip() for tag in asked):
         return "*"
     pushed = " || ".join(asked)
@@ -79,21 +79,21 @@ def filters_at_broker(settings: Settings) -> bool:
 
 
 def is_retried(tp: TopicPartition) -> bool:
-    """Whether this is the group's retry topic, to which RocketMQ's brokers copy messages that are handed back."""
+    """Whether this is the group's retry topic, to which RocketMQ's brokers copy handed-back messages."""
     return tp.topic.startswith("%RETRY%")
 
 
 def groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
-    """A function that returns the group of each message, None for a message that no group wants."""
+    """A function that returns the group of each message; None for a message that no group wants."""
     return _groups_by(settings.tags.filter().groups, _tag_reader(settings.tags, columns))
 
 
 def pipeline_groups_of(
     settings: Settings, columns: Columns
 ) -> Callable[[TopicPartition, Sequence[Message]], Iterable[str | None]]:
-    """See `groups_of`, for the groups of the pipeline, which are one if the sink joins them."""
+    """`groups_of` with the groups of the pipeline, which are one if the sink joins them."""
     return _groups_by(pipeline_groups(settings), _tag_reader(settings.tags, columns))
 
 
@@ -129,7 +129,7 @@ def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
 
 
 def tag_index_of(settings: Settings, filter_: TagFilter | None = None) -> TagIndex:
-    """What a store of delayed messages keeps of tags, and the tags that are wanted."""
+    """The rules by which a store of delayed messages indexes tags, with the wanted tags."""
     tags = settings.tags
     return TagIndex(filter_ or tags.filter(), json.dumps([place_of(tags.field), tags.split or ""]))
 
@@ -140,12 +140,12 @@ def _tag_reader(tags: Tags, columns: Columns) -> ReadTags:
 
 
 def due_reader_of(settings: Settings, columns: Columns) -> ReadDue | None:
-    """A function that returns when each message is due, None if no message is held."""
+    """A function that returns the due time of each message; None if no message is held."""
     return due_reader(settings.delay.rules, columns) if settings.delay else None
 
 
 class Parts(NamedTuple):
-    """What the daemon's pipeline is made of, and the sink."""
+    """The parts of the daemon's pipeline, and the sink."""
 
     reading: ReadingRules
     batching: BatchRules
@@ -165,7 +165,7 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
 
 
 def build_parts(settings: Settings, columns: Columns) -> Parts:
-    """Build what the pipeline is made of, and the sink.
+    """Build the parts of the pipeline, and the sink.
 
     Raises:
         ConfigError: Certificates or a file of the sink cannot be used.
@@ -183,19 +183,14 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """The settings of which the rules of reading and the sink are made: values, of which Spark's driver sends copies.
+    """The settings for the rules of reading and the sink: values, of which Spark's driver sends copies.
 
     Args:
-        tags: The section.
-        dedup: The section.
-        sink_name: Name of the sink.
-        sink: Its settings, with their secrets.
-        group_id: The consumer group.
-        state_dir: The state folder.
+        sink: Settings of the sink, with their secrets.
         is_delayed: Whether messages may be held.
         in_lane: Whether the lane can sort messages.
-        is_rocketmq: Whether messages may be those of RocketMQ.
-        filtered_at_broker: Whether the broker leaves unwanted messages out.
+        is_rocketmq: Whether messages may be RocketMQ's.
+        filtered_at_broker: Whether the broker omits unwanted messages.
     """
 
     tags: Tags
@@ -211,7 +206,6 @@ class ReadingPlan:
 
     @classmethod
     def of(cls, settings: Settings) -> ReadingPlan:
-        """The plan of these settings."""
         return cls(
             settings.tags,
             settings.dedup,
@@ -273,7 +267,7 @@ class ReadingPlan:
 
 
 def build_reading(settings: Settings, columns: Columns) -> tuple[ReadingRules, Sink]:
-    """See `ReadingPlan.open`."""
+    """Build the rules of reading messages, and the sink, by a plan of these settings."""
     return ReadingPlan.of(settings).open(columns)
 
 
@@ -281,7 +275,7 @@ def sink_of(settings: Settings, columns: Columns, read_tags: ReadTags | None = N
     """The sink of the settings.
 
     Args:
-        columns: Reads what is in a row.
+        columns: Reads the fields of a row.
         read_tags: Reads the tags of messages, if they are not read from these columns.
 
     Raises:
@@ -310,7 +304,7 @@ def batch_rules(settings: Settings) -> BatchRules:
 
 
 def delivery_rules(settings: Settings, separator: bytes, *, copied: bool = False) -> DeliveryRules:
-    """Rules of delivering batches, by the separator of rows; `copied` as in `DeliveryRules`."""
+    """Rules of delivering batches, by the separator of rows; for `copied`, see `DeliveryRules`."""
     retry, chosen, ledger = settings.retry, settings.sink.chosen, settings.dedup.ledger
     return DeliveryRules(
         backoff=Backoff(retry.backoff_ms, retry.backoff_max_ms),

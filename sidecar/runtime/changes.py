@@ -1,4 +1,4 @@
-"""What a running daemon can take over of a changed configuration. Compares settings; reads no file, applies nothing."""
+"""The changes of a configuration that a running daemon can apply. Compares settings; reads no file, applies nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidecar.errors import ConfigError
 AT_ONCE = ("batch", "retry", "log", "drain_timeout", "sink.http")
 """Keys that apply at once, with all below them."""
 WHEN_QUIET = tuple(key for row in DECIDING if row.is_quiet for key in row.keys)
-"""Keys that decide what a part has: they apply when nothing is open or outstanding."""
+"""Keys that decide the content of parts: they apply when nothing is open or outstanding."""
 AFTER_RESTART = ("sink.http.ordering",)
 """Exceptions below these keys; all other keys need a restart too."""
 OF_OTHERS = ("spark",)
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Model)
 
 
 class SettingsChanges(NamedTuple):
-    """A changed configuration, divided by when its keys apply; keys are dotted, as the file has them."""
+    """A changed configuration, divided by when its keys apply; keys are dotted, as in the file."""
 
     at_once: tuple[str, ...]
     when_quiet: tuple[str, ...]
@@ -34,18 +34,18 @@ class SettingsChanges(NamedTuple):
     now: Settings
     """The running settings with the keys that apply at once."""
     then: Settings
-    """These with the keys that apply when nothing is open."""
+    """`now` with the keys that apply when nothing is open."""
 
 
 def changes(running: Settings, read: Settings) -> SettingsChanges:
-    """Divide what differs.
+    """Divide the differences.
 
     Args:
         running: The settings of the daemon.
         read: The settings in the file.
 
     Raises:
-        ConfigError: The keys that apply do not fit those that need a restart.
+        ConfigError: The keys that apply contradict those that need a restart.
     """
     found: dict[str, list[str]] = {"at_once": [], "when_quiet": [], "after_restart": []}
     can_wait = running.source.rocketmq is None and running.sink.http is not None
@@ -80,7 +80,7 @@ def _differing(one: Model, other: Model, prefix: str = "") -> Iterator[str]:
 
 
 def _is_same_kind(mine: object, theirs: object) -> bool:
-    """Whether two sections have the same keys; those of which one is chosen differ if the choice does."""
+    """Whether two sections have the same keys; sections with a choice differ if the choice does."""
     if isinstance(mine, OneOf) and isinstance(theirs, OneOf):
         return mine.name == theirs.name
     return isinstance(mine, Model) and type(mine) is type(theirs)
@@ -89,7 +89,7 @@ def _is_same_kind(mine: object, theirs: object) -> bool:
 def _merged(running: Settings, read: Settings, keys: tuple[str, ...], after_restart: tuple[str, ...]) -> Settings:
     merged = _with(running, read, keys)
     sections = {field.alias or name: getattr(merged, name) for name, field in Settings.model_fields.items()}
-    try:  # sections limit each other
+    try:  # a section may limit values of another
         Settings.model_validate({key: section for key, section in sections.items() if isinstance(section, Model)})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

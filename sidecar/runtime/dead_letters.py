@@ -35,7 +35,7 @@ STORY = (
     "sidecar-topic", "sidecar-partition", "sidecar-offset", "sidecar-group", "sidecar-reason", "sidecar-status",
     "sidecar-attempts",
 )  # fmt: skip
-"""Headers behind those of the message, for a dead letter in a topic."""
+"""Headers after those of the message, for a dead letter in a topic."""
 Fetch = Callable[[TopicPartition, int], Original | None]
 SendBack = Callable[[TopicPartition, int, int, str], bool]
 """Copies a message within RocketMQ; False if it cannot be copied. See `sources.base.TakesBack.send_back`."""
@@ -66,7 +66,7 @@ class Keeper(Protocol):
 
 
 class Originals:
-    """Finds the whole message of a dead letter: in its row if that contains all of it, else at the broker."""
+    """Finds the whole message of a dead letter: in its row if that contains all of it, otherwise at the broker."""
 
     def __init__(self, format: str, fetch: Fetch) -> None:  # noqa: A002
         self._format = format
@@ -149,7 +149,7 @@ def dead_letter_store(
     """Open the store of dead letters at a place.
 
     Args:
-        place: The setting `dead_letters`.
+        place: Value of the setting `dead_letters`.
         row_format: The sink's format.
         kafka: The source, if it is Kafka.
         keeper: Stores them if no topic is named.
@@ -167,7 +167,7 @@ def dead_letter_store(
 
 
 class DeadLettersInState:
-    """Dead letters in the state folder, with their envelopes, so that they can be sent again."""
+    """A `DeadLetterStore` in the state folder, with the letters' envelopes, so that they can be sent again."""
 
     def __init__(self, keeper: Keeper, originals: Originals) -> None:
         self._keeper = keeper
@@ -176,7 +176,7 @@ class DeadLettersInState:
         self._closed = False
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
-        """Make them durable.
+        """Make the letters durable.
 
         Raises:
             StateError: There is no room for them, or the store is closed.
@@ -206,7 +206,7 @@ class DeadLettersInState:
 
 
 class DeadLettersAtBroker:
-    """Dead letters that RocketMQ's brokers copy: to the group's dead-letter topic, or for redelivery.
+    """A `DeadLetterStore` of RocketMQ's brokers, which copy to the group's dead-letter topic, or for redelivery.
 
     Args:
         level: Delay level of the redelivery, -1 for none.
@@ -221,7 +221,7 @@ class DeadLettersAtBroker:
         """Dead letters already copied by a `store` that has not succeeded: a retry does not copy them twice."""
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
-        """Have messages copied; those that are gone, or are part of a batch stored as one message, go to `rest`."""
+        """Copy messages; those that are gone, or are part of a batch stored as one message, go to `rest`."""
         left = []
         for letter in letters:
             name = letter.scope, letter.tp, letter.offset
@@ -234,18 +234,17 @@ class DeadLettersAtBroker:
         self._copied.clear()
 
     def close(self) -> None:
-        """Close `rest`."""
         self._rest.close()
 
 
 def _known(letter: DeadLetter) -> str:
-    """The id of a message that was held: another may be in its place by now."""
+    """The id of a message that was held: another message may be in its place by now."""
     details = letter.original.details if letter.original is not None else None
     return details.offset_message_id if details is not None else ""
 
 
 class DeadLettersInTopic:
-    """Dead letters in a Kafka topic: original key, value and headers, and the history in `sidecar-*` headers."""
+    """A `DeadLetterStore` in a Kafka topic: original key, value and headers, and the history in `sidecar-*` headers."""
 
     def __init__(
         self,
@@ -275,7 +274,7 @@ class DeadLettersInTopic:
             self._produce(letters)
 
     def _produce(self, letters: Sequence[DeadLetter]) -> None:
-        if self._producer is None or self._broken:  # once denied to write, it refuses everything permanently
+        if self._producer is None or self._broken:  # once denied to write, the producer refuses everything permanently
             self._producer, self._broken = self._make(self._config), False
         producer = self._producer
         failures: list[str] = []

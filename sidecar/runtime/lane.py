@@ -1,4 +1,4 @@
-"""The rules of the fast lane, made of the settings, and why there are none. Starts nothing."""
+"""The rules of the fast lane, from the settings, and the reasons against it. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = ("header", "key", "topic")
 
 
 def refusal(settings: Settings) -> str:
-    """Why messages of these settings cannot be sorted in the lane; empty if they can."""
+    """The reason why the lane cannot sort messages of these settings; empty if it can."""
     return _told(
         {
             **_unreadable(settings),
@@ -34,12 +34,12 @@ def refusal(settings: Settings) -> str:
 
 
 def refusal_on_spark(settings: Settings) -> str:
-    """Why a job on Spark cannot use the lane; empty if it can. The rows of a table are columns, and no fragments."""
+    """The reason why a job on Spark cannot use the lane; empty if it can. A table's rows are columns, not fragments."""
     return refusal(settings) if settings.sink.chosen.table is None else refusal_of_fields(settings)
 
 
 def refusal_of_fields(settings: Settings) -> str:
-    """Why the lane cannot read tags and ids of these settings; empty if it can."""
+    """The reason why the lane cannot read tags and ids of these settings; empty if it can."""
     return _told(_unreadable(settings))
 
 
@@ -76,7 +76,7 @@ def is_built() -> bool:
 
 
 def lane_rules(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> Mapping[str, Any]:
-    """The fields of `ReadingRules` that are the lane's."""
+    """The fields of `ReadingRules` for the lane."""
     from sidecar_fastlane.search import Search
 
     native = Search()
@@ -90,7 +90,7 @@ def lane_rules(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) ->
 
 
 def rules_of(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> Rules:
-    """The rules of the lane, for settings that `refusal` does not refuse."""
+    """The rules of the lane, for settings that `refusal` accepts."""
     from sidecar_fastlane import Rules
 
     return Rules(
@@ -103,9 +103,9 @@ def rules_of(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> R
 
 
 def fields_of(tags: Tags, dedup: Dedup, filter_: TagFilter) -> Mapping[str, Any]:
-    """Where the lane finds tags and ids, and the mask of tags, as arguments of `Rules`.
+    """The fields of tags and ids, and the mask of tags, as arguments of `Rules`.
 
-    `refusal_of_fields` does not refuse the settings.
+    For settings that `refusal_of_fields` accepts.
     """
     tag, id_ = tags.field, dedup.field
     return {

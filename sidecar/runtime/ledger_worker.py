@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PRUNE_EVERY_S = 1.0
 PRUNE_STEP = 2_000
-"""Limit of keys forgotten at once, which takes a few milliseconds. Claims that wait come before the next ones."""
+"""Limit of keys forgotten at once, which takes a few milliseconds. Waiting claims come before the next ones."""
 
 T = TypeVar("T")
 
@@ -51,11 +51,11 @@ class NoLedger:
         raise NotImplementedError(effect)
 
     def settle(self, marks: Sequence[ClaimEnd], settled: Callable[[bool], None]) -> None:
-        """Make these ends of claims durable; `settled`, called on the ledger's thread, gets whether they are."""
+        """Make these ends of claims durable; then call `settled` on the ledger's thread with whether they are."""
         raise NotImplementedError(marks)
 
     def settle_now(self, marks: Sequence[ClaimEnd]) -> bool:
-        """The same, and wait for it."""
+        """Make these ends of claims durable now; return whether they are."""
         raise NotImplementedError(marks)
 
     def tend(self, now_s: float) -> None:
@@ -95,7 +95,7 @@ class LedgerWorker(NoLedger):
         self._pruning = False
         self._prune_at_s = 0.0
         self._refused: ConfigError | None = None
-        """Why the ledger is never to be used."""
+        """The error of a ledger that must never be used."""
         self._thread = Worker("ledger")
 
     @override
@@ -200,7 +200,7 @@ def open_ledger_worker(
 
 
 def open_ledger(settings: LedgerSettings, group: str, folder: Path, owner: Callable[[], Owner] | None = None) -> Ledger:
-    """The ledger itself; like `open_ledger_worker`."""
+    """The configured ledger, without a worker; errors as in `open_ledger_worker`."""
     if settings.postgresql is None:
         from sidecar.ledger.sqlite import SqliteLedger
 

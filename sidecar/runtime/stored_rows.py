@@ -27,7 +27,7 @@ _NUMBERS = itemgetter(0, 3, 5, 7)
 
 
 class StoredFramer:
-    """Frames in C; what is rare, in Python.
+    """A `Framer` that frames in C, and rare messages in Python.
 
     Args:
         tags_of: Reads the tags of messages.
@@ -41,7 +41,7 @@ class StoredFramer:
         self._members: Memo[tuple[bytes, ...], bytes] = Memo(tag_members)
 
     def frame(self, tp: TopicPartition, messages: Sequence[StoredMessage]) -> tuple[bytes, Sequence[int]]:
-        """See `Framer`; no message is left out."""
+        """Leaves no message out."""
         from sidecar_fastlane.stored import stored_rows
 
         data = stored_rows(

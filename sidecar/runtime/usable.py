@@ -18,7 +18,7 @@ from sidecar.runtime.lane import refusal
 
 
 def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """See `unusable`; and what only a job on Spark can use."""
+    """The keys of `unusable`, and keys that only a job on Spark can use."""
     if reason := settings.sink.chosen.only_on_spark:
         yield ("sink", settings.sink.name), f"is not for the daemon: {reason}"
     delta = settings.sink.delta
@@ -32,7 +32,7 @@ def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def refused_by_client(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """See `unusable`; only what a command needs that asks the source and nothing else."""
+    """The keys of `unusable` that matter to a command which only queries the source."""
     return (each for each in unusable(settings, "") if each[0][0] == "source")
 
 
@@ -40,7 +40,7 @@ def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, s
     """Keys whose values are refused by the code that uses them, each with the reason.
 
     Args:
-        lane_refusal: What of it the fast lane does not do; empty if there is nothing.
+        lane_refusal: The part of the settings that the fast lane does not support; empty if it supports all.
     """
     if settings.source.kafka_ and settings.source.kafka.lane == "on" and lane_refusal:
         text = f"cannot be `on`, as the fast lane does not do this: {lane_refusal}; try `auto`"

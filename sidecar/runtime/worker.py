@@ -1,4 +1,4 @@
-"""Threads for slow operations, in order: disk, database, broker, and those that wait for the sink. Decide nothing."""
+"""Threads for slow operations, in order: disk, database, broker, and waiting for the sink. Decide nothing."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Senders:
 
     def __init__(self, sink: Sink, concurrency: int, inbox: Inbox[Answered]) -> None:
         self.sink = sink
-        """Gets the batches from now on."""
+        """The sink for the next batches."""
         self._inbox = inbox
         self._threads = Worker("sender", concurrency)
 

@@ -49,7 +49,6 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
-    """By names in lower case."""
     body: bytes = b""
     whole: bool = True
 

@@ -48,7 +48,7 @@ class Context(NamedTuple):
     tags_of: TagsOf
     """The tags of each message."""
     groups: Mapping[Raw, str | None]
-    """The tag group by tags, None for messages that are not wanted."""
+    """The tag group by tags; None for messages that are not wanted."""
     state_dir: Path
 
 
@@ -71,7 +71,7 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Maintains(Protocol):
-    """The interface of a sink that maintains its table."""
+    """A sink that maintains its table."""
 
     @property
     def maintained(self) -> Mapping[tuple[str, str], int]:

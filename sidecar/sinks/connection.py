@@ -48,10 +48,10 @@ class Exchange:
 class Deadlines:
     """Cuts every exchange that takes longer than `timeout_s` in total.
 
-    Socket time-outs alone do not bound an exchange: each byte of a dripping answer starts them anew.
+    Socket time-outs alone do not bound an exchange: each byte of a dripping answer restarts them.
 
     Args:
-        timeout_s: The same for all, so that the oldest exchange is always the next to end.
+        timeout_s: One limit for all, so that the oldest exchange is always the next to end.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -110,7 +110,7 @@ def _shut(sock: socket.socket | None) -> None:
 PIECES_MAX = os.sysconf("SC_IOV_MAX")
 RECEIVE_BYTES = 64 * 1024
 LOOK_S = 0.1
-"""A receiver that reads nothing for so long may have answered already."""
+"""Interval in seconds at which a blocked send checks for an answer: the receiver may have sent one already."""
 _ENDED_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 BROKEN = (BrokenPipeError, ConnectionResetError, *_ENDED_TLS)
 """The receiver stopped reading: its answer may still be readable."""
@@ -124,12 +124,11 @@ class Connection:
         self._prepare()
 
     def close(self) -> None:
-        """Close it."""
         self.sock.close()
 
     @property
     def is_quiet(self) -> bool:
-        """Whether an idle connection can be used: not closed meanwhile, and without bytes that nothing asked for."""
+        """Whether an idle connection can be used: still open, and without unexpected bytes."""
         return not poll(self.sock, select.POLLIN, 0)
 
     def send(self, head: bytes, body: Iterable[bytes], response: Response) -> bool:
@@ -137,7 +136,7 @@ class Connection:
 
         Raises:
             OSError: The connection broke.
-            InvalidError: What it answered meanwhile is invalid.
+            InvalidError: The answer received meanwhile is invalid.
         """
         try:
             return self._send([head, *body], response)
@@ -155,7 +154,7 @@ class Connection:
             response.feed(self.sock.recv(RECEIVE_BYTES))
 
     def _prepare(self) -> None:
-        # A send that waits returns now and then. A time-out of Python's would poll before each call of the system.
+        # A blocked send returns now and then. A time-out of Python's would poll before each system call.
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, int(LOOK_S * 1e6)))
 
     def _send(self, pieces: list[bytes], response: Response) -> bool:
@@ -174,7 +173,7 @@ class Connection:
         return True
 
     def _refused(self, response: Response) -> bool:
-        """Whether the receiver has refused already. A success cannot be meant before it has the whole body."""
+        """Whether the receiver has refused already. A success is not accepted before it has the whole body."""
         while not response.ended and poll(self.sock, select.POLLIN, 0):
             try:
                 response.feed(self.sock.recv(RECEIVE_BYTES))
@@ -184,7 +183,7 @@ class Connection:
 
 
 class TlsConnection(Connection):
-    """The same with TLS, which copies everything once anyway."""
+    """A `Connection` with TLS, which copies everything once anyway."""
 
     sock: ssl.SSLSocket
 
@@ -212,7 +211,7 @@ def open_connection(dialer: Dialer, tls: ssl.SSLContext | None, deadline: float,
     """A new connection.
 
     Raises:
-        OSError: There is none before the deadline, of `time.monotonic`.
+        OSError: None was made before the deadline, of `time.monotonic`.
     """
     sock = dialer.connect(deadline, stopped)
     if tls is None:

@@ -54,7 +54,7 @@ class ConsoleSink:
         if self._closed:
             return Answer(Verdict.RETRY, "the sink is closed")
         if self._torn:
-            write_all(self._fd, b"\n")  # ends the row that was cut short, so that the next begins on its own line
+            write_all(self._fd, b"\n")  # ends the interrupted row, so that the next begins on its own line
             self._torn = False
         for chunk in body_chunks(self._format, batch.fragments()):
             write_all(self._fd, chunk)

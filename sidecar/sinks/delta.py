@@ -48,11 +48,9 @@ class _Notes:
         self._path = path
 
     def read(self) -> bytes:
-        """The file; empty if there is none."""
         return files.read_from(self._path) or b""
 
     def write(self, text: bytes) -> None:
-        """Replace the file."""
         files.make_folder(self._path.parent)
         files.put(self._path, text)
 
@@ -68,9 +66,9 @@ class DeltaSink:
     Callers wait while one thread commits all batches that wait at that moment: the more wait, the fewer commits.
 
     Args:
-        path: The table: a path, or a URL that deltalake knows. It is created if it is missing.
-        layout: How the table is kept.
-        notes: Keep the time of maintenance; required if there is any.
+        path: The table: a path, or a URL that deltalake supports. Created if it is missing.
+        layout: Layout of the table.
+        notes: Store the time of the last maintenance; required with maintenance.
 
     Raises:
         ConfigError: The table cannot be opened or created, has other columns or partitions, or features that deltalake
@@ -136,7 +134,7 @@ class DeltaSink:
                 answers = [answer] * len(group)
             for waiting, answer in zip(group, answers, strict=True):
                 waiting.answer.set_result(answer)
-            del group, waiting  # the wait for more must not hold them
+            del group, waiting  # releases the batches while waiting for more
             self._closed.wait(min(PAUSES * (time.monotonic() - begun_s), PAUSE_MAX_S))
 
     def _next(self) -> list[_Waiting]:

@@ -51,7 +51,7 @@ class Endpoint:
             self.tls.set_alpn_protocols(["http/1.1"])
         plain = not any(name.lower() == "accept-encoding" for name in self.headers)
         self._common = f" {self.uri} HTTP/1.1\r\nHost: {self._host_header()}\r\n" + (
-            "Accept-Encoding: identity\r\n" if plain else ""  # the text of a refusal is shown
+            "Accept-Encoding: identity\r\n" if plain else ""  # an excerpt of a refusal is shown, so it must be readable
         )
 
     def head(self, method: str, headers: Mapping[str, str]) -> bytes:

@@ -87,7 +87,6 @@ class FileSink:
                 return Answer(Verdict.RETRY, f"cannot write the file: {error.strerror}")
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -105,13 +104,13 @@ class FileSink:
         if known := self._read_names():
             self._cut(known)
         elif self._end and os.pread(self._fd, 1, self._end - 1) != b"\n":
-            # Another program's text stays: its last line is ended, so that the first row begins on its own line.
+            # Another program's text stays; its last line is ended, so that the first row begins on its own line.
             os.pwrite(self._fd, b"\n", self._end)
             self._end += 1
             self.repaired = "the last line had no end and was ended"
 
     def _read_names(self) -> int:
-        """Read `FILE.parts` without a torn last line, and return the length that it vouches for."""
+        """Read `FILE.parts` without a torn last line; return the length that it confirms."""
         whole, _, _ = self._names_path.read_bytes().rpartition(b"\n")
         end = 0
         for line in whole.decode("utf-8", "replace").split("\n")[-NAMES_MAX:]:

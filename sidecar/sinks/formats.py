@@ -66,7 +66,6 @@ class NdjsonFramer:
         self._values = columns.values
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:  # noqa: ARG002
-        r"""Rows joined by ``\n``, and the indices of the messages left out."""
         values = list(self._values(messages))
         try:
             data = b"\n".join(values)  # type: ignore[arg-type]  # a null raises: cheaper than to look for it
@@ -98,7 +97,6 @@ class JsonArrayFramer:
         self._values = columns.values
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:  # noqa: ARG002
-        """Rows joined by a record separator, and the indices of the messages left out."""
         rows: list[bytes] = []
         left_out: list[int] = []
         for i, value in enumerate(self._values(messages)):
@@ -119,7 +117,6 @@ class EnvelopeFramer:
         self._tags_of = tags_of
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
-        r"""Rows joined by ``\n``; no message is left out."""
         columns = self._columns
         rows = zip(
             columns.offsets(messages),
@@ -186,7 +183,7 @@ def _put_tags(row: dict[str, Any], tags: tuple[bytes, ...]) -> None:
 
 
 def _row_of_pieces(row: dict[str, Any], value: bytes) -> bytes:
-    """The same row without another object as large as the value: neither its text, nor a second row."""
+    """`envelope_row` without another object as large as the value: neither its text, nor a second row."""
     head = orjson.dumps(row)[:-1]
     with contextlib.suppress(UnicodeDecodeError):
         return _joined(head, b',"value":"', _text_pieces(value))
@@ -237,7 +234,7 @@ def _header_name(name: str) -> str | dict[str, str] | None:
         return name
     try:
         return _text(name.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it as the bytes that it would have had
+    except UnicodeEncodeError:  # a surrogate that escapes no byte keeps the bytes of its own encoding
         return _text(name.encode("utf-8", "surrogatepass"))
 
 
@@ -278,7 +275,7 @@ def body_chunks(name: FormatName, fragments: Iterable[Fragment]) -> Iterator[byt
 
 
 def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of about 256 KiB; a larger one stays as it is."""
+    """The same bytes in pieces of about 256 KiB; a larger piece stays as it is."""
     pending: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -30,7 +30,7 @@ _GZIP_LEVEL = 1  # nearly twice as fast as the default of 6, for bodies a sixth 
 
 
 class UnconnectedError(OSError):
-    """No connection came about, so nothing was sent."""
+    """No connection was made, so nothing was sent."""
 
 
 def build(settings: HttpSinkSettings, context: Context) -> HttpSink:
@@ -154,7 +154,7 @@ class HttpSink:
                     raise TimeoutError(response.progress if sent else "the request was still being sent") from error
                 if not response.refuses:
                     raise
-            if exchange.cut and not response.refuses:  # the apparent end of the answer may be the cut
+            if exchange.cut and not response.refuses:  # the cut may look like the end of the answer
                 raise TimeoutError(response.progress)
             keep = sent and response.reusable and not exchange.cut
         finally:
@@ -194,7 +194,7 @@ class HttpSink:
             self._idle.append(connection)
 
     def _without_answer(self, exchange: Exchange, error: Exception) -> Answer:
-        """The answer if it is unknown whether anything was stored: the batch is retried, as one more attempt."""
+        """The answer when it is unknown whether anything was stored: the batch is retried, as one more attempt."""
         if self._closed and (exchange.cut or isinstance(error, TimeoutError)):
             return Answer(Verdict.RETRY, "aborted: the sink was closed")
         if isinstance(error, socket.gaierror):

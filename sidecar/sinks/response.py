@@ -1,4 +1,4 @@
-"""An HTTP answer, read from its bytes: whole, or refused with the reason. Knows no socket and no batch."""
+"""An HTTP answer, read from its bytes: either whole, or refused with the reason. Knows no socket and no batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import h11
 HEAD_MAX_BYTES = 64 * 1024
 """Limit of the headers, of a line between chunks, and of the trailers."""
 INTERIM_MAX = 100
-"""Answers 1xx before the final one."""
+"""Limit of answers 1xx before the final one."""
 _PREFIX = b"HTTP/1."
 _TEXTS = {
     "Received server _SWITCH_UPGRADE event without a pending proposal": "it switches protocols (101), unasked",
@@ -20,11 +20,11 @@ _ASKED = {
     method: h11.Request(method=method, target="/", headers=[("Host", "receiver"), ("Content-Length", "0")])
     for method in ("POST", "HEAD")
 }
-"""What h11 must know of the request, which it does not write: the method decides whether there is a body."""
+"""The request that h11 must know of without writing it: the method decides whether there is a body."""
 
 
 class InvalidError(Exception):
-    """The answer is not what RFC 9112 calls one."""
+    """The answer violates RFC 9112."""
 
 
 class CutOffError(InvalidError):
@@ -35,14 +35,14 @@ class Response:
     """The answer to one request, fed with what arrives.
 
     Args:
-        limit: Most bytes of the body that are kept, by status; the rest is not read.
+        limit: Returns the maximum bytes of the body to keep, by status; the rest is not read.
     """
 
     def __init__(self, limit: Callable[[int], int], method: str = "POST") -> None:
         self.status = 0
-        """Of the final answer; 0 before its headers."""
+        """Status of the final answer; 0 before its headers."""
         self.headers: dict[str, str] = {}
-        """By names in lower case; of a repeated name the first."""
+        """By names in lower case; of a repeated name, the first value."""
         self.body = bytearray()
         self.ended = False
         """No more bytes are needed."""
@@ -60,7 +60,7 @@ class Response:
 
     @property
     def progress(self) -> str:
-        """How far it got."""
+        """Describes how far the answer got."""
         if self.status:
             return f"the body of the answer (HTTP {self.status}) had not ended"
         if self._interim:
@@ -69,14 +69,14 @@ class Response:
 
     @property
     def refuses(self) -> bool:
-        """Whether its status alone says that the batch was not taken: its body, even if cut off, changes nothing."""
+        """Whether the status alone says that the batch was refused: its body, even if cut off, changes nothing."""
         return self.status >= 300
 
     def feed(self, data: bytes) -> None:
         """Take bytes in the order of their arrival; empty ones are the end of the connection.
 
         Raises:
-            InvalidError: The text says what is wrong.
+            InvalidError: The answer is invalid, or cut off; the text says how.
         """
         if not self.status:
             self._look(data)
@@ -97,7 +97,7 @@ class Response:
                 raise InvalidError(f"it begins with {(self._begin + data[len(_PREFIX) :])[:40]!r}, which is not HTTP/1")
 
     def _turn(self) -> bool:
-        """Whether there may be more to do with the bytes that are here."""
+        """Handle one event; return whether the received bytes may have more."""
         event = self._http.next_event()
         if event is h11.NEED_DATA:
             return False

@@ -111,7 +111,7 @@ def writer_name(state_dir: Path, landing: Root) -> str:
     """The name of a state folder's writer: generated at random, and kept as long as the zone knows it.
 
     In a recreated zone, and in another one, numbers begin at 0: readers that had read further under the same name would
-    skip them. A name that was generated and not used, as after a crash, is generated anew.
+    skip them. A name that was generated and not used, as after a crash, is replaced.
 
     Raises:
         ConfigError: The zone cannot be read.

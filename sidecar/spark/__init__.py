@@ -1,4 +1,4 @@
-"""Everything that needs pyspark: the daemon imports none of it."""
+"""All code that needs pyspark: the daemon imports none of it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def read_kafka(
 
     Args:
         spark: The session, classic or Connect.
-        **keys: Likewise; and `end`, which may be what `start` may be but for ``earliest``.
+        **keys: As in `read_kafka_stream`; and `end`, with the values of `start` except ``earliest``.
     """
     return _read(spark, "kafka", keys, {"config": config}, stream=False, columns=columns)
 
@@ -170,18 +170,18 @@ def read_rocketmq(
 
 
 def listen(spark: SparkSession, address: str = "127.0.0.1:9464") -> QueryListener:
-    """Tell the progress of all streaming queries of a session by HTTP and, if it is installed, OpenTelemetry.
+    """Report the progress of all streaming queries of a session by HTTP and, if it is installed, OpenTelemetry.
 
-    Call it before the functions that read a broker: tasks of sources that were made earlier do not tell what became of
-    messages. Its `url` is where it answers, its `close` ends it.
+    Call it before the functions that read a broker: tasks of sources that were made earlier report no outcomes of
+    messages. Its `url` is the server's address, its `close` ends it.
 
     Args:
         spark: The session, classic or Connect.
         address: Host and port of `/metrics`, `/status`, `/readyz` and the page; port 0 takes a free one.
 
     Raises:
-        ConfigError: The address is none.
-        UnavailableError: It cannot be listened on.
+        ConfigError: The address is invalid.
+        UnavailableError: The server cannot listen there.
     """
     from sidecar.spark.listener import QueryListener, telemetry
 
@@ -193,7 +193,7 @@ def listen(spark: SparkSession, address: str = "127.0.0.1:9464") -> QueryListene
 def register(spark: SparkSession) -> None:
     """Make the formats ``sidecar-kafka`` and ``sidecar-rocketmq`` known to a session.
 
-    The functions that read a broker do it by themselves.
+    The functions that read a broker call it themselves.
     """
     from sidecar.spark.query.source import SOURCES, counted
     from sidecar.spark.query.task import counting
@@ -222,7 +222,7 @@ def _read(
     if max_offsets is not None:
         options["maxOffsetsPerTrigger"] = str(max_offsets)
     if "config" not in options or hasattr(spark, "_jvm"):  # with Connect, the file is on another host
-        parse_options(broker, options, stream=stream)  # Spark would tell a wrong one behind a traceback
+        parse_options(broker, options, stream=stream)  # Spark would hide an error in a traceback
     register(spark)
     return (spark.readStream if stream else spark.read).format(f"sidecar-{broker}").options(**options).load()
 
@@ -231,7 +231,7 @@ def _read_zone(spark: SparkSession, zone: Path | str, chosen: Mapping[str, str],
     from sidecar.spark.source.options import parse
 
     if hasattr(spark, "_jvm") or "://" not in str(zone):  # with Connect, only the server needs the store's client
-        parse({"path": str(zone), **chosen}, stream=stream)  # Spark would tell a wrong one behind a traceback
+        parse({"path": str(zone), **chosen}, stream=stream)  # Spark would hide an error in a traceback
     return (spark.readStream if stream else spark.read).format("sidecar").options(**chosen).load(str(zone))
 
 

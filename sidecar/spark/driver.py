@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 NOT_CONNECTED: Final = "Python worker failed to connect back"
 """Spark's text."""
 AGAIN_MAX: Final = 5
-"""How often a query is started again in a row, until it reports something."""
+"""Limit of restarts of a query in a row, until it reports something."""
 
 REPORTS_MAX: Final = 100
-"""Of earlier starts; Spark keeps as many."""
+"""Limit of reports of earlier starts; Spark keeps as many."""
 
 
 class LastingQuery:
@@ -45,7 +45,7 @@ class LastingQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # Spark's names, here and below
-        """Whether it runs; it does if it could be started again."""
+        """True also while it can be started again."""
         if self._query.isActive:
             return True
         error = self._query.exception()
@@ -63,12 +63,12 @@ class LastingQuery:
 
     @property
     def recentProgress(self) -> list[Any]:  # noqa: N802
-        """The last reports of Spark, those before it was started again included."""
+        """The last reports of Spark, including those before a restart."""
         return [*self._heard, *self._query.recentProgress]
 
 
 HEAR_EVERY_S: Final = 1.0
-"""Interval of reading Spark's reports: it returns the last 100 each time, as JSON; there are at most 10 a second."""
+"""Interval of reading Spark's reports: each call returns the last 100, as JSON; there are at most 10/s."""
 
 log = structlog.get_logger()
 
@@ -84,9 +84,7 @@ class QueryError(SidecarError):
 class QueryProgress(Protocol):
     """Interface for the progress of a job."""
 
-    def ended(self, problem: str = "") -> None:
-        """Record that the job has ended."""
-        ...
+    def ended(self, problem: str = "") -> None: ...
 
 
 def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
@@ -106,7 +104,7 @@ def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
         from pyspark.sql import SparkSession
     try:
         spark = SparkSession.active()
-    except PySparkRuntimeError:  # there is no session
+    except PySparkRuntimeError:  # no session exists
         builder = SparkSession.builder.appName(name)
         if master:
             builder = builder.master(master)
@@ -120,7 +118,7 @@ def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
 def activate(spark: SparkSession) -> None:
     """Make a session the active one of this thread of the JVM, where Spark looks up Python data sources.
 
-    There is none in a separate thread, or after a while in a notebook.
+    A new thread has none, and a notebook loses it after a while.
     """
     spark.createDataFrame([], "nothing int")
 
@@ -154,7 +152,7 @@ def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator
 
 
 def fail(progress: QueryProgress, error: Exception) -> NoReturn:
-    """End a job with the error of its query.
+    """Raise the error of a job's query.
 
     Raises:
         QueryError: Always.
@@ -176,7 +174,7 @@ def failed_in_stop(error: Exception) -> None:
 
 
 TIMES: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""Setting for files whose timestamps every reader reads alike: with Spark's default, INT96, other programs overflow."""
+"""Setting for files whose timestamps every reader reads alike: Spark's default, INT96, overflows in other programs."""
 
 DELTA_CONF: Final = {
     # Appending needs neither Delta's SQL nor its catalogue, which could only be set before the session is created.
@@ -196,7 +194,7 @@ def own_session(stack: ExitStack, session: SparkSession, *, is_delta: bool) -> S
 
     Args:
         stack: Makes the user's session the active one again when it is closed.
-        is_delta: Whether the table is one of Delta.
+        is_delta: Whether the table is a Delta table.
 
     Raises:
         ConfigError: The session is one of Spark Connect.
@@ -217,7 +215,7 @@ def own_session(stack: ExitStack, session: SparkSession, *, is_delta: bool) -> S
     java = theirs.cloneSession()
     there = {listener.getClass().getName() for listener in java.streams().listListeners()}
     for listener in theirs.streams().listListeners():
-        if listener.getClass().getName() not in there:  # Spark gives each session those of its settings
+        if listener.getClass().getName() not in there:  # Spark gives each session the listeners of its settings
             java.streams().addListener(listener)
     own = SparkSession(session.sparkContext, java)
     own.conf.set(*TIMES)

@@ -1,4 +1,4 @@
-"""Why a query on Spark ended, by its report with stack traces, and whether a restart helps. Text only; no Spark."""
+"""The cause of a query's end, from Spark's report with stack traces, and whether a restart helps. No Spark call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failure(NamedTuple):
     """The end of a query.
 
     Args:
-        exit_code: Of the process; `EXIT_CONFIG` if a restart ends in the same way.
+        exit_code: Exit code of the process; `EXIT_CONFIG` if a restart would end in the same way.
     """
 
     cause: str
@@ -108,7 +108,7 @@ def failure_of(report: str) -> Failure:
     """The cause of a report, and what to do about it.
 
     Args:
-        report: Of Spark, with stack traces of Python and Java.
+        report: Spark's report, with stack traces of Python and Java.
     """
     report = report.partition(PLAN)[0]
     cause = cause_of(report)
@@ -123,11 +123,11 @@ def failure_of(report: str) -> Failure:
 
 
 def cause_of(report: str) -> str:
-    """The line of a report with stack traces that has the cause: Sidecar's, a condition's, Python's, or the first."""
+    """The line of the cause in a report with stack traces: Sidecar's, a condition's, Python's, or the first."""
     report = report.partition(PLAN)[0]
     lines = [line.strip(": \t") for line in report.splitlines() if line.strip(": \t")]
     ours = [line for line in lines if line.startswith("sidecar.")]
-    own = [line for line in lines if "Python Proxy" not in line]  # of `foreachBatch`, whose error comes behind it
+    own = [line for line in lines if "Python Proxy" not in line]  # errors of `foreachBatch` follow the proxy's line
     reasons = [line for line in lines if line.startswith("Reason: ")]  # of Spark's connector, behind four lines of text
     raised = [line for line in own if _RAISED.match(line) and not line.startswith("py4j.")]
     named = [line for line in raised if _CONDITION.search(line)]

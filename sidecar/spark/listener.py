@@ -1,4 +1,4 @@
-"""Tells the progress of a session's queries: metrics, status and health over HTTP, and OpenTelemetry's metrics."""
+"""Reports the progress of a session's queries: metrics, status and health over HTTP, and OpenTelemetry's metrics."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENDED_MAX: Final = 20
-"""Limit of queries that have ended and are still told; of earlier ones, only the sums of the status remain."""
+"""Limit of queries that have ended and are still reported; of earlier ones, only the sums of the status remain."""
 
 
 class MicroBatch(NamedTuple):
     """A micro-batch that has ended.
 
     Args:
-        books: What became of messages, where tasks told it.
+        books: The outcomes of messages, where tasks reported them.
     """
 
     query: str
@@ -79,7 +79,7 @@ class _Query:
 
 
 class Queries:
-    """Takes Spark's events, from any threads: a start comes in the thread that starts the query, the others do not."""
+    """Takes Spark's events, from any threads: only a start comes in the thread that starts the query."""
 
     def __init__(self, application: str) -> None:
         self._application = application
@@ -92,11 +92,11 @@ class Queries:
     # Events
 
     def started(self, query_id: str, name: str | None) -> None:
-        """Take a query that starts, also one that starts again."""
+        """Take the start of a query, also a repeated one."""
         with self._lock:
             name = name or query_id
             for old, one in list(self._queries.items()):
-                # Under another name it is another series; of another checkpoint, one with the same labels is an error.
+                # A new name is a new series; two series with the same labels would be an error.
                 if (old == query_id) != (one.name == name):
                     self._close(old)
             query = self._queries.pop(query_id, None) or _Query(name)
@@ -113,11 +113,11 @@ class Queries:
         """Take Spark's report of a micro-batch.
 
         Args:
-            books: What became of messages, where tasks told it.
+            books: The outcomes of messages, where tasks reported them.
             expired: Offsets that expired before they were read.
 
         Returns:
-            The micro-batch; None if it was told before, or the report is of none.
+            The micro-batch; None if it was reported before, or the report is about none.
         """
         with self._lock:
             query_id, batch = str(report["id"]), int(report["batchId"])
@@ -141,7 +141,7 @@ class Queries:
         """Take the end of a query.
 
         Args:
-            problem: Why it failed; empty if it was stopped or is done.
+            problem: The reason of a failure; empty if the query was stopped or is done.
         """
         with self._lock:
             query = self._queries.setdefault(query_id, _Query(query_id))
@@ -160,7 +160,6 @@ class Queries:
     # Status
 
     def latest(self) -> StatusSnapshot:
-        """The last snapshot; from any thread."""
         return self._snapshot
 
     def micro_batches(self) -> Mapping[str, Distribution]:
@@ -204,7 +203,6 @@ class QueryRows(Collector):
         self._queries = queries
 
     def collect(self) -> Iterator[Metric]:
-        """A counter for each query."""
         family = CounterMetricFamily("sidecar_query_rows", "Rows that sources gave to a query.", labels=["query"])
         for query, rows in self._queries.rows().items():
             family.add_metric([query], rows)
@@ -262,7 +260,7 @@ class QueryListener(StreamingQueryListener):
         telemetry: Records micro-batches too; None for none.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
     """
 
     def __init__(self, spark: SparkSession, listen: str, telemetry: Telemetry | None = None) -> None:
@@ -286,14 +284,14 @@ class QueryListener(StreamingQueryListener):
         """Begin to listen.
 
         Raises:
-            UnavailableError: The address cannot be listened on.
+            UnavailableError: The server cannot listen at the address.
         """
         self._server.open()
         self._counts = count(self._session)
         self._session.streams.addListener(self)
 
     def close(self) -> None:
-        """Stop listening; a second call does nothing."""
+        """A second call does nothing."""
         quietly(lambda: self._session.streams.removeListener(self))
         if self._counts is not None:
             self._counts.close()
@@ -302,11 +300,9 @@ class QueryListener(StreamingQueryListener):
     # Spark's events
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
-        """Take the start of a query."""
         self._queries.started(str(event.id), event.name)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Take a report."""
         report = loads(event.progress.json)
         books, expired = self._counts.take(report["id"], report["batchId"]) if self._counts else ({}, {})
         done = self._queries.progressed(report, books, expired)
@@ -314,7 +310,6 @@ class QueryListener(StreamingQueryListener):
             self._telemetry.tell(done, self._queries.latest().partitions)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Take the end of a query."""
         self._queries.ended(str(event.id), cause_of(event.exception) if event.exception else "")
 
 

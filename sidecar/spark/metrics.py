@@ -26,7 +26,7 @@ def table_counters(totals: Mapping[str, int]) -> Iterator[CounterMetricFamily]:
 
 
 MICRO_BATCH_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
-"""Seconds."""
+"""Upper bounds in seconds."""
 
 
 class MicroBatches(Collector):
@@ -40,7 +40,6 @@ class MicroBatches(Collector):
         self._found = found
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram of each query."""
         text = "Time from planning a micro-batch to its commit."
         family = HistogramMetricFamily("sidecar_micro_batch_seconds", text, labels=["query"])
         for query, seconds in self._found().items():

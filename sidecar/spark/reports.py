@@ -20,7 +20,7 @@ def offsets_in(offsets: Any) -> dict[str, Any]:
 
 
 def places_in(offsets: Any) -> dict[TopicPartition, int]:
-    """Offsets by partition, of Spark's connector or of Sidecar's sources; empty if a source reports another form."""
+    """Offsets by partition, in the form of Spark's connector or of Sidecar's sources; empty for any other form."""
     try:
         found = offsets_in(offsets)
         by_topic = found["next"] if found.keys() >= {"next", "from", "ids"} else found

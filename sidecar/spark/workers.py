@@ -1,4 +1,4 @@
-"""What concerns the Python processes that Spark starts, for planning and for tasks, which run one after the other."""
+"""Set-up of the Python processes that Spark starts, for planning and for tasks, which run one after the other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import gc
 import sys
 
 _frozen = 0
-"""How many modules were loaded when `freeze_modules` last did something."""
+"""Number of modules at the last effective call of `freeze_modules`."""
 _configured: set[tuple[str, str]] = set()
 
 
 def freeze_modules() -> None:
-    """Exclude what the modules of this process hold from garbage collection; to be called at the end of a task.
+    """Exclude the objects of this process's modules from garbage collection; to be called at the end of a task.
 
-    Spark's process collects garbage after each task. For the objects of all our modules, that takes 90 ms of CPU time.
+    Spark's process collects garbage after each task, which takes 90 ms of CPU time for all our modules.
     """
     global _frozen
     if len(sys.modules) > _frozen:
@@ -25,7 +25,7 @@ def freeze_modules() -> None:
 def configure_log(form: tuple[str, str]) -> None:
     """Configure the log of this process, once; `form` is its format and its level."""
     if form not in _configured:
-        from sidecar.ops.log import configure  # the process of a commit needs none of it
+        from sidecar.ops.log import configure  # the process of a commit does not need it
 
         configure(*form)
         _configured.add(form)

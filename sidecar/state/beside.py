@@ -28,18 +28,18 @@ PAGE = 500
 
 
 class Chosen(NamedTuple):
-    """Dead letters by what they have in common; None for any."""
+    """Conditions that dead letters must meet; None for any."""
 
     group: str | None = None
     topic: str | None = None
     reason: str | None = None
-    """A part of the reason."""
+    """Text that the reason contains."""
     from_ms: int | None = None
     until_ms: int | None = None
     ids: tuple[int, ...] = ()
     """Empty for any."""
     last_id: int = ALL
-    """The newest; those that are stored later have higher ids."""
+    """The highest id; letters that are stored later have higher ones."""
 
     def where(self) -> tuple[str, list[object]]:
         """A condition in SQL, and its values."""
@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
         return " AND ".join(conditions), values
 
     def takes(self, letter: StoredLetter) -> bool:
-        """Whether a letter is chosen, whatever its id is compared with `last_id`."""
+        """Whether the conditions choose a letter; its id is compared with `last_id` in any case."""
         return (
             self.group in (None, letter.group_name)
             and self.topic in (None, letter.topic)
@@ -71,12 +71,12 @@ class Chosen(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """How many dead letters there are."""
+    """Number and size of dead letters."""
 
     letters: int
     size_bytes: int
     last_id: int
-    """The id of the newest, 0 if there is none."""
+    """Id of the newest letter; 0 if there is none."""
 
 
 class LettersOfKind(NamedTuple):
@@ -89,7 +89,6 @@ class LettersOfKind(NamedTuple):
     first_at_ms: int
     last_at_ms: int
     newest: int
-    """The highest id."""
 
 
 class Outline(NamedTuple):
@@ -99,11 +98,11 @@ class Outline(NamedTuple):
     offset: int
     group: str
     size_bytes: int
-    """Of its row, or of its envelope if it has none."""
+    """Size of its row, or of its envelope if it has none."""
 
 
 class Lettered(NamedTuple):
-    """A partition with dead letters; `scope` is the one in which its offsets are messages."""
+    """A partition with dead letters; its offsets are valid in `scope`."""
 
     scope: str
     tp: TopicPartition
@@ -142,7 +141,6 @@ class LettersBeside:
             raise StateError(f"cannot use {self._path}: {error}", hint="check state.dir") from error
 
     def close(self) -> None:
-        """Close the connection."""
         with suppress(sqlite3.Error):
             self._connection.close()
 
@@ -185,7 +183,6 @@ class LettersBeside:
     # Reading
 
     def totals(self, chosen: Chosen) -> Totals:
-        """How many letters are chosen."""
         where, values = chosen.where()
         sql = f"SELECT count(*), coalesce(sum(size_bytes), 0), coalesce(max(id), 0) FROM dead_letters WHERE {where}"
         (row,) = self.rows(sql, values)
@@ -196,7 +193,7 @@ class LettersBeside:
         return self.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
 
     def kinds(self, limit: int) -> list[LettersOfKind]:
-        """What letters there are, the most frequent kinds first, at most `limit`."""
+        """The groups of letters of one kind, the most frequent first, at most `limit`."""
         sql = (
             "SELECT group_name, substr(said, 1, instr(said || ': ', ': ') - 1) AS kind, count(*), min(first_at_ms), "
             "max(first_at_ms), max(id) FROM (SELECT *, CAST(reason AS TEXT) AS said FROM dead_letters) "
@@ -211,7 +208,7 @@ class LettersBeside:
         return self._sound(self.rows(sql, [after, *values, limit]))
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
-        """The same, few at a time in memory."""
+        """The chosen letters of all pages, few at a time in memory."""
         while limit > 0 and (page := self.page(chosen, min(limit, PAGE), after)):
             yield from page
             after, limit = page[-1].id, limit - len(page)
@@ -222,7 +219,7 @@ class LettersBeside:
         return next(iter(self._sound(self.rows(sql, [scope, *tp, offset]))), None)
 
     def by_ids(self, ids: Sequence[int]) -> list[StoredLetter]:
-        """Those of these letters that are there, by their offset."""
+        """The letters with these ids that still exist, by offset."""
         sql = f'{SELECT} WHERE id IN (SELECT value FROM json_each(?)) ORDER BY "offset"'
         return self._sound(self.rows(sql, [json.dumps(ids)]))
 
@@ -255,7 +252,7 @@ class LettersBeside:
     # Deleting
 
     def delete(self, chosen: Chosen) -> Iterator[int]:
-        """Delete the chosen letters some at a time, each time durably; yield how many."""
+        """Delete the chosen letters some at a time, each time durably; yield their numbers."""
         where, values = chosen.where()
         ids = [id_ for (id_,) in self.rows(f"SELECT id FROM dead_letters WHERE {where} ORDER BY id", values)]
         for start in range(0, len(ids), DELETED_AT_ONCE):
@@ -271,11 +268,11 @@ class LettersBeside:
 
 
 def delete_letters(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
-    """Delete these letters; return how many were there. The totals that bound them follow by a trigger."""
+    """Delete these letters; return the number deleted. The totals that bound them follow by a trigger."""
     sql = "DELETE FROM dead_letters WHERE id IN (SELECT value FROM json_each(?))"
     return connection.execute(sql, [json.dumps(ids)]).rowcount
 
 
 def _bounded(value: object) -> object:
-    """A number that SQLite takes: no id or offset is as large as those beyond."""
+    """The number within the range of SQLite's integers: no id or offset is beyond it."""
     return max(-(1 << 63), min(value, (1 << 63) - 1)) if isinstance(value, int) else value

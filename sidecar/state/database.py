@@ -99,7 +99,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """A transaction that is durable afterwards, under the file's name; otherwise `StateError` is raised.
+        """A transaction that is durable afterwards, under the file's name; it raises `StateError` if it is not.
 
         Args:
             durable: Whether it is certain to outlive a power loss; otherwise the next durable transaction ensures that.
@@ -145,7 +145,7 @@ class Database:
                 self._writer.execute("ROLLBACK")
 
     def _failed(self, action: str, error: sqlite3.Error) -> StateError:
-        """The error to raise; a file found damaged while open is set aside first, so that the next attempt works."""
+        """The error to raise; a file found damaged while open is set aside first, so that the next attempt succeeds."""
         if _primary_code(error) not in _DAMAGE_CODES:
             return self._state_error(action, error)
         self.check_in_place()  # the file there now may be another process's, and sound
@@ -177,7 +177,7 @@ class Database:
         _close_quietly(self._writer)
 
     def close(self) -> None:
-        """Close both connections; SQLite then moves the write-ahead log into the file."""
+        """SQLite then moves the write-ahead log into the file."""
         with self._lock:
             self._close_connections()
 

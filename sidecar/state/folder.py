@@ -116,7 +116,7 @@ def _lost(what: str) -> StateError:
 LOCK_FILE = "lock"
 FOLDERS = ("ids", "delay", "delay-cache", "native")
 FILES = ("state.db", "ledger.db", "lock", "replay.lock", "admin", "zone-writer", "table-maintenance.json")
-"""All that the daemon makes there; files that are being written, and what was set aside, have more in their names."""
+"""All files that the daemon creates there; names of unfinished and set-aside files are longer."""
 _OURS = re.compile(rf"\.?(?:{'|'.join(map(re.escape, FOLDERS + FILES))})(?:[-.].*)?")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -138,13 +138,13 @@ def state_error(action: str, path: Path, error: OSError) -> StateError:
 
 
 def holder_of(folder: Path) -> str:
-    """The process that has the lock of a folder; empty if none has it, or if that cannot be asked."""
+    """The process that holds the lock of a folder; empty if none does, or if the lock cannot be queried."""
     try:
         fd = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return ""
     try:
-        # Given back at once; shared, so that two who ask do not see each other.
+        # Released at once; shared, so that two callers do not see each other.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
@@ -239,10 +239,10 @@ class StateFolder:
 
 
 def make_private(folder: Path) -> None:
-    """Take from other users what earlier versions, or whoever made the folder, let them have.
+    """Remove the access of other users that earlier versions, or the folder's creator, gave them.
 
-    A folder with anything else in it keeps its mode, since somebody else may need what is there. So does what belongs
-    to another user, such as a mounted volume.
+    A folder with other files in it keeps its mode, since somebody else may need them. So does a folder or file of
+    another user, such as a mounted volume.
 
     Raises:
         OSError: The folder cannot be read.

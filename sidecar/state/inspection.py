@@ -1,4 +1,4 @@
-"""What a state folder holds, and whether it is sound: read without a lock and without a change, daemon or not."""
+"""The content of a state folder and whether it is sound: read without a lock and without a change, daemon or not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROWS = {
 
 
 class HeldInFolder(NamedTuple):
-    """What the folder holds of a partition, or of the delayed messages of one.
+    """The folder's content for a partition, or for the delayed messages of one.
 
     Args:
         watermark: The offset of the last snapshot below which everything is settled; None if there is no snapshot.
@@ -51,8 +51,8 @@ class HeldInFolder(NamedTuple):
         id_bytes: Their size, in the state file and in files of their own.
         generations: Generations of these ids; a window has two.
         since_ms: When the first of these ids was kept, in milliseconds since 1970; None if that is unknown.
-        committed: The offset of the last commit that is remembered here; None if none is.
-        batches: Batches that were fixed in this commit, and were not settled.
+        committed: The offset of the last commit that is remembered here; None if there is none.
+        batches: Batches that were fixed in this commit and are not settled.
     """
 
     tp: TopicPartition
@@ -67,17 +67,17 @@ class HeldInFolder(NamedTuple):
     batches: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, with those of the place in front."""
+        """Has the fields of the place first."""
         fields = self._asdict()
         return {**fields.pop("tp").fields(), **fields}
 
 
 class Content(NamedTuple):
-    """What the folder holds."""
+    """The content of a state folder."""
 
     folder: Path
     holder: str
-    """The process that uses it; empty if none does."""
+    """The process that uses the folder; empty if none does."""
     schema: int
     file_bytes: int
     cluster_id: str
@@ -86,10 +86,9 @@ class Content(NamedTuple):
     dead_letters: int
     dead_letter_bytes: int
     set_aside: list[str]
-    """Damaged files that were set aside."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, with the place of each partition among its own."""
+        """Has the place of each partition among the partition's own fields."""
         return {
             **self._asdict(),
             "folder": str(self.folder),
@@ -98,7 +97,7 @@ class Content(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is not as it was written."""
+    """Stored data that is not as it was written."""
 
     what: str
     where: str
@@ -150,7 +149,7 @@ class Inspection:
         return {TopicPartition(*place): text for *place, text, crc in rows if crc == checksum(*place, text)}
 
     def owner(self) -> Owner | None:
-        """Whose the folder is; None if nobody used it.
+        """The owner of the folder; None if it was never used.
 
         Raises:
             StateError: It cannot be read.
@@ -162,13 +161,13 @@ class Inspection:
         cluster_id, group_id = loads(row[0])
         return Owner(group_id, cluster_id)
 
-    # What it holds
+    # Content
 
     def content(self) -> Content:
-        """What the folder holds.
+        """All that the folder holds, by partition and in total.
 
         Raises:
-            StateError: It cannot be read; damage is not looked for.
+            StateError: It cannot be read; the call does not search for damage.
         """
         with self._opened() as connection:
             try:
@@ -224,10 +223,10 @@ class Inspection:
             }  # fmt: skip
         return [HeldInFolder(tp, **held[tp]) for tp in sorted(held)]
 
-    # Whether it is sound
+    # Soundness
 
     def faults(self) -> Iterator[Fault]:
-        """What is damaged or missing; each is told when it is found.
+        """Damaged and missing data, yielded as it is found.
 
         Raises:
             StateError: It cannot be read, or a newer version wrote it.
@@ -284,7 +283,7 @@ def _totals(connection: sqlite3.Connection) -> Iterator[Fault]:
 
 
 def _state_within(text: str) -> PartitionState | None:
-    """The metadata of a commit in a row of progress, whatever else its source keeps beside it."""
+    """The metadata of a commit in a row of progress, without other data that its source keeps beside it."""
     try:
         parts = loads(text)
     except ValueError:

@@ -14,7 +14,7 @@ from sidecar.owner import Owner
 
 @dataclass(slots=True)
 class Rules:
-    """What each commit names, and what decides whether its intents apply; a reload may replace it.
+    """The rules that each commit names; its intents apply only under the same rules. A reload may replace them.
 
     Args:
         digest: 4 bytes, the hash of the settings that decide where a message goes.
@@ -42,7 +42,7 @@ class PartitionSnapshot:
 
 
 class ProgressKey(NamedTuple):
-    """Key of a progress row: of a partition, or of another kind that a source keeps beside it."""
+    """Key of a progress row: of a partition, or of another kind of row that a source keeps."""
 
     topic: str
     number: int
@@ -206,14 +206,10 @@ class State(Protocol):
     """
 
     @property
-    def ids(self) -> Ids:
-        """Settled message ids."""
-        ...
+    def ids(self) -> Ids: ...
 
     @property
-    def letters(self) -> Letters:
-        """Dead letters."""
-        ...
+    def letters(self) -> Letters: ...
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
         """Claim the state for a cluster and a consumer group.
@@ -226,7 +222,7 @@ class State(Protocol):
 
     @property
     def cluster_id(self) -> str:
-        """The cluster that it was bound to since it was opened; empty if it was not, or if that has no id."""
+        """Id of the cluster to which `bind` bound the state since it was opened; empty if unbound or unknown."""
         ...
 
     def member(self) -> tuple[str, str] | None:
@@ -277,7 +273,7 @@ def refuse_another_group(place: str, bound: str, wanted: str) -> None:
     """Refuse a state that belongs to another consumer group.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: `bound` is another group.
     """
     Owner(wanted).refuse(Owner(bound), place, "set state.dir so that each group has its own", "move it away")
 

@@ -20,7 +20,7 @@ _INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('
 
 
 class LetterStore:
-    """The dead letters of one state folder.
+    """`Letters` of one state folder.
 
     Args:
         place: The folder, in messages to an operator.
@@ -34,7 +34,6 @@ class LetterStore:
         self._on_damage = on_damage
 
     def put(self, letters: Sequence[StoredLetter]) -> int:
-        """See `Letters.put`."""
         with self._database.transaction() as connection:
             new = sum(connection.execute(_INSERT, row_of(letter)).rowcount for letter in letters)
             (size_bytes,) = connection.execute("SELECT size_bytes FROM dead_letter_totals").fetchone()
@@ -43,7 +42,7 @@ class LetterStore:
             return new
 
     def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """See `Letters.load`; a damaged row is reported and left out, but stays in the file."""
+        """Leaves out damaged rows and reports them; they stay in the file."""
         letters: list[StoredLetter] = []
         for row in self._database.rows(f"{SELECT} WHERE id > ? ORDER BY id LIMIT ?", (after, limit)):
             if is_sound(row):
@@ -55,7 +54,6 @@ class LetterStore:
         return letters
 
     def count(self) -> int:
-        """See `Letters.count`."""
         return int(self._database.rows("SELECT letters FROM dead_letter_totals")[0][0])
 
 

@@ -28,23 +28,19 @@ from sidecar.state.interface import (
 
 
 class Disk:
-    """Simulates whether the memory can be written."""
+    """Simulates a disk that may refuse writes."""
 
     def __init__(self) -> None:
         self.failing = ""
 
     def check(self) -> None:
-        """Raise `StateError` if it cannot be written."""
+        """Raise `StateError` if writes fail."""
         if self.failing:
             raise StateError(f"the state in memory cannot be written: {self.failing}")
 
 
 class MemoryIds:
-    """The message ids of a state in memory.
-
-    Args:
-        disk: Whether they can be written.
-    """
+    """`Ids` in memory."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -52,7 +48,6 @@ class MemoryIds:
         self._begun_at_ms: dict[tuple[TopicPartition, int], int] = {}
 
     def append(self, segments: Iterable[IdSegment]) -> None:
-        """See `Ids.append`."""
         self._disk.check()
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:
@@ -62,18 +57,15 @@ class MemoryIds:
             self._ids.setdefault(segment.tp, {}).setdefault(segment.generation, bytearray()).extend(segment.ids)
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """See `Ids.drop_before`."""
         self._disk.check()
         generations = self._ids.get(tp, {})
         for old in [g for g in generations if g < generation]:
             del generations[old], self._begun_at_ms[tp, old]
 
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """See `Ids.load`."""
         return [(generation, bytes(ids)) for generation, ids in sorted(self._ids.get(tp, {}).items())]
 
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
-        """See `Ids.sort`."""
         self._disk.check()
         runs = {
             generation: [SortedRun.of(rising(np.frombuffer(bytes(ids), np.int64)))]
@@ -82,31 +74,25 @@ class MemoryIds:
         return StoredIds(runs, {generation: self._begun_at_ms[tp, generation] for generation in runs})
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """See `Ids.copy`."""
         self._disk.check()
         self._ids[target] = {generation: ids[:] for generation, ids in self._ids.get(source, {}).items()}
         for generation in self._ids[target]:
             self._begun_at_ms[target, generation] = self._begun_at_ms[source, generation]
 
     def stop_sorting(self) -> None:
-        """See `Ids.stop_sorting`: nothing here takes long."""
+        """Nothing here takes long."""
 
     def changed(self) -> set[TopicPartition]:
-        """See `Ids.changed`: nobody else changes memory."""
+        """Nobody else changes memory."""
         return set()
 
     def clear(self) -> None:
-        """Forget all of them."""
         self._ids.clear()
         self._begun_at_ms.clear()
 
 
 class MemoryLetters:
-    """The dead letters of a state in memory.
-
-    Args:
-        disk: Whether they can be written.
-    """
+    """`Letters` in memory."""
 
     def __init__(self, disk: Disk, bytes_max: int) -> None:
         self._disk = disk
@@ -116,7 +102,6 @@ class MemoryLetters:
         self._bytes = 0
 
     def put(self, letters: Sequence[StoredLetter]) -> int:
-        """See `Letters.put`."""
         self._disk.check()
         with self._lock:
             new: dict[tuple[str, str, int, str, int], StoredLetter] = {}
@@ -132,12 +117,10 @@ class MemoryLetters:
             return len(new)
 
     def load(self, limit: int, after: int = 0) -> list[StoredLetter]:
-        """See `Letters.load`."""
         with self._lock:
             return list(self._letters.values())[after : after + limit]
 
     def count(self) -> int:
-        """See `Letters.count`."""
         return len(self._letters)
 
 
@@ -163,7 +146,6 @@ class MemoryState:
         self._disk.failing = why
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
-        """See `State.bind`."""
         self._disk.check()
         if self._bound is None:
             self._bound = (cluster_id, group_id)
@@ -181,48 +163,40 @@ class MemoryState:
 
     @property
     def cluster_id(self) -> str:
-        """See `State.cluster_id`."""
         return self._bound[0] if self._bound else ""
 
     def member(self) -> tuple[str, str] | None:
-        """See `State.member`."""
         return self._member
 
     def save_member(self, group_id: str, member_id: str) -> None:
-        """See `State.save_member`."""
         self._disk.check()
         self._member = (group_id, member_id)
 
     def forget_member(self) -> None:
-        """See `State.forget_member`."""
         self._disk.check()
         self._member = None
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
-        """See `State.save_partitions`."""
         self._disk.check()
         self._partitions.update({row.tp: row for row in rows})
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
-        """See `State.load_partitions`."""
         return dict(self._partitions)
 
     def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:  # noqa: ARG002
-        """See `State.save_progress`."""
         self._disk.check()
         self._progress.update(rows)
         self._progress = {key: text for key, text in self._progress.items() if text}
 
     def load_progress(self) -> dict[ProgressKey, str]:
-        """See `State.load_progress`."""
         return dict(self._progress)
 
     def check_in_place(self) -> None:
-        """See `State.check_in_place`: memory cannot be moved."""
+        """Memory cannot be moved."""
 
     def take_damages(self) -> list[Damage]:
-        """See `State.take_damages`: memory is never damaged."""
+        """Memory is never damaged."""
         return []
 
     def close(self) -> None:
-        """See `State.close`: the rows stay for the next process."""
+        """The rows stay for the next process."""

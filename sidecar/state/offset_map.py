@@ -30,7 +30,7 @@ _NO_STAMP = Stamp(0, 0)
 KEY_BYTES = STORE_BYTES = 6
 NUMBER_BITS = 63
 STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10 + 5) + 10) * 4 // 3 + 1
-"""Most that the stores take of the text."""
+"""Limit of the characters that the stores take of the text."""
 IntentKey = tuple[int, int, int]
 """An intent: its lane, its first and its last offset."""
 _IDENTITY = struct.Struct(">Q4s4s4s")
@@ -175,13 +175,13 @@ def decode(text: str | None, offset: int, known: Identity, rules: bytes) -> Deco
 
 
 def state_of(text: str) -> PartitionState | None:
-    """The state in metadata of any group and any rules, for people to look at; None if it is not Sidecar's."""
+    """The state in metadata of any group and any rules, for display only; None if Sidecar did not write it."""
     content = _content(text)
     return None if content is None else content.state
 
 
 class _Content(NamedTuple):
-    """What metadata has, whoever wrote it."""
+    """The decoded fields of metadata, whatever its group and rules."""
 
     identity: tuple[int, bytes, bytes, bytes]
     """Incarnation, and the hashes of group, topic and rules."""
@@ -257,14 +257,13 @@ class _OffsetReader:
         return None if stamp == _NO_STAMP else stamp
 
     def tries(self, places: list[IntentKey]) -> Iterator[tuple[IntentKey, Tries]]:
-        """The tries."""
         number = 0
         for _ in range(self.number()):
             number += self.number()
             yield places[number], Tries(self.number(), self.number())
 
     def stores(self) -> tuple[Stores, int]:
-        """The stores, and the last parked part. What has neither is left out: the text has few characters."""
+        """The stores, and the last parked part. Stores without either are omitted: the text has few characters."""
         if self._at == len(self._raw):
             return Stores(), 0
         stores = [(self.taken(STORE_BYTES), self.number()) for _ in range(self.number() + 1)]
@@ -274,7 +273,7 @@ class _OffsetReader:
         return Stores(found[-1].store, tuple(found[:-1]), epoch), found[-1].parked
 
     def ancestors(self) -> Iterator[Stamp]:
-        """The stamps of earlier predecessors, which are left out if there are none."""
+        """The stamps of earlier predecessors; the field is omitted if there are none."""
         for _ in range(self.number() if self._at < len(self._raw) else 0):
             stamp = self.stamp()
             if stamp is not None:

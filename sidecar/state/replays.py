@@ -40,7 +40,7 @@ class ReplayPart:
     """A part of dead letters: a name and its members.
 
     Args:
-        scope: Names of parts that have it are of one replay.
+        scope: Common to the names of all parts of one replay.
         source: Where the letters are: `STATE`, or the name of a topic with `TOPIC` before it.
         id: Its place in the table, 0 before it is there.
     """
@@ -77,7 +77,7 @@ class Replays:
         return bool(self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", [table]))
 
     def token(self) -> str:
-        """Random digits that name this state file for ever; drawn at the first call."""
+        """Random digits that identify this state file forever; drawn at the first call."""
         with self._letters.transaction() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS replay_token (token TEXT NOT NULL)")
             found = connection.execute("SELECT token FROM replay_token").fetchone()
@@ -102,7 +102,7 @@ class Replays:
         """End a part, durably.
 
         Args:
-            delivered: Ids of the letters that the receiver has; they are deleted.
+            delivered: Ids of the letters that the receiver accepted; they are deleted.
             refused: The letters that stay, each with the reason of the last refusal.
         """
         with self._letters.transaction() as connection:
@@ -134,7 +134,7 @@ class Replays:
         """End a part of letters in a topic, durably.
 
         Args:
-            origins: What was replayed, each with the id of its letter.
+            origins: Origins that were replayed, each with the id of its letter.
         """
         with self._letters.transaction() as connection:
             connection.execute(_ORIGINS)
@@ -144,7 +144,7 @@ class Replays:
 
 
 def _delete(connection: sqlite3.Connection, part: ReplayPart) -> None:
-    if part.id:  # a part that was never fixed is not there, and perhaps no table
+    if part.id:  # a part that was never fixed has no row, and perhaps there is no table
         connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
 
 

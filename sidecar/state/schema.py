@@ -85,7 +85,7 @@ def written_version(connection: sqlite3.Connection) -> int:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The version of a file whose pages are not looked at; 0 for an empty one.
+    """The version of a file, without a check of its pages; 0 for an empty one.
 
     Raises:
         DamagedStateError: It is no state file.

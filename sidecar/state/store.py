@@ -58,7 +58,6 @@ class Store:
         self.letters = LetterStore(self._database, str(self._folder.path), dead_letters_bytes_max, self._damages.append)
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
-        """See `State.bind`."""
         with self._database.transaction() as connection:
             stored = self._meta(connection, "identity")
             bound_cluster, bound_group = stored or (cluster_id, group_id)
@@ -84,7 +83,6 @@ class Store:
 
     @property
     def cluster_id(self) -> str:
-        """See `State.cluster_id`."""
         return self._bound[0] if self._bound else ""
 
     def _rebind(self) -> None:
@@ -110,22 +108,18 @@ class Store:
             return None
 
     def member(self) -> tuple[str, str] | None:
-        """See `State.member`."""
         with self._database.transaction() as connection:
             return self._meta(connection, "member")
 
     def save_member(self, group_id: str, member_id: str) -> None:
-        """See `State.save_member`."""
         with self._database.transaction() as connection:
             _put_meta(connection, "member", (group_id, member_id))
 
     def forget_member(self) -> None:
-        """See `State.forget_member`."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM meta WHERE name = 'member'")
 
     def save_partitions(self, rows: Iterable[PartitionSnapshot]) -> None:
-        """See `State.save_partitions`."""
         values = [_partition_row(row) for row in rows]
         with self._database.transaction() as connection:
             connection.executemany(
@@ -133,7 +127,6 @@ class Store:
             )
 
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
-        """See `State.load_partitions`."""
         snapshots: dict[TopicPartition, PartitionSnapshot] = {}
         with self._database.transaction() as connection:
             for rowid, *row in connection.execute(f"SELECT rowid, {_PARTITION_COLUMNS} FROM partitions").fetchall():
@@ -147,7 +140,6 @@ class Store:
         return snapshots
 
     def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
-        """See `State.save_progress`."""
         values = [(*key, text, checksum(*key, text)) for key, text in rows.items() if text]
         dropped = [key for key, text in rows.items() if not text]
         with self._database.transaction(durable=durable) as connection:
@@ -155,7 +147,6 @@ class Store:
             connection.executemany("DELETE FROM progress WHERE topic = ? AND partition = ? AND broker = ?", dropped)
 
     def load_progress(self) -> dict[ProgressKey, str]:
-        """See `State.load_progress`."""
         texts: dict[ProgressKey, str] = {}
         with self._database.transaction() as connection:
             for rowid, *columns, text, crc in connection.execute("SELECT rowid, * FROM progress").fetchall():
@@ -168,18 +159,16 @@ class Store:
         return texts
 
     def check_in_place(self) -> None:
-        """See `State.check_in_place`."""
         self._database.check_in_place()
 
     def take_damages(self) -> list[Damage]:
-        """See `State.take_damages`."""
         taken: list[Damage] = []
         while self._damages:
             taken.append(self._damages.popleft())
         return taken
 
     def close(self) -> None:
-        """See `State.close`; the folder is free for another process afterwards."""
+        """The folder is free for another process afterwards."""
         self._database.close()
         self._folder.close()
 

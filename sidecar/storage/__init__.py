@@ -15,7 +15,7 @@ from sidecar.storage.base import LineLog, Lines, LocalStorage, Storage, StorageE
 __all__ = ["LineLog", "Lines", "Root", "Storage", "StorageError", "storage_of"]
 
 Root: TypeAlias = Path | str | Storage
-"""A path, ``s3://BUCKET/PREFIX``, or what `storage_of` made of one."""
+"""A path, ``s3://BUCKET/PREFIX``, or the `Storage` that `storage_of` opened."""
 _S3: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[^/\0]+)*)/?")
 
 

@@ -12,10 +12,10 @@ from sidecar.errors import SidecarError
 
 
 class StorageError(OSError):
-    """A store that is not on this host did not do what was asked; its effect is unknown.
+    """A request to a remote store failed; whether it had an effect is unknown.
 
     Args:
-        told: The same for a person, with the exit code.
+        told: The error to show to the user, with the exit code.
     """
 
     def __init__(self, told: SidecarError) -> None:
@@ -23,7 +23,7 @@ class StorageError(OSError):
         self.told = told
 
     def __reduce__(self) -> tuple[type[StorageError], tuple[SidecarError]]:
-        """For a worker of Spark, whose errors are pickled."""
+        """Spark pickles the errors of its workers."""
         return StorageError, (self.told,)
 
 
@@ -39,7 +39,7 @@ class Storage(Protocol):
         ...
 
     def new_name(self, name: str) -> str:
-        """The name to use for a file instead of this one, so that no attempt that failed can still write it."""
+        """The name to write this file under, so that no failed attempt can still overwrite it."""
         ...
 
     def remove(self, names: Iterable[str]) -> None:
@@ -51,15 +51,15 @@ class Storage(Protocol):
         ...
 
     def files(self, folder: str) -> list[str]:
-        """The names of all files below a folder, those of unfinished ones too, in any order."""
+        """The names of all files below a folder, unfinished ones included, in any order."""
         ...
 
     def folders(self, folder: str) -> list[str]:
-        """The last parts of the names of the folders in a folder, sorted; none without it."""
+        """The last parts of the names of a folder's folders, sorted; empty if it is missing."""
         ...
 
     def has(self, folder: str) -> bool:
-        """Whether there is such a folder; the empty name is the place itself."""
+        """Whether a folder exists; the empty name is the place itself."""
         ...
 
     def lines(self, folder: str) -> LineLog:
@@ -74,15 +74,13 @@ class LineLog(Protocol):
     """
 
     @property
-    def segment_lines(self) -> int:
-        """Lines of a segment."""
-        ...
+    def segment_lines(self) -> int: ...
 
     remembered: int
-    """Number of the latest lines that a writer reads at its start."""
+    """Number of the latest lines that a writer reads when it starts."""
 
     def lock(self) -> bool:
-        """Prepare to append; whether no other process does. `unlock` ends it.
+        """Prepare to append; return False if another process does. `unlock` ends it.
 
         Raises:
             ConfigError: The store cannot keep two writers apart.
@@ -95,28 +93,24 @@ class LineLog(Protocol):
         ...
 
     def segments(self, first: int) -> list[int]:
-        """The first numbers of the segments from one on, in order."""
+        """The first numbers of the segments from `first` on, in order."""
         ...
 
     def name(self, seq: int) -> str:
-        """The name of the file that has a line."""
+        """The name of the file that has line `seq`."""
         ...
 
-    def exists(self, first: int) -> bool:
-        """Whether there is a segment."""
-        ...
+    def exists(self, first: int) -> bool: ...
 
     def read(self, seq: int, at: int = 0) -> bytes | None:
-        """The segment of a number, from an offset in bytes on; None without it."""
+        """The segment that begins at `seq`, from a byte offset on; None if it is missing."""
         ...
 
     def head(self, first: int) -> int:
-        """The last number of the lines from a segment on, found without reading all; one less than `first` if none."""
+        """The last number of the lines from a segment on, found without reading all; `first` - 1 if there is none."""
         ...
 
-    def remove(self, firsts: Iterable[int]) -> None:
-        """Remove segments."""
-        ...
+    def remove(self, firsts: Iterable[int]) -> None: ...
 
     def open(self, first: int) -> Lines:
         """A segment for its writer; created if it is missing."""
@@ -127,7 +121,7 @@ class Lines(Protocol):
     """A segment that is written."""
 
     end: int
-    """Number of bytes that count."""
+    """Number of valid bytes."""
 
     def append(self, line: bytes) -> None:
         """Add a line, given without its line feed.
@@ -156,16 +150,14 @@ class Lines(Protocol):
         ...
 
     def in_place(self) -> bool:
-        """Whether readers find what is appended here."""
+        """Whether readers find appended lines: false once the file was moved or removed."""
         ...
 
-    def close(self) -> None:
-        """Close the segment."""
-        ...
+    def close(self) -> None: ...
 
 
 def first_of(log: LineLog, seq: int) -> int:
-    """The first number in the segment of this one."""
+    """The first number of the segment that has line `seq`."""
     return seq - seq % log.segment_lines
 
 
@@ -175,7 +167,7 @@ LOCK: Final = "lock"
 
 
 class LocalStorage:
-    """A folder, which may be missing."""
+    """A `Storage` in a folder, which may be missing."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -184,21 +176,19 @@ class LocalStorage:
         return str(self._root)
 
     def read(self, name: str) -> bytes | None:
-        """See `Storage`."""
         return files.read_from(self._root / name)
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """See `Storage`; one process at a time for each name."""
+        """One process at a time for each name."""
         path = self._root / name
         files.make_folder(path.parent, shared=True)
         files.put(path, data, shared=True)
 
     def new_name(self, name: str) -> str:
-        """The same."""
+        """The same: a local write that failed has ended."""
         return name
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `Storage`."""
         paths = [self._root / name for name in names]
         for path in paths:
             files.remove(path)
@@ -206,11 +196,9 @@ class LocalStorage:
             files.remove_folder_if_empty(folder)
 
     def sync(self, name: str) -> None:
-        """See `Storage`."""
         files.sync((self._root / name).parent)
 
     def files(self, folder: str) -> list[str]:
-        """See `Storage`."""
         return [
             f"{Path(path).relative_to(self._root).as_posix()}/{name}"
             for path, _, names in os.walk(self._root / folder)
@@ -218,7 +206,6 @@ class LocalStorage:
         ]
 
     def folders(self, folder: str) -> list[str]:
-        """See `Storage`."""
         try:
             with os.scandir(self._root / folder) as found:
                 return sorted(one.name for one in found if one.name[0] != files.HIDDEN and one.is_dir())
@@ -226,16 +213,14 @@ class LocalStorage:
             return []
 
     def has(self, folder: str) -> bool:
-        """See `Storage`."""
         return (self._root / folder).is_dir()
 
     def lines(self, folder: str) -> LocalLog:
-        """See `Storage`."""
         return LocalLog(self._root, folder)
 
 
 class LocalLog:
-    """Lines in files of `SEGMENT_LINES`, which are appended to; a lock keeps a second writer out."""
+    """A `LineLog` in files of `SEGMENT_LINES`, which are appended to; a lock keeps a second writer out."""
 
     remembered = 8_192
 
@@ -246,49 +231,40 @@ class LocalLog:
 
     @property
     def segment_lines(self) -> int:
-        """See `LineLog`."""
         return SEGMENT_LINES
 
     def lock(self) -> bool:
-        """See `LineLog`."""
         files.make_folder(self._root / self._folder, shared=True)
         self._lock_fd = files.lock(self._root / self._folder / LOCK)
         return self._lock_fd is not None
 
     def unlock(self) -> None:
-        """See `LineLog`."""
         if self._lock_fd is not None:
             files.unlock(self._lock_fd)
             self._lock_fd = None
 
     def segments(self, first: int) -> list[int]:
-        """See `LineLog`."""
         found = sorted(int(path.stem) for path in (self._root / self._folder).glob("[0-9]*.log"))
         return [number for number in found if number >= first]
 
     def name(self, seq: int) -> str:
-        """See `LineLog`."""
         return f"{self._folder}/{seq - seq % SEGMENT_LINES:012d}.log"
 
     def exists(self, first: int) -> bool:
-        """See `LineLog`."""
         return os.path.exists(self._root / self.name(first))  # noqa: PTH110
 
     def read(self, seq: int, at: int = 0) -> bytes | None:
-        """See `LineLog`."""
         return files.read_from(self._root / self.name(seq), at)
 
     def head(self, first: int) -> int:
-        """See `LineLog`. Lines are counted, not checked: a damaged one may make it one less or more."""
+        """Counts lines and does not check them: a damaged one may make the result one less or more."""
         while self.exists(first + SEGMENT_LINES):
             first += SEGMENT_LINES
         return first + (self.read(first) or b"").count(b"\n") - 1
 
     def remove(self, firsts: Iterable[int]) -> None:
-        """See `LineLog`."""
         for first in firsts:
             files.remove(self._root / self.name(first))
 
     def open(self, first: int) -> files.LineFile:
-        """See `LineLog`."""
         return files.LineFile(self._root / self.name(first))

@@ -1,7 +1,7 @@
 """A bucket of S3, or of a store that speaks its protocol. Needs boto3; credentials and endpoint are found by it.
 
-An answer may be lost after an object was stored, and boto3 repeats the request. So what it says of a condition may be
-about the caller's own object.
+An answer may be lost after an object was stored, and boto3 repeats the request. So a failed condition may be due to the
+caller's own object.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sidecar.storage.base import StorageError
 AHEAD_MAX: Final = 256
 """Limit of lines that are read ahead."""
 MARKER: Final = "lock"
-"""Shows that a writer began here, and that the store puts nothing over it."""
+"""Shows that a writer began here, and that the store never overwrites it."""
 
 
 class Bucket(Protocol):
@@ -45,11 +45,11 @@ class Bucket(Protocol):
     """
 
     def get(self, key: str) -> bytes | None:
-        """The content of an object, None without it."""
+        """The content of an object; None if it is missing."""
         ...
 
     def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The same of several objects."""
+        """The contents of several objects, in the order of the keys."""
         ...
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -57,24 +57,24 @@ class Bucket(Protocol):
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Store an object, unless there is one; return False then. That may be of this call: its answer was lost."""
+        """Store an object; return False if one exists. It may be this call's own, if an answer was lost."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects that exist."""
+        """Remove the objects that exist."""
         ...
 
     def keys(self, prefix: str, after: str = "") -> Iterator[str]:
-        """The keys that begin so, in order, those after one of them."""
+        """The keys with this prefix, in order, from the one after `after` on."""
         ...
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """What follows the prefix in keys, up to the next slash, in order."""
+        """The names after the prefix, up to the next slash, in order."""
         ...
 
 
 class ObjectStorage:
-    """The objects below a prefix.
+    """A `Storage` of the objects below a prefix.
 
     Args:
         prefix: Begins all keys; empty, or with a slash at its end.
@@ -90,11 +90,9 @@ class ObjectStorage:
         return self._url
 
     def read(self, name: str) -> bytes | None:
-        """See `Storage`."""
         return self._bucket.get(self._prefix + name)
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """See `Storage`."""
         self._bucket.put(self._prefix + name, data)
 
     def new_name(self, name: str) -> str:
@@ -103,32 +101,27 @@ class ObjectStorage:
         return f"{stem}-{os.urandom(4).hex()}{dot}{ending}"
 
     def remove(self, names: Iterable[str]) -> None:
-        """See `Storage`."""
         self._bucket.delete([self._prefix + name for name in names])
 
     def sync(self, name: str) -> None:
-        """Nothing: a stored object is durable."""
+        """A stored object is durable."""
 
     def files(self, folder: str) -> list[str]:
-        """See `Storage`."""
         return [key[len(self._prefix) :] for key in self._bucket.keys(f"{self._prefix}{folder}/")]
 
     def folders(self, folder: str) -> list[str]:
-        """See `Storage`."""
         return list(self._bucket.folders(f"{self._prefix}{folder}/"))
 
     def has(self, folder: str) -> bool:
-        """See `Storage`."""
         prefix = f"{self._prefix}{folder}/" if folder else self._prefix
         return next(self._bucket.keys(prefix), None) is not None
 
     def lines(self, folder: str) -> ObjectLog:
-        """See `Storage`."""
         return ObjectLog(self._bucket, self._prefix, folder)
 
 
 class ObjectLog:
-    """Lines of which each is an object, named by its number: a segment has one line.
+    """A `LineLog` with one object for each line, named by its number: a segment has one line.
 
     No lock is needed: of two processes that append as the same writer, the second to store a number learns it. A
     reader asks for the next number, and for more at once if there are many.
@@ -145,7 +138,7 @@ class ObjectLog:
         self._width = 1
 
     def lock(self) -> bool:
-        """True; see `LineLog`.
+        """Always True: the condition of each put keeps two writers apart.
 
         Raises:
             ConfigError: The store ignores the condition of a put.
@@ -157,40 +150,35 @@ class ObjectLog:
             )
         return True
 
-    def unlock(self) -> None:
-        """Nothing."""
+    def unlock(self) -> None: ...
 
     @property
     def _marker(self) -> str:
         return f"{self._prefix}{self._folder}/{MARKER}"
 
     def segments(self, first: int) -> list[int]:
-        """See `LineLog`."""
         after = self._key(first - 1) if first else ""
         keys = self._bucket.keys(f"{self._prefix}{self._folder}/", after)
         found = (re.fullmatch(r".*/(\d+)\.line", key) for key in keys)
         return [int(match[1]) for match in found if match]
 
     def name(self, seq: int) -> str:
-        """See `LineLog`."""
         return f"{self._folder}/{seq:012d}.line"
 
     def _key(self, seq: int) -> str:
         return self._prefix + self.name(seq)
 
     def exists(self, first: int) -> bool:
-        """See `LineLog`."""
         return self._bucket.get(self._key(first)) is not None
 
     def read(self, seq: int, at: int = 0) -> bytes | None:
-        """See `LineLog`."""
         if seq not in self._ahead:
             self._ahead = dict(self._fetch(seq))
         line = self._ahead.pop(seq, None)
         return None if line is None else line[at:]
 
     def _fetch(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """The line, and as many after it as were read before, up to the first that is missing."""
+        """The line, and those after it that were read ahead, up to the first that is missing."""
         numbers = range(seq, seq + self._width)
         self._width = min(self._width * 2, AHEAD_MAX)
         lines = self._bucket.get_all([self._key(number) for number in numbers])
@@ -201,26 +189,23 @@ class ObjectLog:
             yield number, line
 
     def head(self, first: int) -> int:
-        """See `LineLog`."""
         return max(self.segments(first), default=first - 1)
 
     def remove(self, firsts: Iterable[int]) -> None:
-        """See `LineLog`."""
         self._bucket.delete([self._key(first) for first in firsts])
 
     def open(self, first: int) -> ObjectLine:
-        """See `LineLog`."""
         return ObjectLine(self._bucket, self._key(first), self._marker)
 
 
 class ObjectLine:
-    """The object of one line.
+    """A `Lines` of one line, which is an object.
 
     A put that failed may still be stored, even after its process has ended. So the line is never given up: `settle`
     stores the same bytes again. Another process that finds the data of the line stores the same bytes too.
 
     Args:
-        marker: Key of an object that is there as long as the zone is.
+        marker: Key of an object that exists as long as the zone.
     """
 
     def __init__(self, bucket: Bucket, key: str, marker: str) -> None:
@@ -231,12 +216,10 @@ class ObjectLine:
         self._unsure: bytes | None = None
 
     def append(self, line: bytes) -> None:
-        """See `Lines`."""
         self._unsure = line + b"\n"
         self.settle()
 
     def settle(self) -> bool:
-        """See `Lines`."""
         data = self._unsure
         if data is None:
             return False
@@ -249,37 +232,34 @@ class ObjectLine:
         return True
 
     def cut(self, _end: int | None = None, /) -> None:
-        """Remove a line that is not whole; a whole object is never cut."""
+        """Remove an incomplete line; a complete object is never cut."""
         self._bucket.delete([self._key])
 
     def mend(self, _at: int, line: bytes, /) -> None:
-        """See `Lines`."""
         self._bucket.put(self._key, line + b"\n")
 
     def in_place(self) -> bool:
-        """See `Lines`."""
         return self._bucket.get(self._marker) is not None
 
-    def close(self) -> None:
-        """Nothing."""
+    def close(self) -> None: ...
 
 
 CONNECT_TIMEOUT_S: Final = 3
 READ_TIMEOUT_S: Final = 10
 ATTEMPTS_MAX: Final = 3
-"""Of a request: a reader ends after them, the daemon's batch is tried again after `retry.backoff`. A stop waits for a
+"""Attempts at a request: then a reader ends, and the daemon repeats its batch after `retry.backoff`. A stop waits for a
 request under way."""
 REQUESTS_MAX: Final = 16
-"""Limit of requests at once."""
+"""Limit of concurrent requests."""
 DELETED_MAX: Final = 1_000
-"""Keys of a request that deletes."""
+"""Limit of keys in a request that deletes."""
 _REFUSED: Final = {
     "AccessDenied", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "Forbidden", "403",
     "SignatureDoesNotMatch", "TokenRefreshRequired", "UnauthorizedAccess",
 }  # fmt: skip
 _ELSEWHERE: Final = {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "301"}
 _BROKEN: Final = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
-"""The answer began and did not end: boto3 does not repeat these."""
+"""Errors of an answer that began and did not end: boto3 does not repeat these."""
 
 
 @functools.lru_cache
@@ -306,7 +286,7 @@ def s3_storage(bucket: str, prefix: str) -> ObjectStorage:
 
 
 class S3Bucket:
-    """The objects of a bucket.
+    """A `Bucket` of S3.
 
     Args:
         client: Boto3's client for S3, which threads may share.
@@ -317,7 +297,6 @@ class S3Bucket:
         self._bucket = bucket
 
     def get(self, key: str) -> bytes | None:
-        """See `Bucket`."""
         with self._reported():
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=key)
@@ -331,19 +310,16 @@ class S3Bucket:
                 raise
 
     def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `Bucket`."""
         if len(keys) == 1:
             return [self.get(keys[0])]
         with threads.Pool("s3", min(len(keys), REQUESTS_MAX)) as pool:
             return list(pool.map(self.get, keys))
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """See `Bucket`."""
         with self._reported():
             self._client.put_object(Bucket=self._bucket, Key=key, Body=bytes(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `Bucket`."""
         with self._reported():
             try:
                 self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
@@ -354,7 +330,6 @@ class S3Bucket:
         return True
 
     def delete(self, keys: Sequence[str]) -> None:
-        """See `Bucket`."""
         with self._reported():
             for start in range(0, len(keys), DELETED_MAX):
                 objects = [{"Key": key} for key in keys[start : start + DELETED_MAX]]
@@ -363,12 +338,10 @@ class S3Bucket:
                     raise ClientError({"Error": failed}, "DeleteObjects")
 
     def keys(self, prefix: str, after: str = "") -> Iterator[str]:
-        """See `Bucket`."""
         for page in self._pages(Prefix=prefix, StartAfter=after):
             yield from (one["Key"] for one in page.get("Contents", ()))
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """See `Bucket`."""
         for page in self._pages(Prefix=prefix, Delimiter="/"):
             yield from (one["Prefix"][len(prefix) : -1] for one in page.get("CommonPrefixes", ()))
 
@@ -389,7 +362,7 @@ class S3Bucket:
             raise StorageError(self._told(error)) from error
 
     def _told(self, error: ClientError | BotoCoreError) -> SidecarError:
-        """The error for a person."""
+        """The error to show to the user."""
         where, at = f"bucket {self._bucket}", self._client.meta.endpoint_url
         if isinstance(error, ClientError):
             return _answered(error, where, at)
@@ -410,7 +383,7 @@ def _code(error: ClientError) -> str:
 
 
 def _answered(error: ClientError, where: str, at: str) -> SidecarError:
-    """The error for a person, of an answer."""
+    """The error to show to the user, from an answer of the store."""
     code, text = _code(error), error.response.get("Error", {}).get("Message") or str(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
     if code == "NoSuchBucket":

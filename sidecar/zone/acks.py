@@ -43,7 +43,7 @@ def acknowledge(root: Root, consumer: str, read: Mapping[str, int]) -> None:
 
 
 def acknowledged(root: Root) -> dict[str, dict[str, int]]:
-    """Consumer to writer to the last sequence number read; a consumer whose file is damaged has read nothing.
+    """The last sequence number read, by consumer and writer; a consumer whose file is damaged has read nothing.
 
     Raises:
         OSError: An existing file cannot be read.

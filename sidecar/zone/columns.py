@@ -16,23 +16,18 @@ from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, tex
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
 ROWS_MIN = 2_048
-"""A record batch ends with the tag of this row, so that few rows are read for one tag. Smaller ones would cost more
+"""A record batch ends with the tag of this row, so that few rows are read for one tag. Smaller batches would cost more
 than that saves."""
 BATCH_BYTES = 256 << 20
 """Limit of rows' bytes in a record batch: a binary column ends at 2 GiB. A larger row is its own record batch."""
 _Found: TypeAlias = tuple[tuple[bytes, bool, bytes], int, bytes]
-"""Group and tag as `order_of` has them, an offset, and its row."""
+"""Group and tag in the form of `order_of`, an offset, and its row."""
 
 
 def record_batches(parts: Iterable[Part], *, writer: str, sequence: int, batch_id: str) -> list[pa.RecordBatch]:
-    """The rows of parts, part after part, as record batches of `SCHEMA`; those of a part by group, tag and offset.
+    """The rows of parts, part after part, as record batches of `SCHEMA`; within a part by group, tag and offset.
 
     A timestamp outside of the years 1 to 9999 becomes null.
-
-    Args:
-        writer: For the column of this name.
-        sequence: For the column of this name.
-        batch_id: For the column of this name.
 
     Raises:
         ValueError: A row is invalid, or the number of rows is not that of the offsets.
@@ -56,7 +51,7 @@ def _ordered(part: Part) -> list[_Found]:
         if len(fragment.offsets):
             rows = bytes(fragment.data).split(SEPARATOR)
             found += zip(map(order_of, rows), fragment.offsets, rows, strict=True)
-    found.sort(key=itemgetter(0))  # stable: those of a tag stay in order
+    found.sort(key=itemgetter(0))  # stable: rows of a tag stay in order
     return found
 
 

@@ -74,7 +74,7 @@ def read(
             kept = _without(batch, begin, entry, drop) if drop and dropping else batch
             chosen = wanted.keep(kept).select(selected).replace_schema_metadata(None)
             yield from (chosen.slice(start, rows_max) for start in range(0, chosen.num_rows, rows_max))
-    except (pa.ArrowInvalid, OSError) as error:  # the line was restored from a file that was damaged by then
+    except (pa.ArrowInvalid, OSError) as error:  # the entry was restored from a file that was damaged already
         raise ZoneError(f"landing zone: {entry.file} cannot be read: {error}", hint=_DAMAGED) from error
 
 
@@ -115,7 +115,6 @@ class _Blocks:
             self.count = self._reader.num_record_batches
 
     def take(self, number: int) -> pa.RecordBatch:
-        """The rows of a block."""
         if self._file is None:
             return self._reader.get_batch(number)
         table = self._file.read_row_group(number, self._columns, use_threads=False)
@@ -184,9 +183,9 @@ def entry_in(zone: Storage, file: str) -> Entry | None:
 
 
 def find_entry(zone: Storage, writer: str, seq: int) -> Entry | None:
-    """The entry of a number whose line is known to have been written, None without one complete data file.
+    """The entry of a number whose line was certainly written; None without exactly one complete data file.
 
-    In an object store there may be others, of attempts that failed: then it is unknown which one the line had.
+    An object store may have several, from failed attempts: then it is unknown which one the line named.
 
     Raises:
         OSError: The folder cannot be read.

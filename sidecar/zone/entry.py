@@ -19,14 +19,14 @@ from sidecar.core.snapshots import bitmap_of
 VERSION, VERSION_OF_JOINED = 1, 2
 """Versions of a line, by `Entry.joined`; a reader refuses lines of other versions.
 
-A reader that knows only the first would take the rows of a joined batch for those of one group.
+A reader of the first version would take the rows of a joined batch for rows of one group.
 """
 PartitionId: TypeAlias = tuple[str, str, int]
-"""Topic, scope and partition: within it an offset is one message forever."""
+"""Topic, scope and partition: within it an offset identifies one message forever."""
 
 
 class Cover(NamedTuple):
-    """The offsets of one partition that a batch has.
+    """A batch's offsets of one partition.
 
     The scope is part of the identity: a recreated topic, or an operator's reset, repeats offsets in a new scope, and
     those rows are no duplicates.
@@ -40,7 +40,7 @@ class Cover(NamedTuple):
 
     @property
     def place(self) -> PartitionId:
-        """The partition within which an offset is one message."""
+        """The partition within which an offset identifies one message."""
         return self.topic, self.scope, self.partition
 
     def offsets(self) -> BitMap64:
@@ -70,10 +70,10 @@ class Entry:
     file: str
     """Path below the zone's root, with slashes."""
     group: str
-    """The group of its parts; that of all rows, as in the column of this name, unless it is joined."""
+    """The group of its parts; unless the entry is joined, also the column `group` of all rows."""
     rows: int
     bytes: int
-    """Size of the file."""
+    """Size of the file in bytes."""
     crc: int
     """CRC-32 of the file."""
     before: int
@@ -86,11 +86,10 @@ class Entry:
     joined: bool = False
     """Whether rows have groups of their own."""
     index: builtins.bytes = b""
-    """Of a joined batch: where the rows of groups and tags are, see `sidecar.zone.index`. Empty in older lines."""
+    """Places of groups and tags in a joined batch, see `sidecar.zone.index`. Empty in older lines."""
 
     @property
     def format(self) -> str:
-        """``arrow`` or ``parquet``."""
         return self.file.rpartition(".")[2]
 
 

@@ -17,9 +17,9 @@ class Floor(NamedTuple):
     seq: int = -1
     """Data files up to this number may be gone."""
     before: int = 0
-    """Bytes that were landed up to and including it."""
+    """Bytes that were landed up to and including `seq`."""
     first: int = 0
-    """The first number of the oldest segment that is certain to exist, once anything exists."""
+    """First number of the oldest segment that certainly exists, once anything does."""
 
 
 def read_floor(zone: Storage, writer: str) -> Floor:

@@ -1,4 +1,4 @@
-"""The index of a data file: in which of its rows a group or a tag may be. Accesses no file.
+"""The index of a data file: the rows in which a group or a tag may be. Accesses no file.
 
 The blocks of a file can be read alone: record batches of Arrow, row groups of Parquet. The index has a list of *spans*
 for each block, stretches of consecutive rows with the smallest and largest name of their groups and tags. A span may
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sidecar.zone.entry import Entry
 
 SPANS_MAX: Final = 256
-"""Limit of spans in a file, to which each block may add one: with more groups and tags, a span has several."""
+"""Limit of spans in a file, to which each block may add one; with more groups and tags, a span covers several."""
 INDEX_BYTES_MAX: Final = 16 << 20
 """Limit of an index that is decompressed: one for many thousand blocks is smaller."""
 NAME_CHARS_MAX: Final = 64
@@ -59,10 +59,10 @@ _Run: TypeAlias = tuple[int, str, str | None]
 
 
 def index_of(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """The index of a file with these blocks, compressed: some 1 kB for 200 tags.
+    """The index of a file with these blocks, compressed: about 1 kB for 200 tags.
 
     Args:
-        batches: Of `SCHEMA`; rows of the same group and tag lie together.
+        batches: Of `SCHEMA`; rows of the same group and tag are adjacent.
     """
     blocks = [list(_runs(batch)) for batch in batches]
     step = -(-sum(map(len, blocks)) // SPANS_MAX)
@@ -112,29 +112,27 @@ def _span(runs: Sequence[_Run]) -> IndexSpan:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The groups and tags of which rows are read: rows that have one of the groups and one of the tags."""
+    """The groups and tags of wanted rows: a row must have one of the groups and one of the tags."""
 
     groups: frozenset[str] | None = None
-    """None: all."""
+    """None for all."""
     tags: frozenset[str | None] | None = None
-    """None: all; None in it: rows without a tag."""
+    """None for all; None among them for rows without a tag."""
 
     @classmethod
     def of(cls, groups: Collection[str] | None, tags: Collection[str | None] | None) -> Wanted:
-        """The same from other collections."""
         return cls(None if groups is None else frozenset(groups), None if tags is None else frozenset(tags))
 
     @property
     def everything(self) -> bool:
-        """Whether all rows are wanted."""
         return self.groups is None and self.tags is None
 
     def both(self, other: Wanted) -> Wanted:
-        """What this and another want."""
+        """Rows that both want."""
         return Wanted(_both(self.groups, other.groups), _both(self.tags, other.tags))
 
     def rows_of(self, entry: Entry) -> int:
-        """The number of rows that may be wanted, found without the file; 0: none is."""
+        """Upper bound of the number of wanted rows, found without the file."""
         if self.everything:
             return entry.rows
         if not entry.joined and self.groups is not None and entry.group not in self.groups:
@@ -162,13 +160,13 @@ class Wanted:
             begin += row
 
     def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The wanted rows of a batch that has the columns by which it is chosen."""
+        """The wanted rows of a batch, which must have the columns in `by_column`."""
         for column, names in self.by_column():
             batch = batch.filter(pc.is_in(batch.column(column), value_set=pa.array(names, pa.string())))
         return batch
 
     def by_column(self) -> Iterable[tuple[str, Collection[str | None]]]:
-        """Names that are wanted, by column; without columns of which all are."""
+        """Wanted names, by column; columns without a condition are omitted."""
         if self.groups is not None:
             yield "group", self.groups
         if self.tags is not None:
@@ -180,7 +178,7 @@ def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset
 
 
 class _Names:
-    """Wanted names, cut like those of an index; None: all."""
+    """Wanted names, cut like the names in an index; None for all."""
 
     def __init__(self, names: Collection[str | None] | None) -> None:
         self._all = names is None

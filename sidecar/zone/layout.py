@@ -40,6 +40,6 @@ def data_file(writer: str, seq: int, group: str, rows: int, at_ms: int, format: 
 
 
 def seq_of(name: str) -> int | None:
-    """The sequence number in a data file's name, None for other files."""
+    """The sequence number in a data file's name; None for other files."""
     match = re.match(r"(\d{12,})-", name)
     return int(match[1]) if match else None

@@ -22,7 +22,7 @@ class Recovered:
     lines: Lines
     """The last segment."""
     head: Entry | None
-    """The last readable entry, None if nothing was landed yet."""
+    """The last readable entry; None if nothing was landed yet."""
     seq: int
     """Sequence number of the next entry."""
     names: list[Entry] = field(default_factory=list)
@@ -38,9 +38,9 @@ class Recovery:
     * A complete data file without a line is entered: the process ended between the two, and when its batch is sent
       again its name is known. Removing it would have the same result, but with a manifest that lost its end (restored
       from an older copy) the data would be lost, too. Incomplete and hidden files are removed, and files that retention
-      had begun to remove. In an object store, so are those of attempts that failed, and were stored all the same.
-    * A complete data file, or a floor, beyond the next number is not from a crash: each number is entered before the
-      next is begun. Then the manifest is an older one, and nothing is removed.
+      had begun to remove. In an object store, files of failed attempts are removed, too.
+    * A complete data file, or a floor, beyond the next number is not from a crash, as each number is entered before the
+      next is begun: the manifest is an older one, and nothing is removed.
 
     Args:
         report: Called once for each repair, with a text.
@@ -76,7 +76,7 @@ class Recovery:
         return recovered
 
     def _read(self, recovered: Recovered, first: int) -> None:
-        """Take the lines of a segment, which is the last one then."""
+        """Take the lines of a segment, which becomes the last one."""
         last, recovered.lines, recovered.seq = recovered.lines, self._log.open(first), first
         last.close()
         for entry in self._scan(recovered.lines, first):

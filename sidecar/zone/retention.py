@@ -15,9 +15,9 @@ from sidecar.zone.floor import Floor, read_floor, write_floor
 from sidecar.zone.layout import manifest_folder
 
 FILES_MAX: Final = 1_000
-"""Limit of files removed at once, so that a delivery never waits long for it."""
+"""Limit of files removed at once: a delivery waits for the removal."""
 LINES_MIN: Final = 4_096
-"""Number of the latest lines that are kept, whatever their age: a clock that jumps ahead removes no more."""
+"""Number of the latest lines that are kept, whatever their age: it bounds the removals after a clock's jump ahead."""
 
 
 _NONE: Final = Floor()
@@ -43,7 +43,6 @@ class Collected:
 
     floor: Floor
     more: bool
-    """Whether there is more to remove."""
 
 
 def collect(
@@ -57,7 +56,7 @@ def collect(
 
     Args:
         now_ms: Milliseconds since the epoch.
-        known: A floor that was written: an object store may later store an older one, whose request had failed.
+        known: A floor that was written: an object store may later store an older one, from a request that failed.
 
     Raises:
         OSError: A removal failed; files were removed only as a whole.
@@ -86,12 +85,12 @@ def collect(
 
 
 def read_by_all(acks: Mapping[str, Mapping[str, int]], writer: str) -> int:
-    """The last sequence number of a writer that every consumer has read, -1 if there is none or no consumer."""
+    """The last sequence number of a writer that every consumer has read; -1 without one, and without consumers."""
     return min((read.get(writer, -1) for read in acks.values()), default=-1)
 
 
 def who_is_behind(acks: Mapping[str, Mapping[str, int]], writer: str, last: int) -> str:
-    """A text for a person about the consumers for which a full zone waits."""
+    """Names the consumers for which a full zone waits, for an operator."""
     if not acks:
         return "no consumer has acknowledged anything yet, so nothing may be removed"
     name = min(acks, key=lambda consumer: acks[consumer].get(writer, -1))
@@ -100,7 +99,7 @@ def who_is_behind(acks: Mapping[str, Mapping[str, int]], writer: str, last: int)
 
 
 def _entries(zone: Storage, log: LineLog, writer: str, seq: int, last: int) -> Iterator[Entry]:
-    """Entries from one number to another; ends early at an unreadable one."""
+    """Entries from one number to another; ends early at an unreadable line."""
     lines: list[bytes] = []
     while seq <= last:
         if not lines or seq == first_of(log, seq):

@@ -21,10 +21,10 @@ _ESCAPES: Final = ((b"\xfd", b"\xfd\x01"), (SEPARATOR, b"\xfd\x02"))
 
 
 def bytes_of_name(name: str) -> bytes:
-    """The bytes of a name in which those that are not UTF-8 are surrogate escapes."""
+    """The bytes of a name; surrogate escapes in it stand for bytes that are not UTF-8."""
     try:
         return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a surrogate that escapes no byte: keep it as the bytes that it would have had
+    except UnicodeEncodeError:  # a surrogate that escapes no byte keeps the bytes of its own encoding
         return name.encode("utf-8", "surrogatepass")
 
 
@@ -35,10 +35,10 @@ class Row(NamedTuple):
     key: bytes | None
     value: bytes | None
     tag: bytes | None
-    """The first tag, as in `envelope`."""
+    """The first tag, as in the format `envelope`."""
     headers: list[Header]
     group: bytes
-    """The tag group; empty for that of the row's part."""
+    """The tag group; empty for the group of the row's part."""
 
 
 class RowFramer:
@@ -62,7 +62,7 @@ class RowFramer:
         self._groups: Memo[Raw, bytes] = Memo(lambda tags: bytes_of_name(groups[tags] or ""))
 
     def frame(self, tp: TopicPartition, messages: Sequence[Message]) -> tuple[bytes, Sequence[int]]:
-        """Rows joined by `separator`; no message is left out."""
+        """Returns rows joined by `separator`; no message is left out."""
         columns = self._columns
         tags = list(self._tags_of(tp, messages))
         rows = zip(
@@ -134,7 +134,7 @@ def unpack(row: bytes) -> Row:
 
 
 def order_of(row: bytes) -> tuple[bytes, bool, bytes]:
-    """Group of a row, whether it has a tag, and the tag, by which rows lie in a file; cheaper than `unpack`.
+    """Group of a row, whether it has a tag, and the tag: the sort key of rows in a file. Cheaper than `unpack`.
 
     Raises:
         ValueError: The bytes are no row.

@@ -36,7 +36,7 @@ DDL: Final = (
 )
 """`SCHEMA` in Spark's DDL."""
 DDL_OF: Final = dict(zip(SCHEMA.names, DDL.split(", "), strict=True))
-"""By name, a column in `DDL`."""
+"""A column's part of `DDL`, by name."""
 MS_MIN: Final = -62_135_596_800_000
 MS_MAX: Final = 253_402_300_799_999
 """Limits of a timestamp in milliseconds: the years 1 to 9999, which every reader can hold. Others are null."""
@@ -57,16 +57,16 @@ def text_of(raw: bytes) -> str:
 
 
 def text_of_name(name: str) -> str:
-    """The same for a name in which bytes that are not UTF-8 are surrogate escapes."""
+    """`text_of` for a name in which surrogate escapes stand for bytes that are not UTF-8."""
     return text_of(bytes_of_name(name))
 
 
 def headers_of(ends: pa.Array, names: pa.Array, values: pa.Array) -> pa.Array:
-    """The column `headers`, for the zone, tables and queries: null for a message without, as Spark's connector has it.
+    """The column `headers`, for the zone, tables and queries: null for a message without, as in Spark's connector.
 
     Args:
-        ends: 0, then the number of headers up to and with each row.
-        names: The texts of all their names.
+        ends: 0, then the number of headers up to and including each row.
+        names: The texts of the headers' names.
     """
     pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADER))
     has_none = pc.equal(ends.slice(1), ends.slice(0, len(ends) - 1))

@@ -16,7 +16,7 @@ LABEL: Final = "group_label"
 DATE: Final = "date"
 HOUR: Final = "hour"
 LABELS: Final = {LABEL: "group", "tag_label": "tag", "topic_label": "topic"}
-"""Columns with a name as a folder's name, and the column that has the name itself."""
+"""Columns that hold a name as a folder's name, and the column of the name itself."""
 PARTITIONS: Final = {"date": DATE, "hour": HOUR} | {name: label for label, name in LABELS.items()}
 """The column for each word of `partition_by`."""
 PARTITIONED_BY: Final = (LABEL, DATE)
@@ -85,7 +85,7 @@ def dates_of(times: pa.Array) -> pa.Array:
 
 
 def hours_of(times: pa.Array) -> pa.Array:
-    """The hours of their days, 0 to 23 in UTC; null where the day is."""
+    """The hours of timestamps, 0 to 23 in UTC; null where the day is null."""
     hours = pc.divide(pc.cast(_dated(times), pa.int64()), 3_600_000_000)
     return pc.cast(pc.subtract(hours, pc.multiply(pc.divide(hours, 24), 24)), pa.int32())
 

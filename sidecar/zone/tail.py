@@ -25,7 +25,7 @@ class _NextLine:
     """Position of the next line in a writer's manifest."""
 
     seq: int
-    """Sequence number of that line."""
+    """Sequence number of the line."""
     at: int = 0
     """Offset in its segment; also 0 if lines of the segment are still to be skipped."""
     started: bool = False
@@ -63,7 +63,7 @@ class Tail:
         return self._zone.folders(MANIFEST)
 
     def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
-        """New entries by writer, in their order, without writers that have none. Empty: all is read.
+        """New entries by writer, in their order, without writers that have none. Empty if all is read.
 
         Args:
             lines_max: Limit for each writer; the rest comes with the next poll.
@@ -77,7 +77,7 @@ class Tail:
         return {writer: entries for writer, entries in read.items() if entries}
 
     def floors(self) -> dict[str, int]:
-        """Writer to the last sequence number whose data may be gone: a new consumer begins after it.
+        """The last sequence number whose data may be gone, by writer: a new consumer begins after it.
 
         Raises:
             OSError: The zone cannot be read.
@@ -85,7 +85,7 @@ class Tail:
         return {writer: read_floor(self._zone, writer).seq for writer in self.writers()}
 
     def heads(self) -> dict[str, int]:
-        """Writer to the last sequence number landed, found without reading all lines; -1 if there is none.
+        """The last sequence number landed, by writer, found without reading all lines; -1 if there is none.
 
         Lines are not checked: in a folder, a damaged line may make the number one less or more.
 
@@ -141,7 +141,7 @@ class Tail:
         return position
 
     def _removed(self, writer: str, position: _NextLine) -> bool:
-        """Whether a missing segment existed before; then reading has to begin anew.
+        """Whether a missing segment existed before; then reading has to start again.
 
         Raises:
             ZoneError: Earlier segments were read, so the content of this one is lost to this reader.

@@ -49,7 +49,6 @@ class _PartNames:
             self.know(entry)
 
     def know(self, entry: Entry) -> None:
-        """Record the parts of a landed entry."""
         self._names.update((digest_of(entry.group, part.name), None) for part in entry.parts)
         while len(self._names) > NAMES_MAX:
             del self._names[next(iter(self._names))]
@@ -61,7 +60,7 @@ class _PartNames:
 
 
 class _Room:
-    """The room for a writer's files under retention."""
+    """The space for a writer's files under retention."""
 
     def __init__(self, zone: Storage, writer: str, retention: Retention) -> None:
         self.floor = read_floor(zone, writer)
@@ -87,7 +86,7 @@ class ZoneWriter:
 
     The steps of a batch, each durable before the next: the data file (in a folder: a hidden name, its own name, its
     folder), the manifest line, and in a folder the line feed that lets readers see it. A failure in between leaves
-    nothing that a reader sees, and is undone at once, or else before the next batch. In an object store, a line whose
+    nothing visible to readers, and is undone at once, or else before the next batch. In an object store, a line whose
     put failed may be visible, or become so: it is stored before anything else.
 
     If the manifest is moved or removed meanwhile, nothing is landed, and nothing acknowledged, until it is back.
@@ -140,7 +139,7 @@ class ZoneWriter:
             raise
 
     def land(self, batch: Batch) -> Entry | None:
-        """Land the parts of a batch that are not there yet; None if all are.
+        """Land the parts of a batch that have not landed; return None if all have.
 
         Raises:
             ZoneFullError: Only unread batches are left to remove.
@@ -179,7 +178,7 @@ class ZoneWriter:
             self._zone.put(entry.file, memoryview(data))
             self._append(entry)
         except OSError:
-            with contextlib.suppress(OSError, ZoneError):  # otherwise before the next batch
+            with contextlib.suppress(OSError, ZoneError):  # if this fails, it is repeated before the next batch
                 self._settle()
             raise
         self._landed(entry)
@@ -219,7 +218,7 @@ class ZoneWriter:
         self._lines.append(line_of(entry))
 
     def _settle(self) -> None:
-        """Undo a failed landing: the line first, as it must never be there without its data; or else complete it."""
+        """Undo a failed landing, the line first, as no line may exist without its data; or else complete it."""
         if self._unfinished is not None:
             if self._lines.settle():
                 self._landed(self._unfinished)

@@ -1,4 +1,4 @@
-"""``sidecar reload``: lets the running daemon read its configuration file again."""
+"""``sidecar reload``: makes the running daemon read its configuration file again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reload(path: str) -> int:
 
 
 def told(answer: dict[str, Any]) -> list[str]:
-    """The lines for a person."""
+    """The lines to print for an answer."""
     if answer["outcome"] == "refused":
         return [f"refused, the settings before stay: {answer['reason']}"]
     lines = [f"{when}: {', '.join(answer[key])}" for key, when in WHEN.items() if answer[key]]

@@ -21,7 +21,7 @@ def run(path: str) -> None:
 
     signals = Signals()
     signals.install()  # before the imports, the longest part of startup: a stop during them must be orderly too
-    gc.set_threshold(100_000, 20, 100)  # nothing of what is imported is garbage
+    gc.set_threshold(100_000, 20, 100)  # imported objects are never garbage
     sys.modules["rich"] = None  # type: ignore[assignment]  # structlog's tracebacks would use it: 0.04 s for nothing
     import structlog  # noqa: F401
 
@@ -32,7 +32,7 @@ def run(path: str) -> None:
     from sidecar.ops.log import configure
     from sidecar.runtime.usable import refused_by_daemon
 
-    faulthandler.enable()  # a mapped file that is truncated or unreadable ends the process with no other message
+    faulthandler.enable()  # otherwise a truncated or unreadable mapped file ends the process without a message
     read = partial(load, path, refusals=refused_by_daemon)
     settings = read()
     configure(settings.log.format, settings.log.level)

@@ -57,7 +57,7 @@ def _load(path: str) -> Settings:
 
 
 def _of_file(file: Path) -> dict[str, Any] | None:
-    """The status object of the daemon in the state folder of this file; None if it takes the whole settings to know."""
+    """The status object of the daemon in this file's state folder; None if only the whole settings show the folder."""
     try:
         data = parse(file.read_text("utf-8-sig"), _expanded).data or {}
         written, environ = (data.get("state") or {}).get("dir"), os.environ
@@ -68,7 +68,7 @@ def _of_file(file: Path) -> dict[str, Any] | None:
 
 
 def _expanded(text: str, path: KeyPath) -> str:
-    """The value of a key, as far as the state folder depends on it."""
+    """The expanded value of a key, if the state folder depends on it."""
     return expand(text, os.environ) if "${" in text and path[-1] in ("dir", "group_id") else text
 
 
@@ -105,7 +105,7 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """The status object at this address, None if there is none."""
+    """The status object at this address; None if there is none."""
     try:
         status, body = exchange(url, "status", TIMEOUT_SECONDS)
         found = loads(body) if status == 200 else None
@@ -115,7 +115,7 @@ def _get(url: str) -> dict[str, Any] | None:
 
 
 def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
-    """What people are shown of a status object, top down."""
+    """The lines that show a status object, from top to bottom."""
     stopped = f"intake stopped: {', '.join(snapshot['intake_stopped'])}; " if snapshot["intake_stopped"] else ""
     health = Health(**snapshot["health"])
     color = "green" if health.state == HEALTHY else "red"
@@ -139,19 +139,19 @@ def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
 
 
 def _refused(refused: dict[str, int] | None) -> list[str]:
-    """How many messages were filtered by tag, and by what."""
+    """The number of messages filtered by tag, and the steps that refused them."""
     if not refused or not any(refused.values()):
         return []
     return [f"filtered by tag: {refused['mask']:,} by the mask, {refused['look']:,} by the exact look"]
 
 
 def _lane(lane: dict[str, Any] | None) -> list[str]:
-    """Why the fast lane is not used."""
+    """The reason why the fast lane is not used."""
     return [] if lane is None or lane["used"] else [f"without the fast lane: {lane['reason']}"]
 
 
 def _reloaded(reload: dict[str, Any] | None) -> list[str]:
-    """What of the configuration file does not apply yet."""
+    """The changes of the configuration file that do not apply yet."""
     if reload is None:
         return []
     waits, after = ", ".join(reload["waiting"]), ", ".join(reload["restart"])

@@ -1,4 +1,4 @@
-"""``sidecar support-bundle``: packs what helps to find a fault; no secret, no message, and no text of a receiver."""
+"""``sidecar support-bundle``: packs data for troubleshooting; no secret, no message, and no text of a receiver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sidecar.state.inspection import Inspection
 from sidecar.version import VERSION
 
 KINDS_MAX = 1_000
-"""Of dead letters."""
+"""Limit of kinds of dead letters."""
 _ABOUT = """A support bundle of sidecar {version}, made at {at}.
 
 settings.json      the configuration in force; secrets are hidden
@@ -85,7 +85,7 @@ def _packed(settings: Settings) -> bytes:
 
 
 def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
-    """Names and contents; where one cannot be made, why."""
+    """Names and contents of the files; for a file that cannot be made, the reason."""
     yield "README.txt", _ABOUT.format(version=VERSION, at=datetime.now(UTC).isoformat(timespec="seconds")).encode()
     makers: dict[str, Callable[[Settings], object]] = {
         "settings.json": lambda settings: settings.public(),
@@ -110,13 +110,13 @@ def _files(settings: Settings) -> Iterator[tuple[str, bytes]]:
 
 
 def _unexpected(error: Exception) -> str:
-    """Where an error that nobody foresaw comes from; its text may quote anything."""
+    """The place of an unexpected error; its text may quote anything."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}; run the command itself for its text\n"
 
 
 def without_texts(value: Any) -> Any:
-    """The same, with what a receiver answered cut from each text."""
+    """The value, with receivers' answers cut from each text."""
     if isinstance(value, dict):
         return {key: without_texts(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -139,7 +139,7 @@ def _metrics(settings: Settings) -> str:
 def _letters(settings: Settings) -> list[dict[str, Any]]:
     with closing(LettersBeside(settings.state.dir, lambda _: None)) as letters:
         kinds = letters.kinds(KINDS_MAX)
-    # Of a failed row, the receiver wrote the whole reason, which may quote its message.
+    # The receiver wrote the whole reason of a failed row, and may quote its message.
     return [
         {**kind._asdict(), "reason": kind.reason if re.fullmatch(r"HTTP \d{3}", kind.reason) else "…"} for kind in kinds
     ]

@@ -1,4 +1,4 @@
-"""``sidecar top``: the status of the running daemon in a terminal, again and again, with rates."""
+"""``sidecar top``: the status of the running daemon in a terminal, updated repeatedly, with rates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def top(path: str, interval: float, count: int | None) -> None:
 
 
 def _frames(settings: Settings, interval_s: float) -> Iterator[list[RenderableType]]:
-    """What is shown, without an end.
+    """The frames to show, without an end.
 
     Raises:
         UnavailableError: No daemon runs at the beginning.

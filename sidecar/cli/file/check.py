@@ -1,4 +1,4 @@
-"""``sidecar check``: whether broker, receiver, state folder and databases are there and may be used."""
+"""``sidecar check``: whether broker, receiver, state folder and databases are accessible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(path: str, as_json: bool) -> int:
 
 
 def running(settings: Settings) -> str:
-    """The daemon of this group that has the state folder, in words; empty if there is none."""
+    """Describes the daemon of this group that uses the state folder; empty if there is none."""
     with suppress(UnavailableError):
         status = ask(settings)
         if status["group_id"] == settings.source.group_id:

@@ -92,7 +92,7 @@ _PLAIN = re.compile(r"(?!(true|false|null)$)[A-Za-z/]([\w./?=&-]|:(?=[\w/]))*", 
 
 
 class Answers(NamedTuple):
-    """What the file says."""
+    """The content of the file."""
 
     is_kafka: bool
     servers: str
@@ -199,8 +199,8 @@ def rendered(answers: Answers, file: str, environ: Mapping[str, str]) -> str:
     """The text of the file.
 
     Args:
-        file: Its name, for the commands in it.
-        environ: The variables, from which the default of the state folder follows.
+        file: The file's name, for the commands in it.
+        environ: The variables, which determine the default of the state folder.
     """
     template = HEAD + (KAFKA if answers.is_kafka else ROCKETMQ) + TAIL
     return template.format(

@@ -1,4 +1,4 @@
-"""``sidecar try``: what would become of sample messages, and the requests as they would be sent; nothing is sent."""
+"""``sidecar try``: a dry run of sample messages, and the requests as they would be sent; nothing is sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def try_(path: str, sample: IO[bytes], as_json: bool) -> None:
 
 
 def _secret_headers(settings: Settings) -> set[str]:
-    """Names of headers that the configuration gives: their values may be secrets."""
+    """Names of headers in the configuration, whose values may be secrets."""
     http = settings.sink.http
     if http is None:
         return set()

@@ -21,7 +21,7 @@ STORED_BYTES = 11
 TASK_MIB = 110
 """Anonymous memory of a task's Python process without messages: Spark's, pyarrow and the client."""
 ROWS_BYTES = 48 << 20
-"""Of messages and rows in a task that fills a table: a client's queue, and two Arrow batches."""
+"""Messages and rows in a task that fills a table: a client's queue, and two Arrow batches."""
 DRIVER_MIB = 300
 """Anonymous memory of the Python processes of a driver: the job's, and one that plans for each of two queries."""
 
@@ -102,7 +102,7 @@ def _summary(settings: Settings) -> list[str]:
 
 
 def _summary_on_spark(settings: Settings) -> list[str]:
-    """The same for Spark: its tasks have the budget, its checkpoint the progress and the ids, its JVM has its own."""
+    """`summary` for Spark: tasks have the budget, the checkpoint the progress and the ids, the JVM its own memory."""
     from sidecar.runtime.lane import lane_summary
 
     shown, spark, mib = settings.public(), settings.spark, task_mib(settings)

@@ -1,1 +1,1 @@
-"""What several commands share: requests to the daemon, and how they print and ask."""
+"""Shared parts of commands: requests to the daemon, printing and questions."""

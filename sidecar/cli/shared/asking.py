@@ -1,4 +1,4 @@
-"""Requests to the running daemon; about delayed messages, the store itself is read if none runs."""
+"""Requests to the running daemon; if none runs, delayed messages are read from the store itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sidecar.errors import ConfigError, UnavailableError
 from sidecar.ops.client import NO_ANSWER, exchange, read_address
 
 TIMEOUT_S = 15.0
-"""Longer than the daemon takes to say that it does not know."""
+"""Longer than the daemon takes to report that it cannot answer."""
 CHANGES = ("cancel", "release")
 
 
 def held_now(settings: Settings) -> dict[str, Any]:
-    """How many messages are held, and when they are due.
+    """The number of held messages, by due time.
 
     Raises:
         ConfigError: There is no section `delay`.
@@ -31,7 +31,7 @@ def held_now(settings: Settings) -> dict[str, Any]:
     """
     status = _status(settings)
     if status is not None:
-        return {**status["delay"], "read": 0}  # and not what was read to be delivered
+        return {**status["delay"], "read": 0}  # without messages read for delivery
     from sidecar.daemon.delays.offline import open_offline
 
     with ExitStack() as stack:
@@ -39,7 +39,7 @@ def held_now(settings: Settings) -> dict[str, Any]:
 
 
 def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a question.
+    """The answer to a request.
 
     Raises:
         ConfigError: There is no section `delay`.
@@ -61,7 +61,7 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
 
 
 def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a listing, which may take many questions: a daemon that has much to look at answers in pieces.
+    """The answer to a listing, which may take many requests: a daemon answers a long search in pieces.
 
     Raises:
         SidecarError: See `answered`.
@@ -78,7 +78,7 @@ def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def counted(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
-    """How many messages are held of those that are meant, and when they are due; see `listed`.
+    """The number of matching messages that are held, by due time; see `listed`.
 
     Raises:
         SidecarError: See `answered`.
@@ -157,7 +157,7 @@ def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, 
 
 
 def owner_of(settings: Settings, tp: TopicPartition) -> str:
-    """Client id and host of the member that owns a partition; empty if there is none, or if the broker does not say."""
+    """Client id and host of the member that owns a partition; empty if there is none, or the broker reports none."""
     if settings.source.kafka is None:
         return ""
     from confluent_kafka import KafkaException

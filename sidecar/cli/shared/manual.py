@@ -88,7 +88,7 @@ def _options(context: click.Context) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Text that roff takes as it is."""
+    """Text in a form that roff prints unchanged."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped
 

@@ -25,7 +25,7 @@ class ReaderGoneError(Exception):
 
 
 def shown(text: str) -> str:
-    """The text without what a terminal would obey: brokers, producers and receivers wrote parts of it."""
+    """The text without terminal control characters: brokers, producers and receivers wrote parts of it."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
@@ -40,7 +40,7 @@ def say_marked(mark: str, color: str, text: str) -> None:
 
 
 def say_json(value: Any, *, indent: int | None = None) -> None:
-    """Print a value as JSON in ASCII, which no terminal obeys."""
+    """Print a value as JSON in ASCII, without terminal control characters."""
     click.echo(json.dumps(value, indent=indent))
 
 
@@ -48,7 +48,7 @@ def say_json(value: Any, *, indent: int | None = None) -> None:
 def guarded() -> Iterator[None]:
     """Let a failed write to stdout raise `OutputError` or `ReaderGoneError`, and one to stderr nothing.
 
-    A message that nobody can read must not end what the command does; its exit code tells the outcome.
+    A message that nobody can read must not end the command's work; its exit code reports the outcome.
     """
     _open_closed()
     streams = sys.stdout, sys.stderr
@@ -64,7 +64,7 @@ def guarded() -> Iterator[None]:
 
 
 def _detach_failing(stream: TextIO) -> None:
-    """What is left in the buffer of a stream must not fail again when the process ends."""
+    """Discard the buffer of a stream that fails, so that it does not fail again when the process ends."""
     try:
         stream.flush()
     except OSError:
@@ -74,15 +74,15 @@ def _detach_failing(stream: TextIO) -> None:
 
 
 def _open_closed() -> None:
-    """Open what the caller closed, or the next file or socket would get its number, and what is printed.
+    """Open the standard streams that the caller closed: otherwise the next file or socket would get their output.
 
-    A write to stdout fails as before; what goes to stderr is discarded.
+    A write to stdout fails as before; output to stderr is discarded.
     """
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, flags)  # takes the lowest number that is free, which is this one
+            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
@@ -94,7 +94,7 @@ class _Stream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # whatever the locale cannot write
+            stream.reconfigure(errors="backslashreplace")  # for characters that the locale cannot write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

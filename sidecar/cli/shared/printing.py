@@ -1,4 +1,4 @@
-"""What several commands share: times as options, listings for a terminal or a pipe, and a question before an act."""
+"""Shared output of commands: times as options, listings for a terminal or a pipe, and a question before an act."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sidecar.cli.shared.output import say, shown
 from sidecar.core.messages.instants import parse_instant
 
 PIPE_COLUMNS = 1_000_000
-"""A program reads a row as one line, however long it is."""
+"""Width for a pipe: a program reads a row as one line, however long it is."""
 PROSE_COLUMNS = 24
 """Width down to which prose is wrapped in a table."""
 FACT_COLUMNS = 30
@@ -34,7 +34,7 @@ class TimeType(click.ParamType[int]):
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The time of a text."""
+        """Parse a time."""
         at_ms = value if isinstance(value, int) else parse_instant(value.encode())
         if at_ms is None:
             self.fail(f"{value!r} is neither milliseconds since 1970 nor like 2027-01-31T12:00:00Z", param, ctx)
@@ -59,7 +59,7 @@ def numbers(*names: str) -> list[FittedColumn]:
 
 
 class FittedTable:
-    """Rows as a table, if the screen has the width for each number, time and place; otherwise each row on own lines.
+    """Rows as a table if the screen is wide enough for numbers, times and places; otherwise each on its own lines.
 
     Args:
         columns: The columns; the first one is the head of a row.
@@ -71,7 +71,7 @@ class FittedTable:
         self._rows = [["-" if value is None else shown(str(value)) for value in row] for row in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich calls to lay it out."""
+        """Called by rich for the layout."""
         widths = [max(map(cell_len, cells)) for cells in zip(*self._with_head(), strict=True)]
         least = (
             min(width, PROSE_COLUMNS) if each.prose else width
@@ -133,7 +133,7 @@ def show_again(frames: Iterable[Sequence[RenderableType]]) -> None:
 
 
 class _Frame:
-    """What fits on the screen, and in its last line how much does not."""
+    """The lines that fit on the screen; the last one has the number of those that do not."""
 
     def __init__(self, parts: Sequence[RenderableType]) -> None:
         self._parts = parts
@@ -161,13 +161,13 @@ def progress(label: str, length: int) -> Iterator[Callable[[int], None]]:
 
 
 def agreed(question: str, *, yes: bool) -> bool:
-    """Whether the user wants it.
+    """Whether the user agrees.
 
     Args:
         yes: Whether `--yes` has answered it.
 
     Raises:
-        UsageError: Nobody can answer.
+        UsageError: There is no terminal to ask on.
     """
     if yes:
         return True

@@ -1,4 +1,4 @@
-"""``sidecar dead-letters``: lists, shows, replays and deletes what was given up, in a state file that may be in use."""
+"""``sidecar dead-letters``: lists, shows, replays and deletes dead letters, in a state file that may be in use."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _check(settings: Settings, to: Target, *, as_new: bool) -> None:
 
 @contextmanager
 def opened(settings: Settings, place: PlaceName | None) -> Iterator[LetterPlace]:
-    """The dead letters of a place, None for that in which the daemon stores them.
+    """The dead letters of a place; None for the one in which the daemon stores them.
 
     Raises:
         SidecarError: They cannot be read.

@@ -1,4 +1,4 @@
-"""``sidecar delay``: shows, cancels and releases what is held until it is due. `cli.shared.asking` gets the answers."""
+"""``sidecar delay``: shows, cancels and releases delayed messages. `cli.shared.asking` gets the answers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sidecar.runtime.usable import refused_by_client
 
 
 class NotHeldError(SidecarError):
-    """The message is not held, or several are held at this place, and the due time does not tell which is meant."""
+    """The message is not held, or several are held at this place, and the due time does not say which is meant."""
 
     exit_code = EXIT_NO_INPUT
 
 
 SOUGHT = ("topic", "partition", "tag", "group", "first_ms", "end_ms")
-"""Which messages are meant."""
+"""The options that select messages."""
 ALL = dict.fromkeys(SOUGHT) | {"first_ms": 0, "end_ms": END_MS}
 due_option = click.option(
     "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="When it is due; a time in the same hour."
@@ -47,7 +47,7 @@ def delay() -> None:
 
 
 def sought_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which messages are meant; they are one argument, `sought`."""
+    """The options that select messages; they become one argument, `sought`."""
 
     @wraps(command)
     def gathered(**options: Any) -> None:
@@ -119,7 +119,7 @@ def _place(row: dict[str, Any]) -> MessagePlace:
 
 
 def _refuse_unknown(settings: Settings, sought: dict[str, Any]) -> None:
-    """Refuse a tag if messages have none, and a group that the configuration does not have, if it says which exist."""
+    """Refuse a tag if messages have none, and a group that is missing in a configuration that defines them all."""
     known, group = settings.tags.known_groups, sought["group"]
     if sought["tag"] is not None and settings.tags.field is None:
         raise click.UsageError("messages have no tags: tags.from does not say where to read them")

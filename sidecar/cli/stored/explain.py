@@ -1,4 +1,4 @@
-"""``sidecar explain``: what became of a single message, from what is kept of it."""
+"""``sidecar explain``: the outcome of a single message, from the records of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def explain(path: str, place: MessagePlace, as_json: bool) -> None:
 
 
 def _delayed(settings: Settings, place: MessagePlace, found: Explained) -> Explained:
-    """With what the store of delayed messages says, which is asked or read."""
+    """The outcome completed by the store of delayed messages, which is queried or read."""
     if found.due_ms is None:
         return found
     try:
@@ -69,7 +69,7 @@ def _delayed(settings: Settings, place: MessagePlace, found: Explained) -> Expla
 
 
 def _parked(settings: Settings, place: MessagePlace, found: Explained) -> Explained:
-    """With the parked part that it is in, for which the store is asked or read."""
+    """The outcome completed by the message's parked part, for which the store is queried or read."""
     if not found.may_be_parked:
         return found
     try:
@@ -93,7 +93,7 @@ def _asked(place: MessagePlace, due_ms: int) -> dict[str, Any]:
 
 
 def _failing(settings: Settings, found: Explained) -> dict[str, str] | None:
-    """What the running daemon tells of its group, if that fails."""
+    """The running daemon's report on its group, if the group fails."""
     if found.outcome not in ("fixed", "parked"):
         return None
     with suppress(UnavailableError):

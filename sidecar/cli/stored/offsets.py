@@ -51,12 +51,12 @@ class Move(NamedTuple):
 
     @property
     def again(self) -> int:
-        """Offsets whose messages may come again: those below what was read, settled or not."""
+        """Offsets whose messages may be delivered again: those below what was read, settled or not."""
         return max(0, self._in_log(max(self._committed, self.before.seen or 0)) - self.to)
 
     @property
     def passed(self) -> int:
-        """Offsets whose messages are passed over."""
+        """Offsets whose messages are skipped."""
         return max(0, self.to - self._in_log(self._committed))
 
     @property

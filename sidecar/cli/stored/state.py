@@ -1,4 +1,4 @@
-"""``sidecar state``: shows what the state folder holds, and whether it is as it was written."""
+"""``sidecar state``: shows the content of the state folder, and verifies it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from sidecar.config.base import KeyKind, Model, address
 
 MS_MIN = 100_000_000_000
-"""In 1973: lower numbers are in seconds, or no times."""
+"""A time in 1973: lower numbers are in seconds, or no times."""
 MS_MAX = 253_402_300_799_999
 _MS = 1_769_860_800_000
 _SEVERAL = "; several as a list or separated by commas"
@@ -34,7 +34,7 @@ def unique_topics(names: list[str]) -> list[str]:
 
 
 def start_of(value: Any) -> str | int:
-    """A start position: ``earliest``, ``latest``, or milliseconds since the epoch; ValueError if it is none."""
+    """A start position: ``earliest``, ``latest``, or milliseconds since the epoch; otherwise raises ValueError."""
     if value in ("earliest", "latest"):
         return str(value)
     if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -83,7 +83,6 @@ class SourceSettings(Model):
 
     @property
     def consumer_group(self) -> str:
-        """The consumer group."""
         raise NotImplementedError
 
     @property

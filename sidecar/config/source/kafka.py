@@ -160,28 +160,24 @@ class KafkaSettings(SourceSettings):
     )
 
     holds_large_blocks: ClassVar[bool] = False
-    """librdkafka takes blocks of this size all the time."""
+    """librdkafka allocates blocks of this size all the time."""
 
     @property
     def takeover_ms(self) -> int:
-        """See `SourceSettings`."""
         return SESSION_TIMEOUT_MS
 
     @property
     def consumer_group(self) -> str:
-        """See `SourceSettings`."""
         return self.group_id
 
     @property
     def isolation(self) -> str:
-        """See `SourceSettings`."""
         return self.properties.get("isolation.level", "read_committed")
 
     def entry_of(self, topic: str) -> str | None:
-        """The entry of `topics` by which this topic is read; None if it is not read."""
+        """The entry of `topics` that matches this topic; None if it is not read."""
         matching = (name for name in self.topics if name == topic or (name[0] == "^" and re.match(name, topic)))
         return next(matching, None)
 
     def summary(self) -> str:
-        """See `SourceSettings`."""
         return f"{', '.join(self.topics)} from {self.bootstrap_servers} as group {self.group_id}"

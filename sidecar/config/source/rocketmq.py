@@ -200,25 +200,20 @@ class RocketMqSettings(SourceSettings):
 
     @property
     def takeover_ms(self) -> int:
-        """See `SourceSettings`."""
         return LOCK_MS
 
     @property
     def consumer_group(self) -> str:
-        """See `SourceSettings`."""
         return self.group
 
     @property
     def pushed_filter(self) -> str:
-        """See `SourceSettings`."""
         return self.sql or ""
 
     @property
     def numbers_messages(self) -> bool:
-        """See `SourceSettings`."""
         return self.client != "remoting"
 
     def summary(self) -> str:
-        """See `SourceSettings`."""
         servers = self.endpoints if self.client == "grpc" else self.name_servers
         return f"{', '.join(self.topics)} from {servers} as group {self.group}"

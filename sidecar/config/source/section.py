@@ -29,16 +29,14 @@ class SourceSection(OneOf):
 
     @property
     def start_timeout_s(self) -> float:
-        """How long startup waits for the cluster."""
+        """Limit of the wait for the cluster at the start."""
         return (self.kafka if self.rocketmq is None else self.rocketmq).start_timeout_ms / 1000
 
     @property
     def group_id(self) -> str:
-        """The consumer group."""
         return self.chosen.consumer_group
 
     @property
     def chosen(self) -> SourceSettings:
-        """Settings of the chosen source."""
         chosen: SourceSettings = self.only_one
         return chosen

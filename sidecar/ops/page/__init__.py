@@ -18,7 +18,7 @@ from sidecar.ops.snapshot import DUE_WITHIN, RETRYING_MAX, BlockingGroup, Partit
 
 REFRESH_SECONDS = 5
 ROWS_MAX = 100
-"""Of each table: 3,000 groups do not make a page of megabytes."""
+"""Limit of rows in each table: 3,000 groups must not make a page of megabytes."""
 _STYLE, _SCRIPT, _ACT_SCRIPT = (
     files(__name__).joinpath(name).read_text() for name in ("style.css", "refresh.js", "letters.js")
 )
@@ -41,7 +41,7 @@ POLICY = (
 
 
 class LetterKind(NamedTuple):
-    """Dead letters in the state folder, of a group, whose reasons begin alike."""
+    """Dead letters of a group in the state folder, whose reasons begin alike."""
 
     group: str
     reason: str
@@ -58,7 +58,7 @@ def page(
     """The whole page in UTF-8. It refreshes itself every `REFRESH_SECONDS`, without a script twice as seldom.
 
     Args:
-        acts: Whether these can be shown and replayed, with a token.
+        acts: Whether dead letters can be shown and replayed, with a token.
     """
     wall_s = time.time()
     health = now.health
@@ -132,7 +132,7 @@ def _books(now: StatusSnapshot) -> str:
 
 
 def _optional(now: StatusSnapshot, wall_s: float) -> Iterator[Html]:
-    """What is there only if there is something in it."""
+    """Sections that are omitted if they are empty."""
     if now.retrying:
         yield _section("retries", "Groups that fail", _retries(now, wall_s))
     if now.blocking:
@@ -168,7 +168,7 @@ def _retries(now: StatusSnapshot, wall_s: float) -> str:
 
 
 def _letters(now: StatusSnapshot, kinds: Sequence[LetterKind], *, acts: bool) -> Html:
-    """No distances in time: the buttons are replaced only if the letters change."""
+    """The dead letters, without relative times, so that the buttons are replaced only if the letters change."""
     if not (now.dead_letters or now.totals.dead_lettered):
         return Html()
     told = f"<p>{number(now.totals.dead_lettered)} since the start, {number(now.dead_letters)} in the state folder.</p>"

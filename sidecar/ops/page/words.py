@@ -1,4 +1,4 @@
-"""Numbers, sizes, times and lines as people read them, as HTML whose every value is escaped."""
+"""Numbers, sizes, times and lines for display, as HTML whose every value is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 WIDTH, HEIGHT = 240, 48
-"""Of a sparkline, in its own units."""
+"""Size of a sparkline, in its own units."""
 
 
 class Html(str):
@@ -52,7 +52,7 @@ def span(seconds: float) -> str:
 
 
 def ago(at: str, now_s: float) -> Html:
-    """An instant in ISO 8601 by its distance, and whole when it is pointed at; other text as it is."""
+    """The distance of an ISO 8601 instant, with the whole instant as tooltip; other text unchanged."""
     try:
         moment = datetime.fromisoformat(at)
     except ValueError:
@@ -73,7 +73,7 @@ def table(caption: str, columns: Sequence[HtmlColumn], rows: Iterable[Sequence[o
     """A table whose first column names its rows.
 
     Args:
-        more: Told below it, for example how many rows are left out.
+        more: A line below the table, for example the number of omitted rows.
     """
     kinds = ["n" if column.is_number else "t" for column in columns]
     head = "".join(
@@ -90,7 +90,7 @@ def table(caption: str, columns: Sequence[HtmlColumn], rows: Iterable[Sequence[o
 
 
 def sparkline(title: str, now: str, values: Sequence[float | None]) -> Html:
-    """A card with the present value, and a line of those before, with the highest."""
+    """A card with the present value, and a line of the earlier values, with the highest."""
     known = [value for value in values if value is not None]
     highest = max(known, default=0.0) or 1.0
     step = WIDTH / max(1, len(values) - 1)

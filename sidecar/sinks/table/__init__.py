@@ -1,1 +1,1 @@
-"""What all that writes Delta tables shares: durable commits, and maintenance."""
+"""Shared parts of all writers of Delta tables: durable commits, and maintenance."""

@@ -1,4 +1,4 @@
-"""OPTIMIZE and VACUUM of a Delta table by deltalake. It decides on no time."""
+"""OPTIMIZE and VACUUM of a Delta table by deltalake. Does not decide when they run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidecar.sinks.table.int96 import Int96Guard
 from sidecar.sinks.table.statistics import keep_exact
 
 CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 2 days"}
-"""Configuration of a table created here. Five commits a second for Delta's own 30 days would be 13 million files."""
+"""Configuration of a table created here. Five commits/s for Delta's own 30 days would be 13 million files."""
 
 TARGET_BYTES: Final = 32 << 20
 """Size of a compacted file. It takes about five times that in memory: 165 MiB (measured), and 510 MiB with deltalake's
@@ -32,11 +32,11 @@ def optimize(table: DeltaTable, path: str, guard: Int96Guard) -> None:
 
     Args:
         table: The table at present; at its new version afterwards.
-        guard: Knows files that were looked at before.
+        guard: Remembers the files that were checked before.
 
     Raises:
         ConfigError: A small file has timestamps as INT96.
-        DeltaError: A conflict, or a store that does not answer.
+        DeltaError: There was a conflict, or the store does not answer.
         OSError: It cannot be written.
     """
     guard.check(table, TARGET_BYTES)
@@ -47,10 +47,10 @@ def optimize(table: DeltaTable, path: str, guard: Int96Guard) -> None:
 
 
 def vacuum(table: DeltaTable) -> None:
-    """Delete files that left the table long ago, and those of the same age that no commit names.
+    """Delete files that left the table long ago, and files of the same age that no commit names.
 
     Raises:
-        DeltaError: A store that does not answer.
+        DeltaError: The store does not answer.
         OSError: A file cannot be deleted.
         ValueError: The table keeps them for less than a day.
     """

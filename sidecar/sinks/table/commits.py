@@ -36,7 +36,7 @@ def sync_commit(path: str, version: int) -> None:
 
 
 def sync_commits(path: str, first: int, last: int) -> None:
-    """Make commits of others survive too, the last `UNSYNCED_MAX` at most: a torn one takes those after it along.
+    """Make commits of others survive too, the last `UNSYNCED_MAX` at most: a torn one makes all after it unreadable.
 
     Args:
         path: The table; nothing is done for a URL.
@@ -54,7 +54,7 @@ def sync_commits(path: str, first: int, last: int) -> None:
 
 
 def check_newest(path: str, version: int) -> None:
-    """Refuse a table whose newest commits a power loss has torn: their names would vouch for rows that are missing."""
+    """Refuse a table whose newest commits a power loss has torn: their names would confirm rows that are missing."""
     root = folder_of(path)
     if root is None:
         return
@@ -80,7 +80,7 @@ def _log(root: Path, version: int) -> Path:
 
 
 def _added(root: Path, version: int) -> list[tuple[str, int]]:
-    """Files and sizes in bytes that a commit adds; none if it was cleaned up."""
+    """Files and sizes in bytes that a commit adds; empty if its log file was cleaned up."""
     actions = map(orjson.loads, (files.read_from(_log(root, version)) or b"").splitlines())
     adds = [action["add"] for action in actions if "add" in action]
     return [(unquote(add["path"]), add["size"]) for add in adds]

@@ -17,18 +17,14 @@ class SchemaField(Protocol):
     """A column of a table, of Spark or of deltalake."""
 
     @property
-    def name(self) -> str:
-        """Its name."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def nullable(self) -> bool:
-        """Whether it may be null."""
-        ...
+    def nullable(self) -> bool: ...
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What else the table says of it."""
+        """The column's other properties in the table."""
         ...
 
 
@@ -54,7 +50,7 @@ class Constraint(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why a row is refused."""
+        """The reason to refuse a row."""
         return f"the row violates the constraint {self.name} of the table"
 
 
@@ -62,7 +58,7 @@ def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Sch
     """The constraints of a table: CHECK, NOT NULL, lengths of texts, invariants.
 
     Args:
-        fields: Its columns; those in columns are not looked at.
+        fields: The table's columns; nested fields are not checked.
     """
     checks = (
         Constraint(f"{name.removeprefix(PREFIX)} ({sql[:SQL_CHARS_MAX]})", sql)

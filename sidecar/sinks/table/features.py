@@ -22,7 +22,7 @@ IDENTITY: Final = 6
 
 
 def lacking(min_writer_version: int, writer_features: list[str] | None) -> list[str]:
-    """What deltalake lacks to write a table of this protocol."""
+    """The features that deltalake lacks to write a table of this protocol."""
     if min_writer_version > LISTING:
         return [f"version {min_writer_version} of the protocol"]
     features = writer_features or (["identityColumns"] if min_writer_version == IDENTITY else [])
@@ -33,8 +33,8 @@ def refuse_features(table: DeltaTable, path: str, otherwise: str) -> None:
     """Refuse a table that deltalake cannot write.
 
     Args:
-        path: Its path, for the error.
-        otherwise: What to do if the features cannot be removed.
+        path: The table's path, for the error.
+        otherwise: The remedy if the features cannot be removed.
 
     Raises:
         ConfigError: It has features that deltalake lacks.

@@ -1,7 +1,7 @@
-"""Files of a Delta table with timestamps as INT96, which deltalake reads as other years. It rewrites no file.
+"""Files of a Delta table with timestamps as INT96, which deltalake misreads. Rewrites no file.
 
-Spark writes INT96 unless it is told otherwise, and other programs read it as nanoseconds in 64 bits: the years 1678 to
-2261. What deltalake rewrites, by compaction or by a merge, would have other years for good, for Spark too.
+Spark writes INT96 by default, and other programs read it as nanoseconds in 64 bits: the years 1678 to 2261. If
+deltalake rewrote such files, by compaction or by a merge, other years would be wrong for good, for Spark too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE: Final = {"path": pa.string(), "size_bytes": pa.int64(), "modification_tim
 
 
 class Int96Guard:
-    """Refuses to rewrite files with INT96; each file is looked at once."""
+    """Refuses to rewrite files with INT96; each file is checked once."""
 
     def __init__(self) -> None:
         self._good: set[str] = set()
@@ -36,7 +36,7 @@ class Int96Guard:
             bytes_max: Larger files are not rewritten; None if any may be.
 
         Raises:
-            ConfigError: It has one.
+            ConfigError: The table has such a file.
             OSError: A file cannot be read.
         """
         names = {name for name, size, _ in _files(table) if bytes_max is None or size <= bytes_max}
@@ -58,7 +58,7 @@ def tell_int96(path: str, table: DeltaTable) -> None:
     try:
         found = _first(table, [name for name, _, _ in (*files[:1], *files[-1:])])
     except (OSError, pa.ArrowInvalid):
-        return  # whoever needs the file will tell
+        return  # a reader that needs the file will report it
     if found is not None:
         has_int96(path, found)
 

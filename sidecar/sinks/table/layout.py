@@ -34,9 +34,9 @@ def partitions_of(
     """The columns by which a table is partitioned.
 
     Args:
-        default: For a new table whose settings do not say.
-        there: Those of the table; None if there is none.
-        path: Of the table, for errors.
+        default: Columns for a new table whose settings name none.
+        there: Columns of the existing table; None if there is none.
+        path: The table's path, for errors.
 
     Raises:
         ConfigError: The table exists with others, or with one that Sidecar does not write.
@@ -62,10 +62,9 @@ def partitions_of(
 
 
 def columns_of(layout: TableLayout, partitioned_by: Sequence[str], fields: Sequence[str] | None) -> tuple[Column, ...]:
-    """The columns of a table, those by which it is partitioned included.
+    """The columns of a table, including those by which it is partitioned.
 
     Args:
-        partitioned_by: The columns by which it is partitioned.
         fields: The fields of the JSON values; None if values are not parsed.
 
     Raises:
@@ -100,7 +99,7 @@ def _places(
 
 
 def refuse_lost(before: Sequence[str], after: Sequence[str], key: str) -> None:
-    """Refuse columns that are not written any more: rows of old and new settings could not be told apart.
+    """Refuse columns that are no longer written: rows of old and new settings could not be distinguished.
 
     Args:
         before: Names of columns that the table has.
@@ -122,7 +121,7 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
     """The error of a table that lacks columns which it had.
 
     Args:
-        names: The columns; fields of a column have its name and a dot before theirs.
+        names: The columns; fields of a column are prefixed with its name and a dot.
         key: The key of the file that chooses columns.
     """
     listed = _listed(sorted(name for name in names if name.rpartition(".")[0] not in names))
@@ -134,7 +133,7 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
 
 
 def makes_small_files(rows: int, partitions: int) -> bool:
-    """Whether an addition of so many rows to so many partitions is far dearer than one without partitions."""
+    """Whether adding so many rows to so many partitions costs far more than adding them without partitions."""
     return partitions >= PARTITIONS_MAX and rows < partitions * FILE_ROWS_MIN
 
 

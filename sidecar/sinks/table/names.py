@@ -4,8 +4,8 @@
     sidecar_refused    of other parts: a list of reasons, and by digest the offsets that were left out, each with the
                        number of its reason
 
-An earlier version does not know parts of the second kind. So it takes none of them for added whole, and appends such a
-part again, if the table takes all of its rows by then.
+An earlier version does not know parts of the second kind. So it regards none of them as added whole, and appends such a
+part again if the table accepts all of its rows by then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY: Final = "sidecar"
 REFUSED: Final = "sidecar_refused"
 DIGEST_BYTES: Final = 16
 Refused: TypeAlias = Mapping[int, str]
-"""Why rows of a part are not in the table, by offset."""
+"""The reasons why rows of a part are not in the table, by offset."""
 
 
 def metadata_of(parts: Mapping[bytes, Refused]) -> dict[str, str]:

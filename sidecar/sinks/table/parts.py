@@ -68,9 +68,9 @@ class PartsTable:
         self.path = path if self._folder is None else str(self._folder)
         self._layout = layout
         self._columns: tuple[str, ...]
-        """Of the rows that are written."""
+        """Names of the columns that are written."""
         self._adds_columns: bool
-        """Whether the table lacks some of them."""
+        """Whether the table lacks some of these columns."""
         self._partitioned_by: tuple[str, ...]
         self._told_small = False
         self._synced = -1
@@ -114,7 +114,7 @@ class PartsTable:
         return [answer] * len(batches)
 
     def _answer(self, batch: Batch, refused: Mapping[bytes, Refused]) -> Answer:
-        """The answer to a batch whose rows are in the table, but for those that it refuses."""
+        """The answer to a batch whose rows are in the table, except those that it refuses."""
         failed: list[FailedRow] = []
         before = 0
         for part in batch.parts:
@@ -133,7 +133,7 @@ class PartsTable:
         return Answer(Verdict.PARTIAL, reason, failed=tuple(failed))
 
     def _tell_small(self, rows: pa.Table) -> None:
-        """Report once that partitions make many small files: a commit has one for each."""
+        """Report once that partitions make many small files: a commit adds one to each."""
         if self._told_small or not {*self._partitioned_by}.intersection(LABELS):
             return
         count = rows.group_by(list(self._partitioned_by)).aggregate([]).num_rows
@@ -157,7 +157,7 @@ class PartsTable:
         """Commit the next version of the table.
 
         Returns:
-            The rows that it refuses, by digest of their parts; None if another process committed it.
+            The rows that the table refuses, by digest of their parts; None if another process committed this version.
         """
         rows = table_rows(
             table
@@ -248,7 +248,7 @@ class PartsTable:
         known = self._table.metadata().id
         table = self._open()
         self._stale = False
-        if table.metadata().id != known:  # the table was replaced, and the known parts are not in this one
+        if table.metadata().id != known:  # the table was replaced, and lacks the known parts
             self._names.clear()
             self._version = -1
         self._table = table
@@ -287,11 +287,11 @@ def _by_part(
 
 
 def _columns_before(table: DeltaTable) -> set[str]:
-    """The columns that the table had when rows were last appended here; empty if its log does not tell."""
+    """The columns that the table had when rows were last appended here; empty if its log no longer shows them."""
     version = next((commit["version"] for commit in table.history(COMMITS_MAX) if parts_in(commit)), None)
     try:
         return set() if version is None else _names_of(DeltaTable(table.table_uri, version=version))
-    except _TROUBLE:  # of a log that was cleaned up
+    except _TROUBLE:  # its log was cleaned up
         return set()
 
 

@@ -1,7 +1,8 @@
 """Columns of which deltalake writes wrong statistics, so that readers that filter would pass over rows.
 
-deltalake 1.6 has decimals as doubles or, without a scale, as 64 bits, so that the lowest value of a file may be above a
-value in it; and it ignores NaN, and has null for infinity. Whoever filters by such a column skips the file.
+deltalake 1.6 writes decimals as doubles or, without a scale, as 64 bits, so that the lowest value of a file may be
+above a value in it; and it ignores NaN, and writes null for infinity. A reader that filters by such a column skips the
+file.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from sidecar.sinks.table.commits import sync_commit
 PROPERTY: Final = "delta.dataSkippingStatsColumns"
 """Delta's property: the columns of which writers make statistics. With it, deltalake makes none of nested fields."""
 EXACT_DIGITS: Final = 15
-"""Digits of a decimal that a double has exactly."""
+"""Limit of the digits of a decimal that a double represents exactly."""
 
 log = structlog.get_logger()
 
 
 def exact_statistics(columns: pa.Schema) -> Mapping[str, str]:
-    """Properties of a table with these columns, by which its statistics are right; none if all of them are."""
+    """Properties that make the statistics of a table with these columns correct; none if all of them are."""
     if all(_is_exact(kind) for kind in _leaves(pa.struct(list(columns)))):
         return {}
     names = [field.name for field in columns if not pa.types.is_nested(field.type) and _is_exact(field.type)]

@@ -1,4 +1,4 @@
-"""Maintenance of a table when it is due: a failure is logged and counted, and no more. Imports no format."""
+"""Maintenance of a table when it is due: failures are only logged and counted. Imports no format."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Notes(Protocol):
         """The text; empty if there is none."""
         ...
 
-    def write(self, text: bytes) -> None:
-        """Replace the text."""
-        ...
+    def write(self, text: bytes) -> None: ...
 
 
 def no_counts(maintenance: Maintenance) -> Counter[tuple[str, str]]:
@@ -72,7 +70,7 @@ class Upkeep:
         """When each operation ran last, seconds since the epoch; empty until they are read."""
 
     def tend(self) -> None:
-        """Run what is due, in this thread."""
+        """Run the operations that are due, in this thread."""
         for name in self._due():
             begun_s = time.monotonic()
             try:

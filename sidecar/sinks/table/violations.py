@@ -1,4 +1,4 @@
-"""The rows that violate constraints of a Delta table, found by deltalake's own SQL, as its writer does."""
+"""The rows that violate constraints of a Delta table, found by deltalake's own SQL, as in its writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint
 
 INVALID: Final = "failed validation check"
-"""In the error of a write with such rows, which has no row that is not shown, and no name of a constraint."""
+"""Part of the error of a write with such rows. The error shows only some of the rows, and no name of a constraint."""
 _NUMBER: Final = "sidecar_row"
 
 
@@ -48,11 +48,11 @@ def refuse_unknown(rows: pa.Table, constraints: Sequence[Constraint], path: str)
     """Refuse a table with a constraint that deltalake cannot evaluate: it would refuse each row.
 
     Args:
-        rows: No rows, of the table's columns.
-        path: Of the table, for the error.
+        rows: An empty table with the columns.
+        path: The table's path, for the error.
 
     Raises:
-        ConfigError: There is such a constraint.
+        ConfigError: The table has such a constraint.
     """
     for constraint in constraints:
         try:

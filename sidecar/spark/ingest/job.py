@@ -37,8 +37,8 @@ def consumer_of(checkpoint: str, target: Target) -> str:
     """The name in the zone of the query that fills a table.
 
     Args:
-        checkpoint: Of the job. One name per checkpoint: rows that this one needs may already be removed under the name
-            of an earlier one.
+        checkpoint: The job's checkpoint. Each has a name of its own: under the name of an earlier one, rows that this
+            one needs may already be removed.
     """
     path = _place(target.path)
     digest = hashlib.blake2b(f"{_place(checkpoint)}\n{path}".encode(), digest_size=4).hexdigest()
@@ -46,7 +46,7 @@ def consumer_of(checkpoint: str, target: Target) -> str:
 
 
 def _place(written: str) -> str:
-    """The same text for each spelling of a path, or of a URL with and without a slash at its end."""
+    """One text for all spellings of a path, or of a URL with and without a slash at its end."""
     return absolute(written).rstrip("/") or "/"
 
 
@@ -75,7 +75,7 @@ def _missing(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 LOOK_EVERY_S: Final = 2.0
 BATCH_BYTES_MAX: Final = 256 << 20
-"""Compressed files of a micro-batch, about five times that in memory, spread over tasks."""
+"""Limit of compressed files in a micro-batch, which take about five times that in memory, spread over tasks."""
 DRIVER_BATCH_BYTES_MAX: Final = 16 << 20
 """The same limit if all rows go through the driver."""
 
@@ -141,7 +141,7 @@ class SparkIngest:
         )
 
     def _heads(self) -> dict[str, int] | None:
-        """The ends of both queries, so that they read equally far; None if the zone is unreadable: they report that."""
+        """The end of both queries, which read equally far; None if the zone is unreadable, which they report."""
         try:
             return Tail(self._zone).heads()
         except (ZoneError, OSError):
@@ -179,7 +179,7 @@ class SparkIngest:
 
 
 def _open(zone: str) -> None:
-    """Ask an object store once, before Spark starts: its error has the right exit code here.
+    """Access an object store once, before Spark starts: its error has the right exit code here.
 
     Raises:
         SidecarError: It cannot be used.
@@ -189,13 +189,13 @@ def _open(zone: str) -> None:
     except StorageError as error:
         raise error.told from error
     except OSError:
-        return  # of a folder: the query reports it
+        return  # a folder's error is reported by the query
 
 
 def _serve_metrics(
     admin: Admin, listen: Address, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]
 ) -> AdminServer:
-    """Serve at the configured address, or at a free port if the daemon of the same file uses that."""
+    """Serve at the configured address, or at a free port if the daemon of the same file uses the address."""
     metrics = IngestMetrics(progress, maintained)
     try:
         server = AdminServer(listen, progress.latest, metrics.render, names=admin.names)

@@ -52,7 +52,7 @@ class Lag:
         """The data landed after these numbers; None if the zone cannot be read, which the query will report.
 
         Args:
-            read: Writer to the last number read; earlier numbers stay valid.
+            read: The last number read, by writer; earlier numbers stay valid.
         """
         try:
             self._take_in()
@@ -131,15 +131,13 @@ class IngestProgress:
         )  # fmt: skip
 
     def look(self) -> None:
-        """Update the data that is left to read."""
+        """Update `behind`."""
         self.behind = self._lag.behind(self._read)
 
     def micro_batches(self) -> Mapping[str, Distribution]:
-        """Durations of micro-batches."""
         return {"": self._seconds.read()}
 
     def ended(self, problem: str = "") -> None:
-        """Record that the queries have ended."""
         self._live, self._problem = False, problem
 
     def latest(self) -> StatusSnapshot:
@@ -175,7 +173,6 @@ class _IngestCollector(Collector):
         self._maintained = maintained
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric."""
         yield from table_counters(self._progress.totals)
         yield from maintenance(self._maintained)
         behind = self._progress.behind

@@ -1,1 +1,1 @@
-"""Sources for a query of one's own, which read brokers with the daemon's client: options, planning, rows."""
+"""Sources for a user's own query, which read brokers with the daemon's client: options, planning, rows."""

@@ -1,9 +1,9 @@
-"""Which ranges a query reads next, by its offsets alone, which are in Spark's checkpoint. Knows no client and no Spark.
+"""The ranges that a query reads next, from its offsets in Spark's checkpoint alone. Knows no client and no Spark.
 
 Offsets are JSON: `next`, the offset after the last one read of each partition; `from`, where the query began in each
-partition; `ids`, the id of each topic; `name`, that of the query, under which it keeps message ids; `skipped`, where
-the micro-batch begins in partitions whose next messages had expired, if there are any. So a micro-batch that is
-replayed has the same ranges, whatever has become of the logs, and no file is needed.
+partition; `ids`, the id of each topic; `name`, the query's name, under which it keeps message ids; `skipped`, where the
+micro-batch begins in partitions whose next messages had expired, if there are any. So a replayed micro-batch has the
+same ranges, however the logs have changed, and no file is needed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _WORDS = {-2: "earliest", -1: "latest"}
 
 
 def parse_place(option: Option, text: str) -> Place:
-    """The place that a text is about.
+    """The place that a text denotes.
 
     Raises:
-        ValueError: It is none; the message says what may be there.
+        ValueError: It is no place; the message lists the valid ones.
     """
     place = _by_partition(text) if text.lstrip().startswith("{") else start_of(text)
     if option == "end" and "earliest" in (place.values() if isinstance(place, Mapping) else (place,)):
@@ -63,7 +63,7 @@ def _by_partition(text: str) -> Mapping[TopicPartition, str | int]:
 
 
 def _numbers(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The offsets, with numbers for words."""
+    """The offsets, with words replaced by numbers."""
     numbers = {word: number for number, word in _WORDS.items()}
     each = {topic: {queue: numbers.get(at, at) for queue, at in queues.items()} for topic, queues in found.items()}
     if any(type(at) is not int for queues in each.values() for at in queues.values()):
@@ -102,7 +102,7 @@ def _offset(at: str | int, bounds: LogExtent) -> int:
 def ended(
     logs: Logs, bounds: Mapping[TopicPartition, LogExtent], firsts: Mapping[TopicPartition, int], end: Place
 ) -> dict[TopicPartition, LogExtent]:
-    """The bounds of a read that ends there.
+    """The bounds of a read that ends at `end`.
 
     Raises:
         ConfigError: See `offsets_at`; or an offset is before the one where the read begins.
@@ -125,7 +125,7 @@ class Span:
 
     Args:
         end: The offset after the last.
-        is_first: Whether the query reads nothing of the partition before.
+        is_first: Whether it is the query's first range of the partition.
         query: Name of the query; empty if it began without message ids.
         expired: Number of offsets before `start` that expired before they were read.
     """
@@ -161,7 +161,7 @@ def advance(
     Args:
         most: Limit of offsets; None for none.
         bounds: The bounds of all logs.
-        on_gap: What to do where messages expired before they were read.
+        on_gap: Behavior where messages expired before they were read.
 
     Raises:
         PositionError: A topic or partition is gone, was created again, ends below the offset up to which it was read,
@@ -194,7 +194,7 @@ def behind(
     """Where partitions go on whose messages expired before they were read.
 
     Raises:
-        PositionError: There are some, and the options do not say to go on.
+        PositionError: There are such partitions, and the options do not allow to go on.
     """
     found = expired(begun, lows_of(bounds))
     if found and on_gap == "stop":
@@ -207,7 +207,7 @@ def spans(start: Offsets, end: Offsets, lows: Mapping[TopicPartition, int] | Non
     """The ranges of a micro-batch, of partitions with new offsets.
 
     Args:
-        lows: Where the logs begin that lack messages of it by now; None if it was planned a moment ago.
+        lows: The starts of logs that lack messages of the micro-batch by now; None if it was planned a moment ago.
     """
     known, firsts, ids = by_partition(start["next"]), by_partition(end["from"]), end["ids"]
     skipped = by_partition(end.get("skipped", {}))

@@ -35,7 +35,7 @@ _OF_STREAMS: Final = ("state", "maxOffsetsPerTrigger", "on_gap")
 _NO_END: Final = "a stream with trigger(availableNow=True) ends where the logs ended when it began"
 _OF_THE_ZONE: Final = ("writer", "sequence", "batch_id")
 COLUMNS: Final = tuple(name for name in SCHEMA.names if name not in _OF_THE_ZONE)
-"""The columns of Kafka's messages; RocketMQ's have `broker` too."""
+"""The columns of Kafka's messages; RocketMQ's also have `broker`."""
 _DDL_OF: Final = DDL_OF | {"broker": "broker string"}
 _NUMBERS: Final = ("dedup.capacity",)
 _INSTEAD: Final = {
@@ -55,22 +55,22 @@ _INSTEAD: Final = {
     "failondataloss": "Use on_gap: stop, or log_start, which goes on where the log begins",
     "includeheaders": "The column headers is always there; choose columns with columns",
 }
-"""What to use instead of the options of Spark's connector for Kafka."""
+"""Replacements for the options of Spark's connector for Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is read.
+    """The parameters of a read.
 
     Args:
-        ids: How message ids are read, for the name of their folder.
-        log: Format and level.
+        ids: The settings of message ids, for the name of their folder.
+        log: Format and level of the log.
         offsets_max: Limit of offsets in a micro-batch.
         state: The folder of the windows of ids, on storage that all executors share; None if nothing is remembered
             between micro-batches.
         start: Where a new query begins.
         end: Where a batch read ends; None for the ends of the logs.
-        on_gap: What to do where messages expired before they were read.
+        on_gap: Behavior where messages expired before they were read.
     """
 
     broker: BrokerRanges
@@ -100,7 +100,7 @@ def parse_options(broker: Broker, given: Mapping[str, str], *, stream: bool | No
     """Parse the options that Spark passes, whatever the case of their names.
 
     Args:
-        stream: Whether it is for ``readStream``; None if it is not known yet.
+        stream: Whether they are for ``readStream``; None if unknown yet.
 
     Raises:
         ConfigError: An option is unknown, wrong, or makes no sense here; the message names it.
@@ -151,14 +151,14 @@ def _divided(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _settings(broker: Broker, options: Mapping[str, str]) -> Settings:
-    """Settings of options that are keys of the file: of `tags`, `dedup`, and of the source without its name."""
+    """Settings from options that are keys of the file: of `tags`, of `dedup`, and of the source without its name."""
     group = "group_id" if broker == "kafka" else "group"
     source: dict[str, Any] = {group: GROUP}
     document: dict[str, Any] = {"source": {broker: source}, "sink": {"console": {}}, "state": {"dir": "."}}
     for name, text in sorted(options.items()):
         _check_known(broker, name)
         section, path = (document, name.split(".")) if name.split(".")[0] in _SECTIONS else (source, name.split("."))
-        if path[0] == "properties" and len(path) > 1:  # whose names have dots
+        if path[0] == "properties" and len(path) > 1:  # names of properties have dots
             path = ["properties", name.partition(".")[2]]
         for step in path[:-1]:
             section = section.setdefault(step, {})
@@ -210,7 +210,7 @@ def _validated(broker: Broker, data: Mapping[str, Any]) -> Settings:
 def _told(broker: Broker, problem: FileProblem) -> str:
     value = f" ({problem.value})" if problem.value else ""
     name = _option(broker, problem.path)
-    named = f"option {name} " if name else ""  # what is missing in the source as a whole names its keys
+    named = f"option {name} " if name else ""  # an error about the whole source names its keys itself
     return f"{named}{problem.text}{value}{'; ' if problem.cure else ''}{problem.cure}"
 
 
@@ -219,7 +219,7 @@ def _option(broker: Broker, path: KeyPath) -> str:
 
 
 def _refusals(broker: Broker, settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Settings that the sources do not do, each with the reason."""
+    """Settings that the sources do not support, each with the reason."""
     if settings.source.name != broker:
         yield ("source",), f"is {settings.source.name}: use sidecar-{settings.source.name}"
         return

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASK_EVERY_S = 0.1
-"""Spark asks for new messages 100 times a second while there are none."""
+"""Interval of requests, in seconds: Spark asks for new messages 100 times a second while there are none."""
 
 
 class _Source(DataSource):
     broker: ClassVar[Broker]
     accumulator: ClassVar[Accumulator[Counted] | None] = None
-    """Takes what became of messages; None if nobody listens."""
+    """Collects the outcomes of messages; None without a listener."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -49,19 +49,15 @@ class _Source(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
         return f"sidecar-{cls.broker}"
 
     def schema(self) -> str:
-        """The chosen columns."""
         return self._ddl
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader for ``spark.read``."""
         return QueryReader(self._query(schema, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """The reader for ``spark.readStream``."""
         return QueryStreamReader(self._query(schema, stream=True), self.accumulator)
 
     def _query(self, schema: StructType, *, stream: bool) -> Query:
@@ -87,7 +83,7 @@ SOURCES: Final = (KafkaQuerySource, RocketMqQuerySource)
 
 
 def counted(source: type[DataSource], accumulator: Accumulator[Counted]) -> type[DataSource]:
-    """This source for queries whose tasks tell what became of messages; Spark pickles it by value."""
+    """This source for queries whose tasks report the outcomes of messages; Spark pickles it by value."""
     return type(source.__name__, (source,), {"accumulator": accumulator})
 
 
@@ -115,7 +111,6 @@ class QueryReader(DataSourceReader):
             return [InputPartition(span) for span in patiently(plan, broker.start_timeout_s)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
         return read_span(self._query, partition.value, None) if partition.value is not None else iter(())
 
 
@@ -130,14 +125,14 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends: Offsets | None = None
         self._patience_s = query.broker.start_timeout_s
         self._planned: Offsets | None = None
-        """The end that was planned last; a micro-batch with another one is a replay of an earlier life."""
+        """The end that was planned last; a micro-batch with another end is a replay of an earlier process's."""
 
     @cached_property
     def _logs(self) -> Logs:
         return self._query.broker.logs()
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """The start of a new query; it counts only until the first micro-batch is planned, whose offsets have it.
+        """The start of a new query, valid until the first micro-batch is planned, whose offsets have it.
 
         Raises:
             SidecarError: Like `latestOffset`.
@@ -146,7 +141,6 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._patiently(lambda: begin(self._logs, self._query.start, name))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit of the options."""
         return ReadMaxRows(self._query.offsets_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -179,7 +173,6 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def stop(self) -> None:
-        """Disconnect."""
         self._logs.close()
 
     def _patiently(self, plan: Callable[[], T]) -> T:
@@ -196,8 +189,8 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A partition for each log with messages.
 
         Raises:
-            SidecarError: Some of them, which an earlier life has planned, expired meanwhile; or the folder of ids
-                cannot be written.
+            SidecarError: Some of their messages, which an earlier process has planned, expired meanwhile; or the folder
+                of ids cannot be written.
         """
         found = spans(start, end)
         if end != self._planned:
@@ -210,7 +203,6 @@ class QueryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(span) for span in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
         context = TaskContext.get()
         query_id = context and context.getLocalProperty("sql.streaming.queryId")
         assert query_id, "a task of a stream belongs to a query"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RANGES_MAX: Final = 20_000
-"""Limit of ranges that wait for the report of their micro-batch; the oldest are given up."""
+"""Limit of ranges that wait for the report of their micro-batch; the oldest are dropped."""
 
 
 class CountedRange(NamedTuple):
@@ -51,11 +51,11 @@ class ByRange(AccumulatorParam[Counted]):
     """Keeps the last books of each range."""
 
     def zero(self, value: Counted) -> Counted:  # noqa: ARG002
-        """Nothing."""
+        """Spark's initial value: empty."""
         return {}
 
     def addInPlace(self, value1: Counted, value2: Counted) -> Counted:  # noqa: N802  # Spark's name
-        """Put the second into the first."""
+        """Merge the second into the first."""
         value1.update(value2)
         while len(value1) > RANGES_MAX:
             del value1[next(iter(value1))]
@@ -70,11 +70,10 @@ class Counts:
         self.accumulator = accumulator
 
     def close(self) -> None:
-        """Count no further queries."""
         _counting.pop(self._application, None)
 
     def take(self, query_id: str, batch: int) -> tuple[Mapping[TopicPartition, Books], Mapping[TopicPartition, int]]:
-        """The books of a micro-batch by partition, and the offsets that expired; once, and none of earlier ones."""
+        """Remove and return a micro-batch's books and expired offsets by partition; drop those of earlier ones."""
         waiting, found, expired = self.accumulator.value, dict[TopicPartition, Books](), Counter[TopicPartition]()
         for one in list(waiting):
             if one.query_id == query_id and one.batch <= batch:
@@ -87,7 +86,7 @@ class Counts:
 
 
 def count(spark: SparkSession) -> Counts | None:
-    """Begin to count in this application; None with Spark Connect, where tasks cannot tell this process anything."""
+    """Begin to count in this application; None with Spark Connect, where tasks cannot report to this process."""
     if not hasattr(spark, "_jvm"):
         return None
     context = spark.sparkContext
@@ -125,7 +124,8 @@ def read_span(
     begin, nothing is stored, and the next range of the partition reads this one again for its ids.
 
     Args:
-        query_id: Id of the query, under which ids are kept if it has no name; None for a batch read, which keeps none.
+        query_id: Id of the query, under which ids are kept if it has no name; None for a batch read, which keeps no
+            ids.
         tell: Called with the books of the range, once all rows are taken.
 
     Raises:
@@ -155,7 +155,7 @@ def read_span(
 
 
 def _refuse_replaced(query: Query, span: Span) -> None:
-    """Raise an error if the topic was created again: Kafka's client reads on in the new one at the old offset."""
+    """Raise an error if the topic was created again: Kafka's client continues in the new one at the old offset."""
     if span.topic_id and patiently(partial(query.broker.topic_id, span.tp.topic)) != span.topic_id:
         raise PositionError(f"{span.tp.topic} was deleted and created again: {ANEW}")
 
@@ -163,13 +163,13 @@ def _refuse_replaced(query: Query, span: Span) -> None:
 def _recall(query: Query, sieve: Sieve, windows: Windows, span: Span) -> Windows:
     """Fill the window with the ids before the range; return its versions.
 
-    What is read again is stored before any row leaves: a query that reads no range to its end reads each twice, not
-    all of them in each micro-batch, and none that expired long ago.
+    Ids that are read again are stored before any row leaves: so a query that reads no range to its end reads each range
+    twice, not all of them in each micro-batch, and needs no range that expired long ago.
     """
     assert sieve.window is not None
     reached = windows.load(sieve.window, span.start)
     if reached is None and not span.query and span.is_first:
-        windows.save(sieve.window, span.start)  # of a query of an earlier build, whose driver does not
+        windows.save(sieve.window, span.start)  # for a query of an earlier build, whose driver does not store it
         return windows
     if reached is None:
         raise _missing(windows, span)
@@ -184,7 +184,7 @@ def _recall(query: Query, sieve: Sieve, windows: Windows, span: Span) -> Windows
 
 
 def _again(query: Query, span: Span, reached: int) -> Iterator[Sequence[Message]]:
-    """The messages before a range that an earlier one did not read to its end, as far as they have not expired."""
+    """The messages before a range that an earlier one did not read to its end, unless they have expired."""
     if span.expired:
         return
     try:
@@ -211,7 +211,7 @@ def _missing(windows: Windows, span: Span) -> StateError:
 
 
 def _windows(query: Query, span: Span, query_id: str) -> Windows:
-    """A partition's ids, in a folder of its own for a topic created again, and for ids that are read elsewhere."""
+    """A partition's ids, in folders of their own for a recreated topic, and for ids from another field."""
     assert query.state is not None
     identity = orjson.dumps([list(span.tp), span.topic_id, query.ids])
     name = f"{span.tp.partition}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}"

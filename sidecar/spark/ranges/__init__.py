@@ -1,4 +1,4 @@
-"""What all that reads ranges of offsets on Spark shares: brokers, the messages of a range, and what outlives a task."""
+"""Shared parts of all readers of offset ranges on Spark: brokers, messages of a range, data that outlives a task."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def broker_of(settings: Settings, lane_refusal: str, *, retried: bool) -> Broker
     """The broker of these settings; its client is imported for it alone.
 
     Args:
-        settings: The configuration.
-        lane_refusal: Why the lane cannot read its messages; empty if it can. Kafka only.
+        lane_refusal: The reason why the lane cannot read its messages; empty if it can. Kafka only.
         retried: Whether messages that the consumer group handed back are read too. RocketMQ only.
     """
     if settings.source.rocketmq is not None:

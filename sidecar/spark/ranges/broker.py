@@ -1,8 +1,8 @@
-"""A broker by ranges of offsets: what jobs, queries and tasks ask of it, and where ranges begin and end. Has no client.
+"""A broker by ranges of offsets: the requests of jobs, queries and tasks, and the bounds of ranges. Has no client.
 
 A range is some offsets of one partition, without its end. It ends where the log ends, or earlier if a micro-batch would
-be too large. `KafkaRanges` and `RocketMqRanges` are values, so that a plan can have them: what they open is open in the
-process that asks.
+be too large. `KafkaRanges` and `RocketMqRanges` are values, so that a plan can contain them: a connection is opened in
+the process that needs it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ T = TypeVar("T")
 Places: TypeAlias = dict[str, dict[str, int]]
 """Offsets by topic and `TopicPartition.queue`; for Kafka, this is the JSON form of Spark's connector."""
 OnGap: TypeAlias = Literal["stop", "log_start"]
-"""What becomes of a partition whose log begins behind the offset up to which it was read."""
+"""The treatment of a partition whose log begins behind the offset up to which it was read."""
 ON_GAP: Final = get_args(OnGap)
 ANEW: Final = "begin anew with another spark.checkpoint"
-"""In texts: Spark passes on nothing else of an error."""
+"""A hint within error texts, since Spark passes on only those."""
 RETRY_S = 0.5
 PATIENCE_S = 30.0
-"""How long planning waits for a cluster that does not answer."""
+"""Limit of planning's wait for a cluster that does not answer, in seconds."""
 
 
 class LogExtent(NamedTuple):
@@ -44,7 +44,7 @@ class LogExtent(NamedTuple):
 
 
 class Logs(Protocol):
-    """Asks a cluster about the logs that are read. Nothing is open before the first request."""
+    """Requests to a cluster about the logs that are read. Nothing is open before the first request."""
 
     def bounds(self) -> Mapping[TopicPartition, LogExtent]:
         """The bounds of all logs.
@@ -66,21 +66,17 @@ class Logs(Protocol):
         """Whether the settings name this topic."""
         ...
 
-    def close(self) -> None:
-        """Disconnect."""
-        ...
+    def close(self) -> None: ...
 
 
 class LaneRuns(Protocol):
     """Reads a range in C."""
 
     @property
-    def offset(self) -> int:
-        """The offset behind all that was read."""
-        ...
+    def offset(self) -> int: ...
 
     def read(self, most: int) -> Sequence[object]:
-        """At most so many messages from `offset` on, as runs, and errors; nothing if none came yet.
+        """At most `most` messages from `offset` on, as runs, and errors; nothing if none came yet.
 
         Raises:
             UnavailableError: An error came, or nothing for too long.
@@ -88,7 +84,7 @@ class LaneRuns(Protocol):
         ...
 
     def heard(self) -> None:
-        """Forget the time that passed: the receiver may have kept this task waiting."""
+        """Restart the time limit: the receiver may have kept this task waiting."""
         ...
 
 
@@ -100,10 +96,10 @@ class RangeMessages(NamedTuple):
     """The messages of a range.
 
     Args:
-        columns: Reads them.
+        columns: Reads columns of the messages.
         runs: The messages; they are read as they are taken.
-        told: Why the lane does not read them, empty if it does; None if it is not wanted.
-        lane: Reads them in C instead of these runs; None if Python reads.
+        told: The reason why the lane does not read them, empty if it does; None if the settings do not want it.
+        lane: Reads them in C instead of these runs; None if Python reads them.
     """
 
     columns: Columns
@@ -116,8 +112,8 @@ class SingleMessages(NamedTuple):
     """Single messages of a broker.
 
     Args:
-        columns: Reads them.
-        message: The message at an offset, None if it is gone; raises `UnavailableError`.
+        columns: Reads columns of the messages.
+        message: Returns the message at an offset, None if it is gone; raises `UnavailableError`.
     """
 
     columns: Columns
@@ -133,13 +129,11 @@ class BrokerRanges(Protocol):
         ...
 
     @property
-    def topics_key(self) -> str:
-        """The key of the file that names the topics."""
-        ...
+    def topics_key(self) -> str: ...
 
     @property
     def start_timeout_s(self) -> float:
-        """How long a start waits for the cluster."""
+        """Limit of a start's wait for the cluster."""
         ...
 
     def logs(self) -> Logs:
@@ -150,9 +144,9 @@ class BrokerRanges(Protocol):
         """The cluster's id, once it answers and knows all topics.
 
         Raises:
-            UnavailableError: It does not for the whole start-up time.
+            UnavailableError: It does not answer for the whole start-up time.
             CredentialsError: It refuses.
-            ConfigError: The settings demand what cannot be used here.
+            ConfigError: A setting cannot be used here.
         """
         ...
 
@@ -176,10 +170,7 @@ class BrokerRanges(Protocol):
         """The identity under which a checkpoint reads the topic.
 
         Args:
-            cluster_id: Id of the cluster.
-            folder: The run's folder.
-            topic: The topic.
-            anew: Whether to ask the cluster now; else what was found in the last 5 s is enough.
+            anew: Whether to ask the cluster now; otherwise an answer of the last 5 s suffices.
 
         Raises:
             PositionError: The topic was created again since.
@@ -196,7 +187,7 @@ class BrokerRanges(Protocol):
         ...
 
     def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
-        """The messages of a range for a job, which is one for ever: they are of the topic that it has read before.
+        """The messages of a range for a job, all from the topic that the job has read before.
 
         Taking them raises:
             PositionError: The topic was created again since.
@@ -205,7 +196,7 @@ class BrokerRanges(Protocol):
         ...
 
     def columns(self) -> Columns:
-        """A reader of `messages`, of a list more than once."""
+        """A reader of the lists in `messages`, each of which it may read more than once."""
         ...
 
     def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[Sequence[Message]]:
@@ -217,10 +208,10 @@ class BrokerRanges(Protocol):
         ...
 
     def lane(self) -> OpenLane | str | None:
-        """The reader in C, or why there is none; None if it is not wanted.
+        """The reader in C, or the reason why there is none; None if the settings do not want it.
 
         Raises:
-            ConfigError: It is demanded, and cannot be used here.
+            ConfigError: The settings require it, and it cannot be used here.
         """
         ...
 
@@ -239,14 +230,14 @@ class BrokerRanges(Protocol):
 
 
 def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:
-    """The result of a plan that asks a cluster, made again while the cluster does not answer.
+    """The result of a plan that asks a cluster, repeated while the cluster does not answer.
 
     Args:
-        plan: Asks all that it needs, so that one time limit holds for all of it.
+        plan: Makes all requests, so that one time limit holds for all of them.
         patience_s: The limit; None for 30 s.
 
     Raises:
-        UnavailableError: The cluster does not answer for so long, or lacks a topic.
+        UnavailableError: The cluster does not answer within the limit, or lacks a topic.
         SidecarError: It refuses.
     """
     deadline_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
@@ -271,7 +262,7 @@ def by_topic(offsets: Mapping[TopicPartition, int]) -> Places:
 
 
 def by_partition(places: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    """The offsets in JSON that `by_topic` made."""
+    """The offsets in JSON of `by_topic`."""
     return dict(_each(places))
 
 
@@ -293,17 +284,17 @@ def highs_of(bounds: Mapping[P, LogExtent]) -> dict[P, int]:
 
 
 def firsts_of(logs: Logs, bounds: Mapping[TopicPartition, LogExtent], start: str | int) -> dict[TopicPartition, int]:
-    """Where a new query begins in each log, by `BrokerRanges.start`."""
+    """The start of a new query in each log, by `BrokerRanges.start`."""
     if isinstance(start, int):
         return dict(logs.at_time(bounds, start))
     return lows_of(bounds) if start == "earliest" else highs_of(bounds)
 
 
 def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> dict[P, int]:
-    """Where the ranges of a micro-batch end; partitions with more lag get more of it.
+    """The ends of a micro-batch's ranges; partitions with more lag get more of it.
 
     Args:
-        begun: Where each range begins.
+        begun: The start of each range.
         ends: The end of each log.
         most: Limit of offsets of all ranges together, exceeded by less than the number of partitions; None for none.
     """
@@ -314,11 +305,11 @@ def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> 
     return {p: begun[p] + min(behind, -(-most * behind // total)) for p, behind in lag.items()}
 
 
-# What may not have become of partitions that were read
+# Checks of partitions that were read before
 
 
 def expired(reached: Mapping[P, int], lows: Mapping[P, int]) -> dict[P, int]:
-    """The partitions whose log begins behind the offset up to which they were read, with that beginning."""
+    """The partitions whose log begins behind the offset up to which they were read, each with that beginning."""
     return {p: low for p, low in lows.items() if reached.get(p, low) < low}
 
 
@@ -326,7 +317,6 @@ def gap(place: object, offset: int, low: int, key: str) -> str:
     """The text about messages that expired before they were read.
 
     Args:
-        place: The partition.
         offset: The offset up to which it was read.
         low: The first offset of its log.
         key: The setting that decides.
@@ -338,7 +328,7 @@ def gap(place: object, offset: int, low: int, key: str) -> str:
 
 
 class ExpiredError(UnavailableError):
-    """Messages of a range expired after it was planned; the next start decides as `gap` says."""
+    """Messages of a range expired after it was planned; at the next start, `on_gap` decides."""
 
     def __init__(self, place: object, offset: int, low: int) -> None:
         super().__init__(
@@ -349,10 +339,9 @@ class ExpiredError(UnavailableError):
 
 
 def lost(place: object, offset: int, end: int | None) -> str:
-    """Why a partition cannot be read on, empty if it can.
+    """The reason why a partition cannot be resumed; empty if it can.
 
     Args:
-        place: The partition.
         offset: The offset up to which it was read.
         end: The end of its log; None if it is gone.
     """
@@ -364,13 +353,12 @@ def lost(place: object, offset: int, end: int | None) -> str:
 
 
 def report_expired(tp: TopicPartition, offset: int, low: int, form: tuple[str, str]) -> None:
-    """Log that a partition goes on at its log's start, as the daemon does.
+    """Log that a partition resumes at its log's start, as the daemon does.
 
     Args:
-        tp: The partition.
         offset: The offset up to which it was read.
         low: The first offset of its log.
-        form: Format and level of the log: planning has a process of its own, and so its log.
+        form: Format and level of the log: planning has a process of its own, which must configure it.
     """
     import structlog
 

@@ -50,7 +50,7 @@ class Gathering:
 
     @property
     def room(self) -> int:
-        """How many messages are at most between here and the end of the run."""
+        """Limit of messages up to the end of the run."""
         return RUN_ROWS - len(self._held)
 
     def add(self, chunk: list[Message]) -> Iterator[Run]:

@@ -57,17 +57,17 @@ T = TypeVar("T")
 REQUEST_S = 10.0
 EARLIEST = -2
 KNOWN_FOR_S = 5.0
-"""How long an answer about a topic's id is enough, unless it is to be a new one."""
+"""Time for which an answer about a topic's id is valid, unless a new one is required."""
 SILENCE_S = 60.0
 """Time without messages after which the task of an unfinished range fails, and is retried."""
 WAIT_S = 0.05
 CHUNK_MESSAGES = 500
 CHUNK_MESSAGES_MAX = 1_000
-"""Messages that become rows of a query at a time: each step has a cost of its own."""
+"""Limit of messages that become rows of a query at a time: each step has a cost of its own."""
 QUEUE_KBYTES = 8 << 10
 CLIENT: dict[str, Any] = {
     "auto.offset.reset": "error",
-    "enable.partition.eof": True,  # reports that only gaps are left of a range
+    "enable.partition.eof": True,  # reports that a range has only gaps left
     "fetch.queue.backoff.ms": 10,
     "queued.max.messages.kbytes": QUEUE_KBYTES,
 }
@@ -83,10 +83,9 @@ class KafkaRanges(BrokerRanges):
     """The partitions of some topics.
 
     Args:
-        kafka: The source.
-        lane_refusal: Why the lane cannot read its messages; empty if it can.
-        dead_letters: Where dead letters go.
-        row_format: The sink's format, which may have all of a message.
+        lane_refusal: The reason why the lane cannot read its messages; empty if it can.
+        dead_letters: The destination of dead letters.
+        row_format: The sink's format; its rows may contain the whole message.
     """
 
     kafka: KafkaSettings
@@ -128,7 +127,7 @@ class KafkaRanges(BrokerRanges):
 
     @override
     def refuse_members(self) -> None:
-        """See `BrokerRanges`; the broker has 10 s to answer."""
+        """The broker has 10 s to answer."""
         kafka = self.kafka
         try:
             members = members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S)
@@ -147,7 +146,7 @@ class KafkaRanges(BrokerRanges):
 
     @override
     def group_offsets(self) -> Places | None:
-        """See `BrokerRanges`; `EARLIEST` stands for partitions without a committed offset."""
+        """`EARLIEST` stands for partitions without a committed offset."""
         with outsider(self.kafka) as consumer:
             offsets = Offsets(consumer)
             offsets.within(REQUEST_S)
@@ -276,7 +275,6 @@ def outsider(kafka: KafkaSettings, lane: FastLane | None = None, **more: Any) ->
     """A consumer that never joins its group, and ends with the block.
 
     Args:
-        kafka: The source.
         lane: Reads in its place, and ends with it; None if nothing does.
         **more: Further properties.
 
@@ -344,13 +342,11 @@ def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
 
 
 def _topic_id(kafka: KafkaSettings, cluster_id: str, topic: str, *, anew: bool) -> str:
-    """The topic's id as a task asks for it; empty if the broker has none.
+    """The topic's id for a task; empty if the broker has none.
 
     Args:
-        kafka: The source.
         cluster_id: Id of the cluster; empty if it is known to have topic ids.
-        topic: The topic.
-        anew: Whether to request it now; else an answer may be 5 s old.
+        anew: Whether to request it now; otherwise an answer may be 5 s old.
     """
     key = kafka.bootstrap_servers, topic
     at_s, known = _found.get(key, (-KNOWN_FOR_S, ""))
@@ -376,14 +372,13 @@ def _id_in(topic: str, answer: str | KafkaError) -> str:
 
 
 class ColumnsOnce(KafkaColumns):
-    """Reads the headers of a list once: tags, ids and rows of a query each ask for them."""
+    """Reads the headers of a list once: tags, ids and rows of a query each need them."""
 
     def __init__(self) -> None:
         self._messages: Sequence[Message] = ()
         self._headers: Sequence[Sequence[Header] | None] = ()
 
     def headers(self, messages: Sequence[Message]) -> Sequence[Sequence[Header] | None]:
-        """See `KafkaColumns`."""
         if messages is not self._messages:
             self._messages, self._headers = messages, list(super().headers(messages))
         return self._headers
@@ -419,7 +414,7 @@ def _messages(client: ck.Consumer, tp: TopicPartition, offset: int, end: int, mo
             _refuse_silence(heard_s, tp, offset)
             continue
         good = _without_errors(client, messages, tp, offset) if any(map(Message.error, messages)) else messages
-        offset = _offset(messages[-1]) + (messages[-1].error() is None)  # otherwise it reports the partition's end
+        offset = _offset(messages[-1]) + (messages[-1].error() is None)  # an error reports the partition's end
         if offset > end:
             good = [message for message in good if _offset(message) < end]
         if good:
@@ -438,9 +433,7 @@ def _refuse_error(client: ck.Consumer, error: ck.KafkaError | None, tp: TopicPar
     """Raise an error in place of a message, unless it is the end of the partition.
 
     Args:
-        client: Asks for the start of the log if that is behind what was to be read.
-        error: The error; None for a message.
-        tp: The partition.
+        client: Queries the start of the log if that is behind `offset`.
         offset: The offset up to which it was read.
     """
     if error is None or error.code() == ck.KafkaError._PARTITION_EOF:
@@ -472,15 +465,13 @@ class LaneReader:
     """Reads a range by the lane, between `open` and the end of its block.
 
     Args:
-        client: Its messages go to the lane.
-        lane: The lane.
-        tp: The partition.
-        offset: Where the range begins.
+        client: The client whose messages go to the lane.
+        offset: The start of the range.
     """
 
     def __init__(self, client: ck.Consumer, lane: FastLane, tp: TopicPartition, offset: int) -> None:
         self.offset = offset
-        """The offset behind all that was read."""
+        """The offset behind all messages read."""
         self._client, self._lane, self._tp = client, lane, tp
         self._heard_s = time.monotonic()
 
@@ -495,11 +486,10 @@ class LaneReader:
             yield cls(client, lane, tp, start)
 
     def read(self, most: int, *, more: bool = False) -> list[Run | Failed]:
-        """At most so many messages from `offset` on, in C; nothing if none came yet.
+        """At most `most` messages from `offset` on, in C; nothing if none came yet.
 
         Args:
-            most: The limit.
-            more: Whether they are joined to those that are there.
+            more: Whether they are added to the messages already in C.
 
         Raises:
             UnavailableError: An error came, or nothing for too long.
@@ -515,11 +505,11 @@ class LaneReader:
         return found
 
     def heard(self) -> None:
-        """Forget the time that passed: the receiver may have kept this task waiting."""
+        """Restart the time limit: the receiver may have kept this task waiting."""
         self._heard_s = time.monotonic()
 
     def _behind(self, found: list[Run | Failed]) -> int:
-        """The offset behind all of these; an end of the partition is at it."""
+        """The offset behind all of these; the end of a partition is reported at it."""
         for each in found:
             if isinstance(each, Failed):
                 _refuse_error(self._client, each.error, self._tp, self.offset)
@@ -527,7 +517,7 @@ class LaneReader:
         return last.offset if isinstance(last, Failed) else last.last + 1
 
     def _refuse_strayed(self) -> None:
-        """Serve the client; an error beside the messages ends the task, and so does a message that missed the lane."""
+        """Serve the client; an error beside the messages ends the task, as does a message that bypassed the lane."""
         message = self._client.poll(0)
         if message is None:
             return
@@ -547,7 +537,7 @@ def fetch_by_lane(kafka: KafkaSettings, lane: FastLane, tp: TopicPartition, star
 
 
 def _lane_runs(reader: LaneReader, lane: FastLane, tp: TopicPartition, end: int) -> Iterator[Run]:
-    """Runs as they are in C where one poll, or several together, took exactly a run; the others from its messages."""
+    """Runs as they are in C where one poll, or several together, took exactly a run; the others from their messages."""
     gathering = Gathering(tp, _sizes, attrgetter("offset"))
     kept = 0
     """Messages in C that are less than a run."""

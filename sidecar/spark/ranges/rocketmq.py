@@ -1,7 +1,7 @@
 """RocketMQ by ranges of offsets: requests for the driver, the messages of a range for a task. Decides nothing.
 
 A topic has no id. So each task of a job keeps the last message of its range, beside the checkpoint, and the next task
-of the queue looks whether it is still at its offset: otherwise the topic was created again.
+of the queue verifies that it is still at its offset: otherwise the topic was created again.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from sidecar.spark.ranges.shared import read_if_there, write
 T = TypeVar("T")
 
 ROUTES_S = 5.0
-"""How long routes are used: queues that were added are found after this time."""
+"""Time for which routes are used: added queues are found after it."""
 SILENCE_S = 60.0
-"""How long a task waits for a broker that does not answer; then it fails, and is retried."""
+"""Time without a broker's answer after which a task fails, and is retried."""
 RETRY_S = 0.5
 _NO_MESSAGES = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVED)
 _PACKED = attrgetter("packed")
@@ -65,11 +65,10 @@ class RocketMqRanges(BrokerRanges):
     """The queues of some topics.
 
     Args:
-        rocketmq: The source.
         pushed: The brokers' filter by tags: ``a || b``, or ``*``.
         retried: Whether messages that the consumer group handed back are read too.
-        dead_letters: Where dead letters go.
-        row_format: The sink's format, which may have all of a message.
+        dead_letters: The destination of dead letters.
+        row_format: The sink's format; its rows may contain the whole message.
     """
 
     rocketmq: RocketMqSettings
@@ -133,7 +132,7 @@ class RocketMqRanges(BrokerRanges):
 
     @override
     def group_offsets(self) -> Places | None:
-        """The committed offsets, those of the group's retry topic too; None if it has none of the topics."""
+        """The committed offsets, including the group's retry topic; None if no topic has any."""
         with Inquiry(self.rocketmq, beside=[RETRY + self.rocketmq.group]) as inquiry:
             tps, asks = inquiry.queues(), inquiry.asks
             wanted = [(tp.broker, ask) for tp in tps for ask in (asks.committed(tp), asks.low(tp), asks.high(tp))]
@@ -173,7 +172,7 @@ class RocketMqRanges(BrokerRanges):
         return RangeMessages(self.columns(), runs, None)
 
     def _proven(self, folder: Path, tp: TopicPartition, start: int, end: int) -> Iterator[list[StoredMessage]]:
-        """The messages of a range, of one topic from the first to the last."""
+        """The messages of a range, all from one and the same topic."""
         path = folder / "marks" / f"{tp.topic}-{tp.queue}"
         with closing(QueueReader(self.rocketmq, tp)) as queue:
             stored = read_if_there(path)
@@ -181,7 +180,7 @@ class RocketMqRanges(BrokerRanges):
             _refuse_replaced(queue, tp, before)
             yield from queue.messages(self._subscription(tp.topic), start, end)
             last = _mark_at(queue, tp, end - 1)
-            _refuse_replaced(queue, tp, before)  # behind the look at the last message: that is of the same topic too
+            _refuse_replaced(queue, tp, before)  # after reading `last`: so that is from the same topic too
         if last is not None:
             write(path, orjson.dumps([*last]))
 
@@ -193,7 +192,7 @@ class RocketMqRanges(BrokerRanges):
             yield messages
 
     def _subscription(self, topic: str) -> Subscription:
-        """The brokers' filter; what was handed back was wanted then, and is filtered here."""
+        """The brokers' filter; handed-back messages were wanted then, and are filtered here."""
         if topic.startswith(RETRY):
             return Subscription(topic)
         if self.rocketmq.sql is not None:
@@ -216,14 +215,14 @@ class RocketMqRanges(BrokerRanges):
 
 
 def _mark_at(queue: QueueReader, tp: TopicPartition, offset: int) -> QueueMark | None:
-    """The message at an offset, if it is there."""
+    """The message at an offset; None if there is none."""
     answer = queue.pull(offset, Subscription(tp.topic), 1)
     messages = as_stored(answer.body) if answer.code == Code.SUCCESS else []
     return QueueMark(offset, messages[0].position, messages[0].stored_ms) if messages else None
 
 
 def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: QueueMark | None) -> None:
-    """Raise an error if this message, which was read, is not at its offset any more, and did not expire."""
+    """Raise an error if this message, which was read, is no longer at its offset without having expired."""
     if mark is None:
         return
     stands = mark.stands(queue.pull(mark.offset, Subscription(tp.topic), 1))
@@ -237,11 +236,7 @@ def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: QueueMark | N
 
 
 class _Again:
-    """Single messages, read again or handed back. Nothing is open before the first request.
-
-    Args:
-        settings: The source.
-    """
+    """Reads again or hands back single messages, as `QueueFetcher`. Nothing is open before the first request."""
 
     def __init__(self, settings: RocketMqSettings) -> None:
         self._settings = settings
@@ -249,15 +244,12 @@ class _Again:
         self._fetcher: QueueFetcher | None = None
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """See `QueueFetcher.fetch`."""
         return self._ask(lambda fetcher: fetcher.fetch(tp, offset))
 
     def message(self, tp: TopicPartition, offset: int) -> StoredMessage | None:
-        """See `QueueFetcher.message`."""
         return self._ask(lambda fetcher: fetcher.message(tp, offset))
 
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
-        """See `QueueFetcher.send_back`."""
         return self._ask(lambda fetcher: fetcher.send_back(tp, offset, level, known))
 
     def _ask(self, question: Callable[[QueueFetcher], T]) -> T:
@@ -271,7 +263,6 @@ class _Again:
             raise
 
     def close(self) -> None:
-        """Disconnect."""
         self._stack.close()
         self._fetcher = None
 
@@ -332,7 +323,7 @@ class RocketMqLogs(Logs):
 
 
 def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
-    """The offset if it is in the log; else the log's start, with the daemon's log events.
+    """The offset if it is in the log; otherwise the log's start, with the daemon's log events.
 
     An offset beyond the end may be that of a deleted topic: RocketMQ has no topic ids, so all messages are read.
     """
@@ -348,12 +339,7 @@ def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
 
 
 class QueueReader:
-    """Reads one queue for a task. Nothing is open before the first request.
-
-    Args:
-        settings: The source.
-        tp: The queue.
-    """
+    """Reads one queue for a task. Nothing is open before the first request."""
 
     def __init__(self, settings: RocketMqSettings, tp: TopicPartition) -> None:
         self._settings = settings
@@ -361,7 +347,7 @@ class QueueReader:
         self._inquiry: Inquiry | None = None
 
     def pull(self, offset: int, subscription: Subscription, messages_max: int = MESSAGES_MAX) -> Frame:
-        """The broker's answer about messages from an offset on; its code is that of success, or that there are none.
+        """The broker's answer about messages from an offset on: success, or no messages.
 
         Raises:
             UnavailableError: The broker does not answer for 60 s.
@@ -387,7 +373,7 @@ class QueueReader:
         Raises:
             UnavailableError: The broker does not return them.
         """
-        with extra("rocketmq", "reading RocketMQ", "lz4", "zstandard"):  # producers choose how they compress
+        with extra("rocketmq", "reading RocketMQ", "lz4", "zstandard"):  # producers choose the compression
             import zstandard  # noqa: F401
             from lz4 import frame  # noqa: F401
         while start < end:
@@ -398,7 +384,7 @@ class QueueReader:
             start = reached
 
     def _read(self, start: int, answer: Frame) -> tuple[list[StoredMessage], int]:
-        """The messages of an answer, and the offset after those that it is about, or of the first one left."""
+        """The messages of an answer, and the next offset: after the answer, or of the first message left out."""
         left = None
         try:
             reached = read_offset(answer, "nextBeginOffset")
@@ -422,7 +408,6 @@ class QueueReader:
         return self._inquiry
 
     def close(self) -> None:
-        """Disconnect."""
         inquiry, self._inquiry = self._inquiry, None
         if inquiry is not None:
             inquiry.__exit__()

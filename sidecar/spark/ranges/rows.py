@@ -58,18 +58,18 @@ class Sieve:
         self.window = RotatingSet(dedup.capacity) if dedup.field else None
         """The ids of the messages so far; None if positions are the ids: a range has each once."""
         self.books = Books()
-        """What became of the messages so far; those that are kept are in flight."""
+        """Outcomes of the messages so far; kept messages count as in flight."""
         self.masked = 0
-        """How many messages the mask refused."""
+        """Number of messages that the mask refused."""
         self._wants_all = self.groups[None] == UNTAGGED and tags.subscribe.strip() == "*" and not tags.exclude
 
     @property
     def tags_refused(self) -> dict[str, int]:
-        """How many messages were filtered, by what refused their tags."""
+        """Number of messages filtered, by the step that refused their tags."""
         return {"mask": self.masked, "look": self.books.filtered - self.masked}
 
     def take(self, tp: TopicPartition, messages: Sequence[Message]) -> SievedMessages:
-        """Those that are wanted and new; their ids are known from now on."""
+        """Keep the wanted and new messages; their ids are known from now on."""
         count = len(messages)
         raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * count
         if self._tags and not self._wants_all:
@@ -201,9 +201,9 @@ class LaneRows:
     """Reads ranges.
 
     Args:
-        tags: Where the lane finds tags.
-        dedup: Where the lane finds ids.
-        sieve: Has the window of ids, and the books, which take what became of messages. It does not take the messages.
+        tags: The rules of finding tags.
+        dedup: The rules of finding ids.
+        sieve: Has the window of ids, and the books, which count the outcomes. It does not take the messages.
     """
 
     def __init__(self, tags: Tags, dedup: Dedup, sieve: Sieve, names: Sequence[str]) -> None:
@@ -290,7 +290,7 @@ class LaneRows:
 
 
 class _Texts:
-    """The columns `tag` and `group`; the texts of what was seen are kept as arrays."""
+    """The columns `tag` and `group`; texts that were seen are kept as arrays."""
 
     def __init__(self) -> None:
         self._groups: list[str] = []
@@ -298,7 +298,6 @@ class _Texts:
         self._arrays: tuple[pa.Array, pa.Array] = (pa.array([], pa.string()), pa.array([], pa.string()))
 
     def of(self, table: Table) -> tuple[pa.Array, pa.Array]:
-        """The columns."""
         if table.groups is not self._groups:
             self._groups, self._pairs = table.groups, []
         if len(table.groups) > len(self._pairs):

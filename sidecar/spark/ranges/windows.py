@@ -1,14 +1,14 @@
 """Windows of message ids as files: a version after each range, which names the sorted runs that the window consists of.
 
-    <number>.json                        what the window has once everything up to `number` was read
+    <number>.json                        the window once everything up to `number` was read
     <number>-<generation>-<begun>.ids    a run, written with that version by a task that began from version `begun`
 
 `number` rises with each range of a partition: it is a micro-batch, or an offset. A range adds its new ids as one run,
 merged with those before that are not larger, so an id is written about log2 times, and never the whole window.
 
-What a version has follows from the messages alone; how it is divided into runs, from the version from which its task
-began. So a task that runs again, or one that was given up long ago, writes the same bytes or other files. It may remove
-what is older than the version from which it began: a replay begins there too.
+A version's content follows from the messages alone; its division into runs, from the version from which its task began.
+So a task that runs again, or one that was given up long ago, writes the same bytes or other files. It may remove files
+older than the version from which it began: a replay begins there too.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Windows:
         kept: list[tuple[int, str]] = []
         if (begun := max(numbers)) >= 0:
             for generation, name in orjson.loads(read(self._path(begun))):
-                kept.append((generation, f"-1-{generation}-{os.urandom(8).hex()}.ids"))  # another call has other names
+                kept.append((generation, f"-1-{generation}-{os.urandom(8).hex()}.ids"))  # each call has other names
                 write(self.folder / kept[-1][1], read(self.folder / name))
             write(self._path(-1), orjson.dumps(kept))
             for name in names(self.folder):
@@ -100,7 +100,7 @@ class Windows:
         return True
 
     def save(self, window: RotatingSet, number: int) -> None:
-        """Make a version durable, and remove what no replay needs.
+        """Make a version durable, and remove files that no replay needs.
 
         Raises:
             StateError: It could not be written.
@@ -155,7 +155,7 @@ class Windows:
 
 
 def restart_all(folder: Path, most: int) -> bool:
-    """Let the windows of all partitions begin anew with what they had in version `most`; return whether there are any.
+    """Restart the windows of all partitions from version `most`; return whether there are any.
 
     Raises:
         StateError: A file cannot be read or written.

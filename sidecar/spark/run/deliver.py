@@ -1,6 +1,6 @@
 """Delivers one offset range on an executor: performs the core's effects, with the daemon's own sink. Knows no Spark.
 
-The driver delivers in the same way what twins elsewhere kept back (see `twins`).
+In the same way, the driver delivers rows that twins elsewhere held back (see `twins`).
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ AGAIN_S = 0.5
 
 
 class MarksAnswered(NamedTuple):
-    """Whether the ledger has the marks that it was told last."""
+    """Whether the last call made the marks durable in the ledger."""
 
     ok: bool
 
 
 class Claims:
-    """Claims rows of a range, and tells the ledger what was delivered, until it has that.
+    """Claims rows of a range, and reports deliveries to the ledger until it has recorded them.
 
-    The ledger is not told of dead letters here: another attempt at the range may claim them anew, and a twin may take
-    a key only once no attempt can send the part again that the message was in. The driver tells it of `errors`.
+    Dead letters are not reported here: another attempt at the range may claim them again, and a twin may take a key
+    only once no attempt can send the message's part again. The driver reports `errors`.
 
     Args:
         reading: Without a ledger there is nothing to do.
@@ -70,7 +70,7 @@ class Claims:
 
     def __init__(self, reading: ReadingPlan, inbox: Inbox[ClaimAnswered | MarksAnswered], stack: ExitStack) -> None:
         self.errors: list[ClaimEnd] = []
-        """The dead letters."""
+        """The ends of claims of dead letters."""
         self._inbox = inbox
         self._due: list[ClaimEnd] = []
         self._asked: list[ClaimEnd] = []
@@ -82,21 +82,19 @@ class Claims:
 
     @property
     def problem(self) -> str:
-        """The reason for which the ledger cannot be used at present."""
         return "" if self._worker is None else self._worker.problem
 
     @property
     def at_rest(self) -> bool:
-        """Whether the ledger has all that was delivered."""
+        """Whether the ledger has recorded all deliveries."""
         return not (self._due or self._asked)
 
     def claim(self, effect: Claim) -> None:
-        """Claim rows."""
         assert self._worker is not None
         self._worker.claim(effect)
 
     def tend(self, marks: Sequence[ClaimEnd], now_s: float) -> None:
-        """Take the ends of claims that have become due, and tell the ledger, one call after the other."""
+        """Take the ends of claims, and report those that are due, one call after the other."""
         for mark in marks:
             (self.errors if mark.state is ClaimState.ERROR else self._due).append(mark)
         if self._worker is not None and self._due and not self._asked and now_s >= self._again_at_s:
@@ -127,7 +125,7 @@ class Task:
         ids_scope: Identity of the partition for its message ids.
         attempt: Distinguishes this attempt's files from those of others.
         again: Whether an earlier attempt may have sent anything.
-        letters: Folder of the dead letters' files; None for that of the micro-batch.
+        letters: Folder of the dead letters' files; None for the micro-batch's.
     """
 
     tp: TopicPartition
@@ -140,12 +138,12 @@ class Task:
 
     @property
     def stem(self) -> str:
-        """The names of this attempt's files begin with it."""
+        """The prefix of the names of this attempt's files."""
         return f"{self.tp.topic}-{self.tp.queue}-{self.attempt}"
 
     @property
     def note(self) -> str:
-        """The name of the note about it; the driver's delivery of twins may run beside a task of the partition."""
+        """The name of the task's note; the driver's delivery of twins may run beside a task of the partition."""
         return f"{self.tp.topic}-{self.tp.queue}" + ("" if self.letters is None else "-twins")
 
 
@@ -165,7 +163,7 @@ def deliver(plan: RunPlan, task: Task, columns: Columns, runs: Iterable[Run]) ->
 
 
 class DeliveryStoppedError(Exception):
-    """A delivery was ended by `stopped`; what is not settled is delivered another time, under the same names."""
+    """A delivery was ended by `stopped`; the rest is delivered another time, under the same names."""
 
 
 def deliver_carried(
@@ -179,12 +177,12 @@ def deliver_carried(
 
     Args:
         plan: With a ledger.
-        task: Their partition, with the scope that they have their names in.
-        parts: Gives group, first and last offset of each part, and the rows, framed by these rules.
-        stopped: Whether to end at once.
+        task: Their partition, with the scope of their names.
+        parts: Returns group, first and last offset of each part, and the rows, framed by these rules.
+        stopped: Returns whether to end at once.
 
     Raises:
-        StoppedError: It was ended.
+        DeliveryStoppedError: `stopped` ended it.
         SidecarError: Like `deliver`.
     """
     with ExitStack() as stack:
@@ -205,7 +203,6 @@ class _Letters:
     def __init__(self, broker: BrokerRanges, files: LetterFiles, stack: ExitStack) -> None:
         self.files = files
         self.refused = 0
-        """Number of messages that the receiver refused."""
         self._broker, self._stack = broker, stack
         self._store: DeadLetterStore | None = None
         self._unstored = False
@@ -248,7 +245,7 @@ class _Note:
         self._notes = notes
         self._name = name
         self._noted: str | None = None
-        """What the file says; None if an attempt that died may have written it."""
+        """The content of the file; None if an attempt that died may have written it."""
         self._note_at_s = time.monotonic() + NOTE_EVERY_S
 
     def tend(self, pipeline: RangePipeline, ledger_problem: str, now_s: float) -> None:
@@ -329,7 +326,7 @@ class _Delivery:
         self._make_room()
 
     def finish(self) -> Outcome:
-        """Wait until all is settled, and make durable what the next micro-batch needs."""
+        """Wait until all is settled, and make the state for the next micro-batch durable."""
         pipeline, task = self._pipeline, self._task
         pipeline.end()
         self._turn()
@@ -354,7 +351,7 @@ class _Delivery:
             unwanted=list(self.reading.unwanted),
         )
 
-    # The loop
+    # Loop
 
     def _make_room(self) -> None:
         self._turn()

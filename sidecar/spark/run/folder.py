@@ -8,9 +8,9 @@
     halved/<micro-batch>/<topic>-<partition>/<hash>     a part that was replaced by its halves
     ids/<scope>-<partition>/                            windows of message ids (see `ranges.windows`)
     letters/<micro-batch>/<topic>-<partition>-<attempt> dead letters (see `letters`)
-    twins/<micro-batch>            what tasks leave to the driver, with a ledger (see `twins`)
+    twins/<micro-batch>            rows that tasks leave to the driver, with a ledger (see `twins`)
     books/<micro-batch>            the books of its tasks; with a table a folder with those of each task
-    answers                        how many of the last messages were accepted and refused
+    answers                        numbers of accepted and refused messages among the last
     notes/<topic>-<partition>      why a task does not progress at present; `-twins` for the driver's delivery of twins
     table, rejects                 with a table, a folder like this one for each of the queries
     hold                           the first micro-batch that must not begin, while the query is being stopped
@@ -87,12 +87,12 @@ class BatchBooks:
         write(self._path / str(batch), orjson.dumps(books))
 
     def put_range(self, batch: int, outcome: Outcome) -> None:
-        """Store the books of one task, which has no other way to tell them; another attempt stores the same."""
+        """Store the books of one task, which cannot report them otherwise; another attempt stores the same."""
         name = f"{outcome.tp.topic}-{outcome.tp.queue}"
         write(self._path / str(batch) / name, orjson.dumps(books_of([outcome])))
 
     def of(self, batch: int) -> dict[str, Any] | None:
-        """The books of a micro-batch; None if they are not known (any more)."""
+        """The books of a micro-batch; None if they are unknown, or not yet or no longer stored."""
         path = self._path / str(batch)
         if path.is_dir():
             return joined([orjson.loads(read(path / name)) for name in names(path)])
@@ -104,7 +104,7 @@ class BatchBooks:
         return sorted(int(name) for name in names(self._path) if name.isdigit())
 
     def forget(self, batch: int) -> None:
-        """Remove a micro-batch whose books were entered and whose letters, like all earlier ones, are in the state."""
+        """Remove a micro-batch whose books were entered, with its and all earlier letters, which are in the state."""
         books = self._path / str(batch)
         _remove(books)
         if not books.exists():  # otherwise the next process would look for the letters that they name
@@ -120,7 +120,7 @@ class TaskNotes:
         self._path = path
 
     def put(self, name: str, text: str) -> None:
-        """Tell the driver why the task that a note is named after does not progress; an empty text if it does."""
+        """Note why a task does not progress; an empty text if it does."""
         path = self._path / name
         with contextlib.suppress(OSError, StateError):
             if text:
@@ -129,7 +129,7 @@ class TaskNotes:
                 path.unlink(missing_ok=True)
 
     def all(self) -> dict[str, str]:
-        """The reason for which a task does not progress, by the name of its note."""
+        """The reasons by name of the note."""
         notes = {}
         for name in names(self._path):
             with contextlib.suppress(OSError, StateError):
@@ -137,7 +137,6 @@ class TaskNotes:
         return notes
 
     def clear(self) -> None:
-        """Delete the notes of earlier runs."""
         shutil.rmtree(self._path, ignore_errors=True)
 
 
@@ -168,7 +167,7 @@ class RunFolder:
         return [] if stored is None else [(taken, refused) for taken, refused in orjson.loads(stored)]
 
     def add_answers(self, taken: int, refused: int) -> None:
-        """Record the answers of a micro-batch; nothing is kept while nothing is refused."""
+        """Record the answers of a micro-batch; nothing is stored as long as nothing was refused."""
         known = [*self.answers(), (taken, refused)]
         while len(known) > 1 and sum(map(sum, known[1:])) >= REFUSED_WINDOW:
             del known[0]

@@ -60,7 +60,7 @@ class Gap(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What to tell."""
+        """The error's text."""
         return gap(self.tp, self.offset, self.low, "spark.on_gap")
 
 
@@ -91,7 +91,7 @@ class Gaps:
         return found
 
     def leaves_connector(self, pending: int) -> bool:
-        """Whether this run reads as with `client`; its micro-batches are ended by that too.
+        """Whether this run reads as with `client`; the same reader finishes micro-batches that it began.
 
         Args:
             pending: The micro-batch that an earlier process did not finish; -1 for none.
@@ -110,7 +110,7 @@ class Gaps:
 
 TURN_S = 0.1
 TRIGGER_MS = 100
-"""Interval of checks for new messages; without it the broker is asked 100 times a second."""
+"""Interval of checks for new messages; without it the broker gets 100 requests a second."""
 ARROW_SHARE = 16
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
@@ -169,12 +169,10 @@ class SparkRun:
 
     @property
     def _books(self) -> RunFolder:
-        """The folder with the books."""
         return self._folder
 
     @property
     def _query_paths(self) -> Sequence[Path]:
-        """The checkpoints of all queries."""
         return [self._query_path]
 
     def _metrics(self, progress: RunProgress) -> Metrics:
@@ -191,7 +189,7 @@ class SparkRun:
         return checkpoint
 
     def _await_cluster(self) -> str:
-        """The cluster's id, once it knows all topics.
+        """The id of the cluster, once it knows all topics.
 
         Raises:
             PositionError: It does not know a topic that this checkpoint has read.
@@ -270,7 +268,7 @@ class SparkRun:
         return frame.withColumn("timestamp_ms", at_ms)
 
     def _ranges(self, session: SparkSession) -> DataFrame:
-        """A source of ranges only, which tasks read by themselves."""
+        """A source of ranges only, whose messages tasks read themselves."""
         from sidecar.spark.run.range_source import NAME, RangePlanner, range_source
 
         plan = self._range_plan(self._folder.path, self._settings.batch.span_max, self._stood)
@@ -300,7 +298,7 @@ class SparkRun:
     def _writer(self, frame: DataFrame) -> DataStreamWriter:
         from sidecar.spark.run.writer import NAME
 
-        location = f"file://{self._query_path}"  # for any file system that Spark takes a bare path for
+        location = f"file://{self._query_path}"  # Spark's default file system would apply to a bare path
         writer = frame.writeStream.format(NAME).option("checkpointLocation", location)
         if self._once:
             return writer.trigger(availableNow=True)
@@ -335,7 +333,7 @@ class SparkRun:
             self._fail(progress, error)
 
     def _fail(self, progress: RunProgress, error: Exception) -> NoReturn:
-        """End with the error of the query; that of Spark's connector does not tell where a log begins.
+        """Raise the error of the query; the error of Spark's connector does not say where a log begins.
 
         Raises:
             SidecarError: Always.
@@ -353,12 +351,12 @@ class SparkRun:
         raise QueryError(f"the query ended: {found.text}", hint=AGAIN) from error
 
     def _stop(self, query: LastingQuery) -> None:
-        """Let the running micro-batch end, and let none begin after it."""
+        """Let the running micro-batch end, and no other begin."""
         deadline_s = time.monotonic() + self._draining()
         with contextlib.suppress(SidecarError):  # without the hold the next is cut short and sent again, same names
             latest = -2
             while latest != (begun := latest_batch(self._query_path, "offsets")):
-                latest = begun  # one may have begun before it could see the hold
+                latest = begun  # it may have begun before it could see the hold
                 self._folder.hold_from(latest + 1)
             _await(lambda: latest_batch(self._query_path, "commits") >= latest or not query.isActive, deadline_s)
         query.stop()

@@ -43,7 +43,7 @@ _RENAMED = {
     "ssl.cipher.suites": "ssl.cipher.suites",
 }
 _WITHOUT_EFFECT = {"log_level", "socket.keepalive.enable", "socket.nagle.disable"}
-"""These affect no message and no credential: the executors' own client still gets them."""
+"""Properties that affect no message and no credential: the executors' own client still gets them."""
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -133,7 +133,7 @@ def _own_certificate(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pem(properties: Mapping[str, str], location: str, text: str) -> str:
-    """The text of a certificate or key, which goes with the options: executors need no such file."""
+    """The text of a certificate or key, which is passed in the options: executors need no such file."""
     if text in properties:
         return properties[text]
     return Path(properties[location]).read_text("ascii") if location in properties else ""
@@ -166,7 +166,7 @@ def start_options(kafka: KafkaSettings, stood: Mapping[str, Mapping[str, int]] |
 
 
 def trigger_options(settings: Settings, *, once: bool) -> dict[str, str]:
-    """The limits of a micro-batch: its most messages, and its wait for more of them."""
+    """The limits of a micro-batch: its number of messages, and its wait for more of them."""
     batch = settings.batch
     options = {"maxOffsetsPerTrigger": str(batch.span_max)}
     if batch.linger_ms and not once:

@@ -28,12 +28,12 @@ LETTERS = "letters"
 
 @dataclass(slots=True)
 class Kept:
-    """What is left to do for one partition.
+    """Unfinished work of one partition.
 
     Args:
         scope: Its identity in the names of parts.
         carried: Rows whose keys twins held.
-        errors: Dead letters, of which the ledger is to be told.
+        errors: Claims of dead letters to be reported to the ledger.
     """
 
     tp: TopicPartition
@@ -43,12 +43,11 @@ class Kept:
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return sum(len(rows.offsets) for rows in self.carried)
 
 
 class TwinFiles:
-    """The files ``twins/<micro-batch>``; one counts once Spark's log has the commit of its micro-batch."""
+    """The files ``twins/<micro-batch>``; a file is valid once Spark's log has the commit of its micro-batch."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / "twins"
@@ -56,7 +55,7 @@ class TwinFiles:
         """Folder of the dead letters among the rows."""
 
     def put_outcomes(self, batch: int, outcomes: Iterable[Outcome]) -> None:
-        """Keep what the tasks of a micro-batch left, and nothing of an earlier attempt at it.
+        """Store the unfinished work of a micro-batch's tasks, in place of an earlier attempt's.
 
         Raises:
             StateError: It could not be written.
@@ -64,7 +63,7 @@ class TwinFiles:
         self.put(batch, [Kept(one.tp, one.scope, one.carried, one.errors) for one in outcomes])
 
     def put(self, batch: int, kept: Collection[Kept]) -> None:
-        """Replace what is kept of a micro-batch; raises like `put_outcomes`."""
+        """Replace the unfinished work of a micro-batch; raises like `put_outcomes`."""
         found = [_fields(one) for one in kept if one.carried or one.errors]
         path = self._path / str(batch)
         if found:
@@ -73,7 +72,7 @@ class TwinFiles:
             remove(path)
 
     def of(self, batch: int) -> list[Kept]:
-        """What is kept of a micro-batch.
+        """The unfinished work of a micro-batch.
 
         Raises:
             StateError: It cannot be read.
@@ -81,7 +80,7 @@ class TwinFiles:
         return [_kept(fields) for fields in orjson.loads(read(self._path / str(batch)))]
 
     def batches(self) -> list[int]:
-        """The micro-batches of which something is kept."""
+        """The micro-batches with unfinished work."""
         return sorted(int(name) for name in names(self._path) if name.isdigit())
 
     def letter_files(self) -> list[Path]:
@@ -152,7 +151,7 @@ class LetterFiles:
         """The files written so far."""
 
     def put(self, letters: Sequence[StoredLetter]) -> int:
-        """Make them durable.
+        """Make the letters durable.
 
         Raises:
             StateError: They could not be written.
@@ -198,7 +197,7 @@ class Outcome:
 
     tp: TopicPartition
     last: int = -1
-    """Offset of its last row that was not filtered out earlier."""
+    """Offset of the range's last row that was not filtered out earlier."""
     books: Books = field(default_factory=Books)
     cuts: Mapping[str, int] = field(default_factory=dict)
     sends: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -210,17 +209,17 @@ class Outcome:
     carried: list[Carried] = field(default_factory=list)
     """Rows whose keys twins held; they count as in flight."""
     errors: list[ClaimEnd] = field(default_factory=list)
-    """Dead letters, of which the ledger is to be told when the micro-batch is committed."""
+    """Claims of dead letters, to be reported to the ledger when the micro-batch is committed."""
     scope: str = ""
     """Identity of the partition in the names of parts."""
     lane: str | None = None
-    """Why the fast lane did not read it, empty if it did; None if it was not wanted."""
+    """The reason why the fast lane did not read the range, empty if it did; None if the settings do not want it."""
     odd_ids: int = 0
     """Messages whose id cannot be compared."""
     tags_refused: Mapping[str, int] = field(default_factory=dict)
-    """Messages that a task filtered, by what refused their tags: see `LOOKS`."""
+    """Messages that a task filtered, by the step that refused their tags: see `LOOKS`."""
     unwanted: Collection[str] = ()
-    """Unwanted tags, for people."""
+    """Unwanted tags, for display."""
     expired: int = 0
     """Offsets before the range that expired before they were read."""
 

@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
         return derived_scope(self._identity(topic_id), "spark", self.rules)
 
     def ids_scope(self, topic_id: str) -> str:
-        """The identity of a topic for its message ids: limits may change, and the ids stay known."""
+        """The identity of a topic for its message ids: under other limits, the ids stay known."""
         return derived_scope(self._identity(topic_id), "ids", self.ids)
 
     def _identity(self, topic_id: str) -> str:
@@ -125,7 +125,7 @@ def pinned_reader(folder: Path) -> str:
 
 
 def begun_at(query: Path) -> dict[TopicPartition, int]:
-    """The offsets from which a query goes on, or from which its pending micro-batch is read; empty if it is new.
+    """The offsets from which a query resumes, or its pending micro-batch is read; empty if it is new.
 
     Raises:
         StateError: Spark's log cannot be read.
@@ -134,7 +134,7 @@ def begun_at(query: Path) -> dict[TopicPartition, int]:
     last = begun - 1 if pending_batch(query) >= 0 else begun
     if begun < 0:
         return {}
-    if last < 0:  # of Spark's connector; another source keeps its start by itself
+    if last < 0:  # only for Spark's connector: other sources keep their start themselves
         text = read_if_there(query / "sources" / "0" / "0")
         return places_in(text.decode().partition("\n")[2]) if text else {}
     return places_in(read(query / "offsets" / str(last)).decode().splitlines()[-1])
@@ -168,7 +168,7 @@ def _forget_start(queries: Sequence[Path], folder: Path) -> None:
     remove(folder / "first")
     for query in queries:
         remove(folder / query.name / "first")
-        remove(query / "sources")  # where Spark's connector keeps them
+        remove(query / "sources")  # the connector's start offsets
 
 
 def latest_batch(query: Path, log: str) -> int:
@@ -183,7 +183,7 @@ def pending_batch(query: Path) -> int:
 
 
 def _reached(query: Path) -> bytes:
-    """The offsets to which a query has read, as Spark's log has them; empty if there are none."""
+    """The offsets to which a query has read, from Spark's log; empty if there are none."""
     begun = latest_batch(query, "offsets")
     return read(query / "offsets" / str(begun)).splitlines()[-1] if begun >= 0 else b""
 

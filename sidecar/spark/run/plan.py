@@ -1,6 +1,6 @@
 """The plan of a job: its settings end here. Made once, on the driver; each task gets a copy.
 
-It has values, and references to secrets and files. A task makes clients, locks and whatever reads messages.
+It has values, and references to secrets and files. A task creates clients, locks and readers of messages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class RunPlan:
 
     Args:
         broker: The topics.
-        reading: Which messages are wanted, their names, and the sink.
-        limits: Of a part.
-        held_max_bytes: Memory for messages that are read and not delivered.
-        rules: Of delivery; None if the rows fill a table.
-        log: Format and level.
+        reading: The wanted messages, their names, and the sink.
+        limits: Limits of a part.
+        held_max_bytes: Memory for messages that are read and not delivered, in bytes.
+        rules: Rules of delivery; None if the rows fill a table.
+        log: Format and level of the log.
         folder: The run's folder, on shared storage.
-        checkpoint: The identity from which names are made.
-        query: Names the query's own folder in that of the run; empty if it is that of the run.
+        checkpoint: The identity in the names of parts.
+        query: The name of the query's folder in the run's; empty if it is the run's.
     """
 
     broker: BrokerRanges
@@ -47,7 +47,6 @@ class RunPlan:
     def of(
         cls, settings: Settings, broker: BrokerRanges, folder: Path, checkpoint: Checkpoint, query: str = ""
     ) -> RunPlan:
-        """The plan of these settings."""
         batch, sink = settings.batch, settings.sink.chosen
         rules = None
         if sink.table is None:

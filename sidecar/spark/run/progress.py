@@ -32,9 +32,9 @@ from sidecar.version import VERSION
 OBSERVED_READ, OBSERVED_PASSED = "sidecar_read", "sidecar_passed"
 """Rows before and after the filter in the JVM."""
 OBSERVED_RANGES = "sidecar_ranges"
-"""Ranges, if tasks read the messages by themselves to send them."""
+"""Number of ranges, if tasks read the messages to send them."""
 OBSERVED_ROWS = "sidecar_rows"
-"""Rows that tasks return for a table."""
+"""Number of rows that tasks return for a table."""
 
 log = structlog.get_logger()
 
@@ -51,18 +51,18 @@ class RunTally:
         self._batches: Counter[tuple[str, str]] = Counter()
         self._commits = 0
         self.rows: Counter[str] = Counter()
-        """With a table: its rows, see `table_counters`."""
+        """Rows of a table, see `table_counters`."""
         self.seconds = Histogram(MICRO_BATCH_BOUNDS)
         """Durations of micro-batches."""
         self.odd_ids = 0
         """Messages whose id cannot be compared."""
         self.unwanted = ""
-        """The tags that were seen, if nothing that was read is wanted; otherwise empty."""
+        """The tags that were seen, if no message read so far is wanted; otherwise empty."""
         self.tags_refused: Counter[str] = Counter()
-        """Messages that tasks filtered, by what refused their tags."""
+        """Messages that tasks filtered, by the step that refused their tags."""
         self._tags: dict[str, None] = {}
         self._told: set[str] = set()
-        """What was told of the fast lane."""
+        """Reasons against the fast lane that are logged already."""
 
     def places(self, source: Mapping[str, Any]) -> None:
         """Take the offsets in Spark's report of a source."""
@@ -82,7 +82,7 @@ class RunTally:
 
         Args:
             books: The books of its tasks.
-            report: Spark's report, empty if it was not received.
+            report: Spark's report; empty if it was not received.
         """
         counts = {TopicPartition(*place): Books(**counted) for *place, counted in books["partitions"]}
         total = _sum_of(counts.values())
@@ -161,7 +161,7 @@ class RunTally:
             return {}
 
     def settle_twins(self, resolved: Resolved) -> None:
-        """Add what became of messages after their micro-batch."""
+        """Add outcomes of messages that were settled after their micro-batch."""
         status = self._status(resolved.tp)
         status += resolved.books
         self.totals += resolved.books
@@ -218,7 +218,6 @@ class RunProgress:
             self._resolver.open()
 
     def close(self) -> None:
-        """End that."""
         if self._resolver is not None:
             self._resolver.close()
 
@@ -251,7 +250,7 @@ class RunProgress:
         heard = committed if last else max(self._observed, default=-1)
         known, self._problem = self._problem, ""
         for batch in self._folder.books.batches():
-            if batch <= self._settled:  # its file could not be removed
+            if batch <= self._settled:  # entered before: its file could not be removed
                 self._folder.books.forget(batch)
                 continue
             if batch > committed or (batch > self._begun_after and batch > heard):
@@ -299,20 +298,16 @@ class RunProgress:
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """The rows of the table, see `table_counters`."""
         return self._tally.rows
 
     def micro_batches(self) -> Mapping[str, Distribution]:
-        """Durations of micro-batches."""
         return {"": self._tally.seconds.read()}
 
     def ended(self, problem: str = "") -> None:
-        """Record that the query has ended."""
         self._live, self._problem = False, problem
         self._snapshot = self._build()
 
     def latest(self) -> StatusSnapshot:
-        """The last snapshot; from any thread."""
         return self._snapshot
 
     def _build(self) -> StatusSnapshot:

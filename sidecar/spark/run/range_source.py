@@ -58,8 +58,8 @@ class RangePlan:
         folder: The run's folder, which keeps the start offsets of a new checkpoint and of partitions added to it.
         offsets_max: Limit of offsets in a micro-batch.
         stood: The offsets of the daemon's consumer group, if it ever existed.
-        until: The bounds of the logs to which a query that ends by itself reads; None: those at its start.
-        on_gap: What to do where messages expired before they were read.
+        until: The bounds of the logs up to which a query that ends by itself reads; None for those at its start.
+        on_gap: Behavior where messages expired before they were read.
     """
 
     broker: BrokerRanges
@@ -88,10 +88,10 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans ranges."""
 
     def __init__(self, plan: RangePlan) -> None:
-        self._packed = pickle.dumps(plan)  # code that passes ranges on need not import settings and client
+        self._packed = pickle.dumps(plan)  # code that only passes ranges on need not import settings and client
         self._target: Mapping[TopicPartition, LogExtent] | None = None
         self._planned: Places | None = None
-        """The end that was planned last; a micro-batch with another one is a replay of an earlier life."""
+        """The end that was planned last; a micro-batch with another end is a replay of an earlier process's."""
 
     @cached_property
     def _plan(self) -> RangePlan:
@@ -115,7 +115,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lows = lows_of(bounds)
         if stood is not None:
             return lows | {tp: at for tp, at in by_partition(stood).items() if tp in lows and at >= 0}
-        # As in the daemon, a late start is not about messages that were handed back.
+        # As in the daemon, the start offset does not apply to handed-back messages.
         chosen = {tp: found for tp, found in bounds.items() if not tp.topic.startswith(RETRY)}
         return lows | firsts_of(self._logs, chosen, self._plan.broker.start)
 
@@ -123,7 +123,6 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return patiently(self._logs.bounds)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit of each micro-batch."""
         return ReadMaxRows(self._plan.offsets_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -165,10 +164,10 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _skipped(
         self, begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, LogExtent]
     ) -> dict[TopicPartition, int]:
-        """Where partitions go on whose messages expired before they were read: durable before anything is read there.
+        """The offsets to resume partitions whose messages expired unread: durable before anything is read there.
 
         Raises:
-            PositionError: There are some, and the settings do not say to go on.
+            PositionError: There are such partitions, and the settings do not allow to go on.
         """
         behind = expired(begun, lows_of(bounds))
         for tp, low in behind.items():
@@ -194,7 +193,7 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A range for each partition with new offsets; a new partition begins at the planned start of its log.
 
         Raises:
-            PositionError: Some of them, which an earlier life has planned, expired meanwhile.
+            PositionError: Some of their messages, which an earlier process has planned, expired meanwhile.
         """
         begun, ends = self._begun(by_partition(start)), by_partition(end)
         if end != self._planned:
@@ -213,7 +212,6 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [span for span in ranges if span.end > span.start or span.expired]
 
     def stop(self) -> None:
-        """Disconnect."""
         self._logs.close()
 
     # On an executor
@@ -230,7 +228,7 @@ def range_source(planner: RangePlanner, format_name: str = NAME, ddl: str = SCHE
     """A class for `spark.dataSource.register`; Spark pickles it with the planner.
 
     Args:
-        planner: Plans the ranges, and makes rows of them.
+        planner: Plans the ranges, and reads them as rows.
         format_name: The name of the format.
         ddl: The columns of the rows.
     """
@@ -240,15 +238,12 @@ def range_source(planner: RangePlanner, format_name: str = NAME, ddl: str = SCHE
 
         @classmethod
         def name(cls) -> str:
-            """The name of the format."""
             return format_name
 
         def schema(self) -> str:
-            """The columns of the rows."""
             return ddl
 
         def streamReader(self, schema: StructType) -> RangePlanner:  # noqa: ARG002, N802
-            """The planner."""
             return planner
 
     return SidecarRanges

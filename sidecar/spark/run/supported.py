@@ -64,7 +64,7 @@ def refusals(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _against_rocketmq(settings: Settings, rocketmq: RocketMqSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Keys that are not for RocketMQ."""
+    """Keys that are not supported with RocketMQ."""
     if rocketmq.client != "remoting":
         text = f"cannot be {rocketmq.client} on Spark: only with remoting do messages have offsets that last"
         yield ("source", "rocketmq", "client"), text
@@ -83,7 +83,7 @@ def _is_connector_chosen(spark: Spark) -> bool:
 
 
 def _against_table(sink: str, spark: Spark) -> Iterator[tuple[KeyPath, str]]:
-    """Keys that are not for a sink that is a table."""
+    """Keys that are not supported with a sink that is a table."""
     if _is_connector_chosen(spark):
         text = f"cannot be connector with sink.{sink}: every message would go from the JVM to Python and back"
         yield ("spark", "reader"), text

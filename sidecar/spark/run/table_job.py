@@ -54,7 +54,6 @@ class _TableCollector(Collector):
         self._maintained = maintained
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric."""
         yield from table_counters(self._progress.rows)
         yield from maintenance(self._maintained)
 
@@ -111,16 +110,16 @@ class TableRun(SparkRun):
         return self._await_queries
 
     def _resume(self) -> None:
-        """Let queries that go on where a table ends have the message ids of the one that filled it, if they need them.
+        """Give queries that resume at a table's end the message ids of the query that filled it, if they need them.
 
         Raises:
-            ConfigError: They are not there.
+            ConfigError: The ids are missing.
         """
         table = self._settings.spark and self._settings.spark.table
         for name, place in self._filling.beginnings.items():
             log.info("table.resumed", target=name, micro_batch=place.batch, offsets=place.offsets)
             folder = self._folder.path / name
-            remove(folder / "books")  # of another query's micro-batches
+            remove(folder / "books")  # it has another query's micro-batches
             if self._settings.dedup.field is None or (table and table.resume == "from_table_without_ids"):
                 remove(folder / "ids")
             elif not restart_all(folder / "ids", place.batch):
@@ -142,7 +141,7 @@ class TableRun(SparkRun):
             planner.stop()
 
     def _until(self) -> Mapping[TopicPartition, LogExtent]:
-        """The ends of both queries, so that they read equally far."""
+        """The end of both queries, which read equally far."""
         with closing(self._broker.logs()) as logs:
             return patiently(logs.bounds)
 

@@ -36,8 +36,8 @@ _OF_MESSAGES: Final = tuple(name for name in ROW if name != BATCH_ID)
 def rows_of_range(plan: RunPlan, span: Range) -> Iterator[pa.RecordBatch]:
     """The rows of the range of this task, as record batches of `TABLE_SCHEMA`.
 
-    When the last one is taken, the ids of the range are durable, and so are its books in the query of the table; those
-    of the rejects would be the same. Another attempt, and a replay, return the same rows.
+    When the last row is taken, the ids of the range are durable, and so are its books in the query of the table; the
+    query of the rejects would have the same books. Another attempt, and a replay, return the same rows.
 
     Args:
         plan: With a query.
@@ -51,7 +51,7 @@ def rows_of_range(plan: RunPlan, span: Range) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of_place(plan: RunPlan, place: TaskRange) -> Iterator[pa.RecordBatch]:
-    """See `rows_of_range`."""
+    """The rows of an opened range, as in `rows_of_range`."""
     sieve = Sieve(plan.reading.tags, plan.reading.dedup, place.found.columns)
     windows = Windows(place.folder.path / "ids" / f"{place.ids_scope}-{place.tp.queue}")
     if sieve.window is not None:
@@ -89,13 +89,13 @@ HELD_WAIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TaskRange:
-    """The range of a task, and where its files lie.
+    """The range of a task, and the scopes of its files.
 
     Args:
-        confirm: Called when the last of them was read; raises like `opened` if the topic was created again meanwhile:
-            a client reads on at the old offset.
+        confirm: Called when the last message was read; raises like `opened` if the topic was created again meanwhile: a
+            client continues at the old offset.
         start: Its first offset; 0 if Spark's connector reads.
-        end: The offset behind it; 0 if Spark's connector reads.
+        end: The offset after its last; 0 if Spark's connector reads.
         scope: Identity of the partition in the names of parts.
         ids_scope: Identity of the partition for its message ids.
         expired: Number of offsets before it that expired before they were read.
@@ -113,7 +113,7 @@ class TaskRange:
     expired: int = 0
 
     def runs(self) -> Iterator[Run]:
-        """The messages, confirmed behind the last."""
+        """The messages; `confirm` is called after the last one."""
         yield from self.found.runs
         self.confirm()
 
@@ -123,7 +123,7 @@ def run(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     place = opened(plan, batches)
     if place is None:
         return None
-    from sidecar.spark.run.deliver import Task, deliver  # tasks of tables need none of it
+    from sidecar.spark.run.deliver import Task, deliver  # tasks of tables do not need it
 
     context = TaskContext.get()
     assert context is not None
@@ -178,7 +178,7 @@ def _begin(plan: RunPlan) -> tuple[int, RunFolder]:
 
 
 def _place(plan: RunPlan, batch: int, folder: RunFolder, span: Range, found: RangeMessages | None = None) -> TaskRange:
-    """The range, read by the job's own client unless its messages were found."""
+    """The range, read by the job's own client unless its messages are given in `found`."""
     tp = TopicPartition(span.topic, span.partition, span.broker)
     broker, checkpoint = plan.broker, plan.checkpoint
     if found is None:

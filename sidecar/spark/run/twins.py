@@ -1,7 +1,7 @@
 """Settles messages whose keys twins held in their task: duplicates, unless the twin became a dead letter. No Spark.
 
-It works on the driver, on a thread of its own, when Spark has committed the micro-batch. From then on no task of it
-runs again: so the ledger may be told of its dead letters, and their keys may be taken by others.
+It works on a thread of the driver, once Spark has committed the micro-batch. From then on none of its tasks runs again:
+so its dead letters may be reported to the ledger, and other messages may take their keys.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sidecar.spark.run.outcome import Kept, Outcome, TwinFiles
 from sidecar.spark.run.plan import RunPlan
 
 ROUND_S = 0.5
-"""Interval of questions to the ledger."""
+"""Interval of requests to the ledger, in seconds."""
 ROWS_AT_ONCE = 1_000
-"""Number of rows that are claimed at once, unless a part has more."""
+"""Limit of rows that are claimed at once, unless a part has more."""
 CLOSE_S = 5.0
 GONE = "it was gone from the broker before it could be delivered; another message with its id was a dead letter"
 
@@ -47,17 +47,17 @@ log = structlog.get_logger()
 
 
 class Resolved(NamedTuple):
-    """What became of rows of one partition, as a change of its books."""
+    """Settled rows of one partition, as a change of its books."""
 
     tp: TopicPartition
     books: Books
     outcome: Outcome | None = None
-    """Of what was sent."""
+    """The outcome of the rows that were sent."""
 
 
 @dataclass(slots=True)
 class _Rest:
-    """What is left of rows, and what became of the others."""
+    """Rows that are still unsettled, and the outcomes of the others."""
 
     carried: list[Carried]
     errors: list[ClaimEnd]
@@ -88,9 +88,9 @@ class Resolver:
         dedup = plan.reading.dedup
         assert dedup.ledger is not None
         self.waiting = 0
-        """Number of messages whose twins are claimed, at the last look."""
+        """Number of messages whose twins were claimed at the last check."""
         self.problem: Problem | None = None
-        """Why nothing is settled at present."""
+        """The reason why nothing is settled at present."""
         self._plan = plan
         self._files = TwinFiles(plan.folder)
         self._ledger: Ledger = open_ledger(dedup.ledger, plan.reading.group_id, plan.reading.state_dir)
@@ -104,30 +104,29 @@ class Resolver:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Start the thread."""
         self._thread = threads.start(self._work, "twins")
 
     def close(self) -> None:
-        """End the thread; what is being sent is sent again by the next process, under the same names."""
+        """End the thread; the next process sends rows in flight again, under the same names."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
     def committed(self, batch: int) -> None:
-        """Take note of the last micro-batch that is committed and in the books."""
+        """Set the last micro-batch that is committed and in the books."""
         self._committed = max(batch, self._committed)
 
     def results(self) -> Iterator[Resolved]:
-        """Remove and return what was settled since."""
+        """Remove and return the results since the last call."""
         while not self._results.empty():
             yield self._results.get()
 
     @property
     def at_rest(self) -> bool:
-        """Whether all is settled and told, if all micro-batches are committed."""
+        """Whether all is settled and reported, provided that all micro-batches are committed."""
         return not self._files.batches() and not self._working and self._results.empty()
 
-    # The thread
+    # Thread
 
     def _work(self) -> None:
         with ExitStack() as stack:
@@ -169,7 +168,7 @@ class Resolver:
                 pass
 
     def _settle(self, batch: int, single: SingleMessages) -> int:
-        """Settle what can be settled of a micro-batch; return the number of rows that wait."""
+        """Settle as much of a micro-batch as possible; return the number of rows that wait."""
         kept = self._files.of(batch)
         if self._restored < batch <= self._restored_to:
             for one in kept:
@@ -243,7 +242,7 @@ class Resolver:
 
 
 def _framed(reading: ReadingRules, rows: Carried, messages: list[Any]) -> Fragment:
-    """The rows under the keys that they were claimed with, whatever the settings are by now."""
+    """The rows under the keys with which they were claimed, even if the settings have changed."""
     fragment = fragment_of(reading, rows.tp, messages, time.monotonic() * 1000, {})
     index = {offset: i for i, offset in enumerate(rows.offsets)}
     fragment.keys = pick_keys(rows.keys, [index[offset] for offset in fragment.offsets])

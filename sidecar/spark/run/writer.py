@@ -1,7 +1,7 @@
 """The stream writer that Spark calls: a task delivers its range, the commit writes the books. It decides nothing.
 
-Spark starts Python processes that only unpickle these classes, for its plan and for each commit: settings, clients and
-the rest are imported only where a task runs.
+Spark starts Python processes that only unpickle these classes, for its plan and for each commit: settings and clients
+are imported only where a task runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """Store the books of a micro-batch whose tasks are done; the driver's own process reads them."""
         folder = RunFolder(self._path)
         outcomes = [m.outcome for m in messages if isinstance(m, TaskReport) and m.outcome is not None]
-        TwinFiles(self._path).put_outcomes(batchId, outcomes)  # first: books that are there have all beside them
+        TwinFiles(self._path).put_outcomes(batchId, outcomes)  # first: where books exist, all files beside them do
         folder.books.put(batchId, books_of(outcomes))
         folder.add_answers(
             sum(outcome.books.delivered for outcome in outcomes), sum(outcome.refused for outcome in outcomes)
@@ -77,7 +77,6 @@ class RowReader(RangePlanner):
         self._packed_plan = pickle.dumps(plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, see `rows_of_range`."""
         from sidecar.spark.run.task import rows_of_range
 
         assert isinstance(partition, Range)
@@ -94,11 +93,9 @@ def data_source(plan: RunPlan) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            """The name of the format."""
             return NAME
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> RangeWriter:  # noqa: ARG002, N802
-            """The writer of the job."""
             return writer
 
     return SidecarRun

@@ -50,7 +50,7 @@ from sidecar.zone.schema import DDL_OF
 
 
 class Consumer:
-    """Acknowledges under a name; without a name it acknowledges nothing."""
+    """Acknowledges under a name; without a name, does nothing."""
 
     def __init__(self, root: Root, name: str | None) -> None:
         self._root = root
@@ -59,7 +59,7 @@ class Consumer:
         self._failed = ""
 
     def register(self) -> None:
-        """Register before anything is read: data that exists from now on stays until it is acknowledged.
+        """Register before the first read: from now on, data stays until it is acknowledged.
 
         While there is no zone, nothing is written: the folder may be the mount point of one.
 
@@ -85,10 +85,10 @@ class Consumer:
         """Refuse a name under which another query, or another checkpoint of this one, has already read.
 
         Args:
-            floors: The beginning of this query.
+            floors: The numbers before the query's first.
 
         Raises:
-            ConfigError: The name is used: data that this query has yet to read is not kept for it.
+            ConfigError: The name is in use: data that this query has yet to read may be removed.
         """
         read = acknowledged(self._root).get(self._name, {}) if self._name is not None else {}
         ahead = [writer for writer, seq in read.items() if seq > floors.get(writer, -1)]
@@ -126,7 +126,6 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format``."""
         return "sidecar"
 
     def schema(self) -> str:
@@ -134,12 +133,10 @@ class DefaultSource(DataSource):
         return ", ".join(DDL_OF[name] for name in self._columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader for ``spark.read``."""
         self._check(schema)
         return (FilteredReader if _takes_filters() else ZoneReader)(parse(self.options, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """The reader for ``spark.readStream``."""
         self._check(schema)
         return ZoneStreamReader(parse(self.options, stream=True))
 
@@ -180,7 +177,6 @@ class ZoneReader(_Reader, DataSourceReader):
         return self._partitions(self._make_planner().everything())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
         return self._read(partition)
 
 
@@ -188,7 +184,7 @@ class FilteredReader(ZoneReader):
     """The reader where Spark reports filters: those by group and tag choose what is read."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Read less. Spark applies all filters again."""
+        """Read less; Spark applies all filters again."""
         for one in filters:
             wanted = self._options.wanted.both(_wanted_by(one))
             self._options = replace(self._options, wanted=wanted)
@@ -196,7 +192,7 @@ class FilteredReader(ZoneReader):
 
 
 def _takes_filters() -> bool:
-    """Whether Spark reports filters in this process: elsewhere it refuses a reader that takes them.
+    """Whether Spark reports filters in this process: otherwise it refuses a reader that takes them.
 
     Its daemon imports what the process does; without a daemon, that is the main module.
     """
@@ -205,7 +201,7 @@ def _takes_filters() -> bool:
 
 
 def _wanted_by(one: Filter) -> Wanted:
-    """The groups and tags of the rows that a filter may leave."""
+    """The groups and tags of the rows that may pass a filter."""
     match one:
         case EqualTo(("tag",), str(name)):
             return Wanted.of(None, {name})
@@ -236,13 +232,12 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         self._first: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """The start of a new query, and of a first micro-batch that is replayed."""
+        """The start of a new query, and of a replayed first micro-batch."""
         planner = self._start()
         self._first = planner.floors() if self._options.start is None else self._options.start
         return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit of the options."""
         limit = self._options.limit
         if limit.rows is not None:
             return ReadMaxRows(limit.rows)
@@ -252,7 +247,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         """The end of the next micro-batch.
 
         Raises:
-            ConfigError: It is the first micro-batch, and the consumer's name is used.
+            ConfigError: It is the first micro-batch, and the consumer's name is in use.
         """
         planner = self._start()
         if start == self._first:  # not in `initialOffset`: called also for a replay, which may be acknowledged
@@ -261,7 +256,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return planner.latest(start, _limit(limit), self._target)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read the present data and nothing that comes later; with the option `until`, only up to that."""
+        """Read the present data and nothing later; with the option `until`, only up to that."""
         planner = self._start()
         if self._options.until is None:
             self._target = planner.heads()
@@ -277,11 +272,10 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return self._partitions(planner.plan(start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
         return self._read(partition)
 
     def commit(self, end: Mapping[str, int]) -> None:
-        """Handle the end of a micro-batch."""
+        """Acknowledge a micro-batch that has ended."""
         self._consumer.has_read(end)
 
     def _start(self) -> Planner:

@@ -19,7 +19,7 @@ the decision must be the same after any restart. It needs no state of its own:
 
 Effect of retention: a line outlives its data, until everything in its file is older than `retention.age`. Offsets
 without a line no longer count as delivered, so a batch that is landed again after that is delivered again. A running
-query forgets them too, later (`Planner` begins anew when half of the lines it knows are gone): this bounds its memory.
+query forgets them too, later (`Planner` starts again when half of the lines it knows are gone): this bounds its memory.
 A decision could differ only if a micro-batch is replayed, lines were removed between the two attempts, and it has
 copies that were landed more than `retention.age` apart.
 
@@ -36,7 +36,7 @@ from pyroaring import BitMap64
 from sidecar.zone.entry import Entry, PartitionId
 
 Drop: TypeAlias = Mapping[PartitionId, BitMap64]
-"""Offsets that an entry has and may not deliver."""
+"""Offsets of an entry that must not be delivered."""
 YOUNG_MAX: Final = 256
 """Number of bitmaps gathered before they are joined with the large one: a union scans all of that (57 us at 1e8)."""
 
@@ -46,7 +46,6 @@ class Delivered:
 
     def __init__(self) -> None:
         self.entries = 0
-        """Number of entries added."""
         self._places: dict[PartitionId, _Offsets] = {}
 
     def add(self, entry: Entry) -> None:
@@ -56,9 +55,9 @@ class Delivered:
             self._deliver(cover.place, cover.offsets())
 
     def claim(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Drop]]:
-        """Each entry with the offsets that it may not deliver, in order, without entries that have nothing to deliver.
+        """Each entry with the offsets that it must not deliver, in order, without entries that have none to deliver.
 
-        The state does not change: the same call returns the same again.
+        Changes no state: the same call returns the same result.
         """
         fresh = Delivered()
         for entry in entries:

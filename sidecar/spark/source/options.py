@@ -35,13 +35,13 @@ STREAM_ONLY: Final = NAMES[6:]
 _OF_TABLES: Final = ("owner", "location")
 """Options that Spark adds for a table of its catalogue."""
 FILES_MAX: Final = 1_000
-"""Default limit of a micro-batch: without a limit, a long pause would become one micro-batch."""
+"""Default limit of a micro-batch: without it, the first one after a long pause would be huge."""
 _POWERS: Final = "kmgt"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of a micro-batch; without any, it takes all. One batch is always taken, whatever its size."""
+    """Limit of a micro-batch; without any, it takes all. At least one batch is taken, whatever its size."""
 
     files: int | None = None
     rows: int | None = None
@@ -56,16 +56,16 @@ class Options:
     """``s3://BUCKET/PREFIX``, or an absolute path: executors have another working directory."""
     columns: tuple[str, ...]
     wanted: Wanted
-    """The groups and tags whose rows are read."""
+    """The groups and tags to read."""
     dedup: bool
     parallelism: int | None
     """Limit of tasks of a read; None: by size and by the cores of the driver's host."""
     consumer: str | None
     limit: Limit
     until: dict[str, int] | None
-    """The last number to read of each writer; None: no end."""
+    """The last number to read of each writer; None for no end."""
     start: dict[str, int] | None
-    """The last number of each writer that a new query does not read; None: those that retention removed."""
+    """The last number of each writer that a new query does not read; None for those that retention removed."""
 
 
 def parse(given: Mapping[str, str], *, stream: bool) -> Options:
@@ -149,7 +149,7 @@ def _names(option: str, text: str, *, or_null: bool = False) -> list[Any]:
 
 
 def _is_text(name: object) -> bool:
-    """Whether it is a text that UTF-8 has; JSON can escape half of a surrogate pair, which no column has."""
+    """Whether it is a text that UTF-8 can encode; JSON can escape half of a surrogate pair, which no column has."""
     return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
 
 

@@ -1,7 +1,7 @@
-"""Follows a zone on the driver and decides which rows a micro-batch has. It uses no Spark.
+"""Follows a zone on the driver and decides the rows of a micro-batch. It uses no Spark.
 
 Offsets are ``{writer: seq}``, the last number read of each writer. The planner is at one offset: entries up to it are
-delivered, known entries after it wait in memory. It advances with the query; for an earlier offset it begins anew from
+delivered, known entries after it wait in memory. It advances with the query; for an earlier offset it starts again from
 the manifest, as after a restart.
 """
 
@@ -49,14 +49,14 @@ class Ahead:
 
     @property
     def writers(self) -> Collection[str]:
-        """The writers that existed at the beginning."""
+        """The writers that existed at construction."""
         return self._firsts.keys()
 
     def _first(self, writer: str) -> int:
         return read_floor(self._zone, writer).first
 
     def removed(self) -> int:
-        """The number of lines removed since the beginning."""
+        """The number of lines removed since construction."""
         return sum(self._first(writer) - first for writer, first in self._firsts.items())
 
     def take(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
@@ -116,11 +116,11 @@ class Share:
     drop: tuple[tuple[int, bytes], ...]
     """Index of a cover, and its offsets to leave out, as Roaring."""
     wanted: Wanted
-    """The groups and tags whose rows are read."""
+    """The groups and tags to read."""
 
     @classmethod
     def of(cls, entry: Entry, drop: Drop, wanted: Wanted) -> Share:
-        """The share, without bitmaps and an index that are not needed any more."""
+        """The share, without unneeded bitmaps and index."""
         if wanted.everything:
             entry = replace(entry, index=b"")
         if not drop:
@@ -176,8 +176,8 @@ class Planner:
 
     Args:
         root: The zone; it may not exist yet.
-        wanted: The groups and tags whose rows are read.
-        dedup: Whether rows that an earlier entry has are left out.
+        wanted: The groups and tags to read.
+        dedup: Whether rows that are already in an earlier entry are left out.
         report: Called once for each damaged line that was restored, with a text.
     """
 
@@ -206,7 +206,7 @@ class Planner:
         return dict(self._ahead.last) if self._ahead is not None else {}
 
     def everything(self) -> list[Share]:
-        """All rows of the zone, as a new query would read them until nothing is left.
+        """All rows of the zone, as a new query would read them.
 
         Raises:
             ZoneError: Some of the data is lost.
@@ -220,7 +220,7 @@ class Planner:
         """The end of a micro-batch: writers take turns, one entry each, until the limit is reached.
 
         Args:
-            limit: Its limit; only batches that may have wanted rows count, with those rows.
+            limit: The limit; only batches that may have wanted rows count, with those rows.
             target: Entries after this are not taken.
 
         Raises:
@@ -229,7 +229,7 @@ class Planner:
         ahead = self._advance(start)
         ahead.fill(None if limit == Limit() else WAITING_MAX)
         writers = sorted(ahead.waiting)
-        turn = bisect_right(writers, self._served)  # after the writer served last: else a small limit starves one
+        turn = bisect_right(writers, self._served)  # after the writer served last: otherwise a small limit starves one
         ring = deque((writer, iter(ahead.waiting[writer])) for writer in writers[turn:] + writers[:turn])
         meter, end = _Meter(limit), dict(start)
         while ring:
@@ -249,7 +249,7 @@ class Planner:
 
         Raises:
             ZoneError: Some of the data is lost.
-        PositionError: Some was removed unread, or the zone is an older copy.
+            PositionError: Some of the data was removed unread, or the zone is an older copy.
         """
         ahead = self._advance(start)
         self._reach(ahead, start, end)
@@ -275,7 +275,7 @@ class Planner:
         return entries
 
     def _advance(self, start: Mapping[str, int]) -> Ahead:
-        """Go to this offset.
+        """Advance to this offset, or start again if it is an earlier one.
 
         Raises:
             ZoneError: Some of the data is lost, or the zone is gone.
@@ -290,7 +290,7 @@ class Planner:
         except ZoneError:  # also if retention removed lines just ahead, which are only needed for `dedup`
             ahead = self._begin(start)
             self._reach(ahead, start, start)
-        for writer in start.keys() & ahead.writers:  # a writer that was permanently removed is ignored
+        for writer in start.keys() & ahead.writers:  # permanently removed writers are ignored
             if ahead.last.get(writer, -1) < start[writer]:
                 raise _shorter(writer, start[writer])
         self._at = dict(start)
@@ -299,7 +299,7 @@ class Planner:
     def _begin(self, start: Mapping[str, int]) -> Ahead:
         self._at, self._ahead = {}, None
         self._delivered = Delivered()
-        # The last line is read again, as a sign that it is the same zone.
+        # The last line is read again, as proof that it is the same zone.
         last = {} if self._dedup else {writer: seq - 1 for writer, seq in start.items()}
         self._ahead = Ahead(self._zone, last, self._report)
         return self._ahead
@@ -310,7 +310,7 @@ class Planner:
             self._tell(text)
 
     def _is_old(self, ahead: Ahead) -> bool:
-        """Whether more than half of the lines read are removed by now, so that starting anew costs almost nothing."""
+        """Whether more than half of the lines read are removed by now, so that starting again costs almost nothing."""
         return self._dedup and ahead.removed() * 2 > self._delivered.entries
 
     def _reach(self, ahead: Ahead, start: Mapping[str, int], end: Mapping[str, int]) -> None:

@@ -1,1 +1,1 @@
-"""What the jobs that fill a table share: targets, columns, writers, what is pinned, and the life of their queries."""
+"""Shared parts of the jobs that fill a table: targets, columns, writers, pinned settings, life of the queries."""

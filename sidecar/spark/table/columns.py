@@ -47,16 +47,16 @@ _LIMITS: Final[Mapping[type[DataType], tuple[str, str]]] = {
     TimestampType: ("TIMESTAMP'0001-01-01T00:00:00Z'", "TIMESTAMP'9999-12-31T23:59:59.999999Z'"),
     TimestampNTZType: ("TIMESTAMP_NTZ'0001-01-01T00:00:00'", "TIMESTAMP_NTZ'9999-12-31T23:59:59.999999'"),
 }
-"""By type, its first and last value in `YEARS`, in Spark's SQL."""
+"""First and last value in `YEARS` by type, in Spark's SQL."""
 YEARS: Final = "the years 1 to 9999"
-"""Other programs cannot hold more: Python and SQL have no other years, and Delta's log no text for them."""
+"""The range of other programs: Python and SQL have no other years, and Delta's log no text for them."""
 
 
 def refuse_unlike(schema: StructType) -> None:
-    """Refuse a schema with a type that a writer or a reader of tables does not have.
+    """Refuse a schema with a type that some writer or reader of tables lacks.
 
     Raises:
-        ConfigError: It has one.
+        ConfigError: The schema has such a type.
     """
     for path, kind in _unlike("", schema):
         raise ConfigError(
@@ -86,7 +86,7 @@ def _unlike(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
 
 
 def outside(value: Column, schema: StructType) -> Column:
-    """The reason for which a value has a date or a time outside of `YEARS`, with its field; null if it has none."""
+    """The reason for which a value is outside of `YEARS`, with the field of the date or time; null if it is inside."""
     found = F.lit(None)
     for field in reversed(schema.fields):
         if _has_times(field.dataType):
@@ -112,7 +112,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _is_outside(value: Column, kind: DataType) -> Column:
-    """Whether a value that has times has one outside of `YEARS`, at any depth; never null."""
+    """Whether a value has a time outside of `YEARS`, at any depth; never null."""
     match kind:
         case StructType():
             fields = [field for field in kind.fields if _has_times(field.dataType)]
@@ -131,10 +131,10 @@ DATA: Final = "data"
 """Column of the parsed JSON; a struct, so that its names cannot collide with Sidecar's columns."""
 REASON: Final = "reason"
 PARSED: Final = "_sidecar_parsed"
-"""Column of `parsed`, for as long as it is not decided where a row goes."""
+"""Column of `parsed`, until it is decided where a row goes."""
 _CORRUPT: Final = "_sidecar_corrupt"
 RAW: Final = "_sidecar_raw"
-"""Column of a row as it was read, beside the columns that the table would have of it."""
+"""Column of a row as it was read, beside the columns that the table would get from it."""
 _QUOTE: Final = "`"
 
 
@@ -178,7 +178,7 @@ def schema_of(text: str) -> StructType:
     """Parse a schema, written as columns and types (`id bigint, amount double`) or as Spark's JSON.
 
     Raises:
-        ConfigError: The text is no schema, or one with a type that some readers lack.
+        ConfigError: The text is no schema, or has a type that some readers lack.
     """
     try:
         is_json = text.lstrip().startswith("{")
@@ -208,8 +208,8 @@ def fitting(frame: DataFrame, schema: StructType | None, fault: Column) -> DataF
 
     Args:
         frame: The rows; with a schema, those of `parsed`.
-        schema: Of the values; None if they are not parsed.
-        fault: The reason for which a row whose value fits is a reject nevertheless; null for the others.
+        schema: Schema of the values; None if they are not parsed.
+        fault: The reason to reject a row whose value fits; null if there is none.
     """
     if schema is None:
         return frame.where(fault.isNull())
@@ -218,7 +218,7 @@ def fitting(frame: DataFrame, schema: StructType | None, fault: Column) -> DataF
 
 
 def with_data(frame: DataFrame, schema: StructType | None) -> DataFrame:
-    """Add the column `data` in place of that of `parsed`; without a schema, nothing."""
+    """Add the column `data` in place of `PARSED`; without a schema, nothing."""
     if schema is None:
         return frame
     fields = [F.col(PARSED).getField(field.name).alias(field.name) for field in schema.fields]
@@ -231,7 +231,7 @@ def rejected(frame: DataFrame, schema: StructType | None, fault: Column) -> Data
 
 
 def misfit(schema: StructType | None, fault: Column) -> Column:
-    """The reason for which a row is a reject; null if it is none. For the arguments, see `fitting`."""
+    """The reason for which a row is a reject; null if it is not. For the arguments, see `fitting`."""
     if schema is None:
         return fault
     unlike = F.when(_is_text(), "the value does not fit the schema").otherwise("the value is not UTF-8")
@@ -240,7 +240,7 @@ def misfit(schema: StructType | None, fault: Column) -> Column:
 
 def _fits() -> Column:
     """Whether a row fits; never null, since a row in neither set would be lost."""
-    # Otherwise an array would be taken for its first element, and bytes that are not UTF-8 for question marks.
+    # Otherwise the parser would use an array's first element, and question marks for bytes that are not UTF-8.
     is_object = F.ltrim(F.col("value").cast("string"), F.lit(" \t\r\n")).startswith("{")
     whole = F.col(PARSED).isNotNull() & F.col(f"{PARSED}.{_CORRUPT}").isNull()
     return F.col("value").isNull() | F.coalesce(_is_text() & is_object & whole, F.lit(False))  # noqa: FBT003
@@ -254,7 +254,7 @@ def _is_text() -> Column:
 
 
 def generated(fields: Iterable[SchemaField]) -> list[Constraint]:
-    """Columns that the table computes: a row that has another value there violates it."""
+    """Columns that the table computes: a row with another value in one violates it."""
     found = ((field.name, str(field.metadata.get("delta.generationExpression", ""))) for field in fields)
     return [
         Constraint(f"generated column {name} ({sql[:SQL_CHARS_MAX]})", f"{{}} <=> ({sql})", name)
@@ -276,10 +276,10 @@ def refuse_unresolved(frame: DataFrame, constraints: Sequence[Constraint], path:
     """Refuse a table with a constraint on columns that are not written, or that is no condition.
 
     Args:
-        path: Of the table, for errors.
+        path: The table's path, for errors.
 
     Raises:
-        ConfigError: There is such a constraint.
+        ConfigError: The table has such a constraint.
     """
     for constraint in constraints:
         try:

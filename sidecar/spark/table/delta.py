@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HEAD_BYTES: Final = 65_536
-"""What is read of a log of Spark's file sink: its first lines have the oldest files."""
+"""Number of bytes that are read of a log of Spark's file sink: its first lines have the oldest files."""
 
 
 def tell_int96(session: SparkSession, table: str, files: Iterable[str]) -> None:
-    """Log the first of these files of a table that has INT96; what cannot be read is for its readers to report."""
+    """Log the first of these files of a table that has INT96; unreadable files are left to their readers to report."""
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = session._jvm
@@ -56,7 +56,7 @@ def oldest_of_sink(session: SparkSession, table: str) -> Iterator[str]:
     names = [status.getPath().getName() for status in system.listStatus(folder)]
     logs = sorted((name for name in names if name.removesuffix(".compact").isdigit()), key=_number)
     compact = [name for name in logs if name.endswith(".compact")]
-    for name in compact[-1:] or logs:  # the last compact log has what those before it had
+    for name in compact[-1:] or logs:  # the last compact log contains those before it
         with contextlib.closing(system.open(_path(jvm, f"{table}/{SINK_LOG}/{name}"))) as stream:
             head = bytes(stream.readNBytes(HEAD_BYTES)).splitlines()
         if len(head) > 1:
@@ -75,7 +75,7 @@ def _path(jvm: Any, file: str) -> Any:
 WAIT_S: Final = 60.0
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _RULED: Final[WeakSet[SparkContext]] = WeakSet()
-"""Those whose sessions' copies have Delta's rules; each addition of them would make another layer."""
+"""Contexts whose copied sessions have Delta's rules; each addition of the rules would make another layer."""
 CATALOG: Final = "spark.sql.catalog.spark_catalog"
 CATALOG_CLASS: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -86,7 +86,7 @@ _NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 
 
 class OwnDelta:
-    """Delta in a session of Sidecar's own, which has what the user's session may lack: Delta's rules and catalogue.
+    """Delta in a session of Sidecar's own, with Delta's rules and catalogue, which the user's session may lack.
 
     Without them Delta cannot optimize or vacuum, and creates tables without clusters. They can only be set before a
     session is created; this one is a copy of the user's, with its settings.
@@ -122,14 +122,14 @@ class OwnDelta:
         found: Any = DataFrame(self._table(path).detail(), self._session).first()
         comments, fields = comments_of(columns.fields), fields_of(columns.json())
         written = self._snapshot(path).metadata().schemaString()
-        own = StructType.fromJson(loads(written)).fields  # what is read of a table may be null everywhere
+        own = StructType.fromJson(loads(written)).fields  # the schema of a read has all columns nullable
         constraints = constraints_of(found.properties, own) + generated(own)
         return Existing(
             found.partitionColumns, found.clusteringColumns, found.properties, comments, fields, path, constraints
         )  # fmt: skip
 
     def last(self, path: str, query: str) -> int | None:
-        """The last micro-batch of a query, by its id, that the table has; -1 for none, None if there is no table."""
+        """The last micro-batch of a query, by its id, in the table; -1 for none, None if there is no table."""
         snapshot = self._snapshot(path)
         if snapshot.version() < 0:
             return None
@@ -148,7 +148,7 @@ class OwnDelta:
         return [f"{path}/{unquote(name)}" for name in files.agg(F.min_by(*place), F.max_by(*place)).first() or ()]
 
     def check_features(self, path: str) -> None:
-        """Let Delta refuse a table with features that it does not write; it would do so at each commit."""
+        """Let Delta refuse a table with features that it does not write, before a commit does."""
         snapshot = self._snapshot(path)
         snapshot.deltaLog().protocolWrite(snapshot.protocol())
 
@@ -188,7 +188,7 @@ class OwnDelta:
         }
 
     def _vacuum(self, path: str) -> None:
-        """Delete what left the table long ago; Delta takes the table's property, whatever it is told here."""
+        """Delete files that left the table long ago; Delta uses the table's property, not a time given here."""
         found = self.existing(path)
         check_retention(found.properties if found else {})
         self._table(path).vacuum()
@@ -201,7 +201,6 @@ class OwnDelta:
         return self._jvm.io.delta.tables.DeltaTable.forPath(self._java, path)
 
     def _texts(self, texts: Sequence[str]) -> Any:
-        """An array of Java."""
         array = self._gateway.new_array(self._jvm.java.lang.String, len(texts))
         for place, text in enumerate(texts):
             array[place] = text
@@ -232,11 +231,11 @@ def replacing(path: str, query_id: Future[str]) -> Callable[[DataFrame, int], No
     """
 
     def write(changes: DataFrame, batch: int) -> None:
-        own = changes.sparkSession  # that of the query alone, and so are its settings
+        own = changes.sparkSession  # the query's own session, with its own settings
         there = own.read.format("delta").load(path).schema
         if gone := fields_of(changes.schema.json()) - fields_of(there.json()):
             raise dropped(path, gone, "spark.table.columns")
-        own.conf.set(_APP, query_id.result(WAIT_S))  # Delta leaves out a transaction that the table has
+        own.conf.set(_APP, query_id.result(WAIT_S))  # Delta skips a transaction that the table has
         own.conf.set(_NUMBER, str(batch))
         jvm: Any = own._jvm
         # In SQL, MERGE would need Delta's extension, which can only be set before the session is created.

@@ -50,9 +50,9 @@ log = structlog.get_logger()
 def tending(
     claim: Callable[[int], None], write: Callable[[DataFrame, int], None], upkeep: Upkeep | None
 ) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` that claims and writes a micro-batch, and then does what is due.
+    """A function for `foreachBatch` that claims and writes a micro-batch, and then runs due maintenance.
 
-    Spark begins no micro-batch before it returns. If it is cut short, the micro-batch comes again, and is known.
+    Spark begins no micro-batch before it returns. If it is cut short, the micro-batch is repeated, and recognized.
     """
 
     def write_and_tend(frame: DataFrame, batch: int) -> None:
@@ -96,14 +96,14 @@ class TableProgress(QueryProgress, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """A table, as the settings have it.
+    """The settings of a table.
 
     Args:
-        schema: Of the JSON values: its text or its file; None if values are not parsed.
-        partitioned_by: Columns by which a new table is partitioned if its layout does not say.
-        layout: How the table is kept.
-        merge: How rows replace others by key; None if they are appended.
-        resume: What a new checkpoint does with a table that has the same messages.
+        schema: Schema of the JSON values: its text or its file; None if values are not parsed.
+        partitioned_by: Columns by which a new table is partitioned if its layout names none.
+        layout: Layout of the table.
+        merge: Rule by which rows replace others of their key; None if they are appended.
+        resume: The behavior of a new checkpoint with a table that has the same messages.
     """
 
     path: str
@@ -120,7 +120,7 @@ class Filling:
     """The queries of one table.
 
     Args:
-        checkpoint: Of the job; it has the checkpoints of the queries, and the schema.
+        checkpoint: The job's checkpoint; it contains the checkpoints of the queries, and the schema.
         once: Whether the queries end with the present data.
 
     Raises:
@@ -139,13 +139,13 @@ class Filling:
         self._delta: OwnDelta | None = None
         """Spark's Delta, if it fills the table."""
         self._plans: dict[str, Plan] = {}
-        """By name of the target; made by `check`."""
+        """By the target's name; set by `check`."""
         self._constraints: Sequence[Constraint] = ()
-        """Of the table; known after `check`."""
+        """The table's constraints; set by `check`."""
         self._registries: dict[str, Registry] = {}
-        """By name of the target; made by `check` for tables of Delta."""
+        """By the target's name; set by `check` for Delta tables."""
         self.beginnings: Mapping[str, Beginning] = {}
-        """By name of the target, where a query goes on that has not begun; made by `check`."""
+        """The offsets at which new queries resume, by the target's name; set by `check`."""
         self.maintained = no_counts(table.layout.maintenance)
         """Maintenance by operation and result."""
         self._small_files = SmallFiles(table.path)
@@ -160,7 +160,7 @@ class Filling:
             session: The session of the queries.
 
         Raises:
-            ConfigError: They do not, or they may not.
+            ConfigError: They do not belong together, or the schema or layout may not follow.
         """
         from sidecar.spark.table.columns import schema_of
         from sidecar.spark.table.delta import OwnDelta
@@ -211,7 +211,7 @@ class Filling:
                 self._plans[target.name] = self._plan(target, self._table.layout, found[target.name])
             plan, there = self._plans[TABLE], found[TABLE]
             self._constraints = there.constraints if there is not None else ()
-            empty = session.createDataFrame([], TABLE_DDL)  # a wrong rule of merging is told before a query starts
+            empty = session.createDataFrame([], TABLE_DDL)  # refuses a wrong merge rule before a query starts
             frames = {target.name: self._fitted(empty, target) for target in self.targets}
             fields = {name: fields_of(frame.schema.json()) for name, frame in frames.items()}
             refuse_other_rule(self._table.path, there and there.comments, self._table.merge)
@@ -229,7 +229,7 @@ class Filling:
                 pin_constraints(storage, self._checkpoint, [constraint.name for constraint in self._constraints])
 
     def _extend(self, target: Target, frame: DataFrame) -> None:
-        """Add columns to a table of Delta before they are pinned: what is pinned and not there was dropped."""
+        """Add columns to a Delta table before they are pinned: a pinned column that is missing counts as dropped."""
         from sidecar.spark.table.writers import extend_by_deltalake
 
         if self._delta is not None:
@@ -282,7 +282,7 @@ class Filling:
         from sidecar.spark.table.merging import KEY, ORDER, keyed, lacking, with_deleted
 
         plan, schema, merge, fault = self._plans[target.name], self._schema, self._table.merge, F.lit(None)
-        frame = frame.withColumn(MESSAGE_TIME, inside_years(F.col(MESSAGE_TIME)))  # of a zone of an earlier version
+        frame = frame.withColumn(MESSAGE_TIME, inside_years(F.col(MESSAGE_TIME)))  # from a zone of an earlier version
         frame = columns.with_partitions(frame, self._derived(target.name))
         if schema is not None:
             frame = columns.parsed(frame, schema)
@@ -418,7 +418,7 @@ class Filling:
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Report what Spark refuses in the block as `QueryError`."""
+    """Raise errors of Spark in the block as `QueryError`."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 

@@ -1,8 +1,8 @@
-"""Rows that replace others by key: their columns, and which of two changes is the later one. It writes nothing.
+"""Rows that replace others by key: their columns, and the order of changes. It writes nothing.
 
 The last change of a key is the greatest in a total order, so the table follows from the set of changes alone: neither
 their order nor the limits of micro-batches matter, nor how often one is repeated. A deleted key keeps its row, with
-`deleted` set, since an older change that comes later must find what it is older than.
+`deleted` set, so that an older change that comes later is recognized as older.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KEY: Final = "merge_key"
 ORDER: Final = "merge_order"
 DELETED: Final = "deleted"
 PLACE: Final = (ORDER, "topic", "partition", "offset", "batch_id")
-"""Columns by which the changes of a key are ordered, the first ones first. The last one differs where a topic was
+"""Columns by which the changes of a key are ordered, most significant first. The last one decides where a topic was
 created again and has the same offsets."""
 ON: Final = f"t.{KEY} = s.{KEY}"
 """Condition in SQL, of Spark and of deltalake: a row of the table, `t`, and a change, `s`, have the same key."""
 _EXACT: Final = (BinaryType, DateType, DecimalType, IntegralType, StringType, TimestampType)
-"""Types whose values are equal or ordered in the same way for every program."""
+"""Types whose values all programs compare in the same way."""
 
 
 def _later() -> str:
@@ -59,7 +59,7 @@ def keyed(frame: DataFrame, rule: Merge) -> DataFrame:
 
     Args:
         frame: Rows of the zone; with a schema, those of `parsed`.
-        rule: The rule. Each of the two columns has its part of it as a comment.
+        rule: The rule; each of the two columns has its part of the rule as a comment.
 
     Raises:
         ConfigError: The schema has no such field, or a field of a type that has no exact order.
@@ -83,7 +83,7 @@ def lacking(rule: Merge) -> Column:
 
 
 def with_deleted(frame: DataFrame, rule: Merge) -> DataFrame:
-    """Add the column that tells deleted keys.
+    """Add the column that marks deleted keys.
 
     Raises:
         ConfigError: The condition is not one in SQL on the columns of the table.
@@ -92,7 +92,7 @@ def with_deleted(frame: DataFrame, rule: Merge) -> DataFrame:
         return frame.withColumn(DELETED, F.lit(False))  # noqa: FBT003
     try:
         condition = F.expr(rule.delete_when)
-        _ = frame.where(condition).schema  # aggregates, and what is no condition, are refused here alone
+        _ = frame.where(condition).schema  # only this refuses aggregates, and texts that are no condition
         return frame.withColumn(DELETED, F.coalesce(condition, F.lit(False)))  # noqa: FBT003
     except (AnalysisException, ParseException) as error:
         said = " ".join(str(error).split())[:300]
@@ -103,7 +103,7 @@ def with_deleted(frame: DataFrame, rule: Merge) -> DataFrame:
 
 
 def last_of_each(frame: DataFrame) -> DataFrame:
-    """The last change of each key; the others of the micro-batch do not count."""
+    """The last change of each key; the others of the micro-batch have no effect."""
     place = F.struct(*map(F.col, PLACE))
     row = F.max_by(F.struct(*(F.col(f"`{name}`") for name in frame.columns)), place)
     return frame.groupBy(KEY).agg(row.alias("row")).select("row.*")
@@ -113,7 +113,7 @@ def refuse_other_rule(path: str, comments: Mapping[str, str] | None, rule: Merge
     """Refuse a table whose rows were made by another rule, or a rule where rows were appended, or the other way.
 
     Args:
-        comments: Comment of each of its columns; None if there is no table.
+        comments: Comments of the table's columns; None if there is no table.
         rule: The rule; None if rows are appended.
 
     Raises:

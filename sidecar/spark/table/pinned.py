@@ -28,7 +28,7 @@ def refuse_rewriting(before: str, after: str) -> None:
         after: The wanted schema, as JSON; empty if there is none.
 
     Raises:
-        ConfigError: It changes more than additional fields.
+        ConfigError: The schema does more than add fields.
     """
     changed = _change("", _parse(before), _parse(after))
     if changed:
@@ -87,7 +87,7 @@ LAYOUT: Final = "layout"
 SINK_LOG: Final = "_spark_metadata"
 """Folder of the log of Spark's file sink."""
 NOTHING_READ: Final = -1
-"""Offset of a writer of the zone of which nothing was read."""
+"""Offset of a writer of the zone from which nothing was read."""
 
 
 class FileSystem(Protocol):
@@ -97,25 +97,23 @@ class FileSystem(Protocol):
         """The names in a folder without hidden ones; empty if it does not exist."""
         ...
 
-    def read(self, path: str) -> bytes:
-        """A file as a whole."""
-        ...
+    def read(self, path: str) -> bytes: ...
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, and create its folder; it may be torn after a crash."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file that is not there, and create its folder; return whether it was not."""
+        """Write a file unless it exists, and create its folder; return whether it did not."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file if it is there."""
+        """Remove a file if it exists."""
         ...
 
 
 class SparkStorage:
-    """All file systems that Spark can reach.
+    """A `FileSystem` of all that Spark can reach.
 
     Args:
         session: A session with its own JVM: not Spark Connect.
@@ -127,13 +125,12 @@ class SparkStorage:
         self._conf = session._jsparkSession.sessionState().newHadoopConf()
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder without hidden ones; empty if it does not exist."""
         path, system = self._at(folder)
         file_names = [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
         return [name for name in file_names if not name.startswith(".")]
 
     def read(self, path: str) -> bytes:
-        """A file as a whole; empty if a crash has torn it, and its file system notices."""
+        """Empty if a crash has torn the file, and its file system notices."""
         from py4j.protocol import Py4JJavaError
 
         location, system = self._at(path)
@@ -148,11 +145,9 @@ class SparkStorage:
             stream.close()
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, and create its folder; it may be torn after a crash."""
         self._write(path, data, over=True)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file that is not there, and create its folder; return whether it was not."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -170,7 +165,6 @@ class SparkStorage:
         stream.close()
 
     def remove(self, path: str) -> None:
-        """Remove a file if it is there."""
         location, system = self._at(path)
         system.delete(location, False)  # noqa: FBT003
 
@@ -180,7 +174,7 @@ class SparkStorage:
 
 
 class StoredText:
-    """A file that keeps a small text."""
+    """A small text in a file."""
 
     def __init__(self, storage: FileSystem, path: str) -> None:
         self._storage = storage
@@ -192,7 +186,6 @@ class StoredText:
         return self._storage.read(self._path) if name in self._storage.names(folder) else b""
 
     def write(self, text: bytes) -> None:
-        """Replace the text."""
         self._storage.write(self._path, text)
 
 
@@ -203,17 +196,17 @@ def query_of(storage: FileSystem, target: Target) -> str:
 
 
 def in_parquet(storage: FileSystem, target: Target) -> int | None:
-    """The last micro-batch that a Parquet table has, of whichever query; -1 for none, None if there is no table."""
+    """The last micro-batch of any query in a Parquet table; -1 for none, None if there is no table."""
     folder = target.path.rstrip("/")
     return latest(storage, f"{folder}/{SINK_LOG}") if SINK_LOG in storage.names(folder) else None
 
 
 def refuse_other_progress(storage: FileSystem, target: Target, there: int | None) -> None:
-    """Refuse a table that its checkpoint does not know: writers leave out each micro-batch whose number it has.
+    """Refuse a table that its checkpoint does not know: writers skip each micro-batch whose number the table has.
 
     Args:
         storage: File system of the checkpoint.
-        there: The last micro-batch that it has; -1 for none, None if there is no table.
+        there: The last micro-batch in the table; -1 for none, None if there is no table.
 
     Raises:
         ConfigError: The table has micro-batches that the checkpoint never began, or lacks some that it ended, or all.
@@ -303,13 +296,13 @@ def pin_constraints(storage: FileSystem, checkpoint: str, names: Sequence[str]) 
 
 
 def _in_force(storage: FileSystem, folder: str, names: Iterable[str]) -> str:
-    """The text in force: of two, left by a change that was cut short, the shorter one, which has fewer fields."""
+    """The text in force: of two, left by an interrupted change, the shorter one, which has fewer fields."""
     texts = {name: storage.read(f"{folder}/{name}").decode(errors="replace") for name in names}
-    return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # else torn
+    return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # otherwise torn
 
 
 class DeltaTables(NamedTuple):
-    """The tables of Delta and the rows for them, by name of the target.
+    """The Delta tables and the rows for them, by name of the target.
 
     Args:
         wanted: The fields of the rows; see `fields_of`.
@@ -327,7 +320,7 @@ class DeltaTables(NamedTuple):
         """Refuse rows that would bring dropped fields back.
 
         Args:
-            had: The fields that each table had.
+            had: The fields that each table once had.
             key: The key of the file that chooses columns.
 
         Returns:
@@ -358,9 +351,9 @@ def refuse_layout(
 
     Args:
         storage: File system of the checkpoint.
-        plan: How the table is to be made.
-        unset: How a job of an earlier version has made it, which kept no plan.
-        tables: The tables, if they are of Delta.
+        plan: The plan of the table.
+        unset: The plan of a job of an earlier version, which stored none.
+        tables: The tables, if they are Delta tables.
 
     Raises:
         ConfigError: The table has rows that were made otherwise, or lacks columns that it had.
@@ -382,12 +375,12 @@ def refuse_layout(
 
 
 def pin_layout(storage: FileSystem, checkpoint: str, plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> None:
-    """Keep what `refuse_layout` has accepted, in the way of `pin_schema`.
+    """Pin a layout that `refuse_layout` has accepted, in the way of `pin_schema`.
 
     Args:
         storage: File system of the checkpoint.
-        plan: How the table is to be made.
-        fields: Those that each table has, or will have once it is created, by name of the target.
+        plan: The plan of the table.
+        fields: The fields that each table has, or will have once it is created, by name of the target.
     """
     folder, text = f"{checkpoint}/{LAYOUT}", _layout_text(plan, fields)
     before = storage.names(folder)

@@ -1,4 +1,4 @@
-"""How the table of a query is made: its columns, partitions and clusters. Imports no Spark, and opens no table."""
+"""The plan of a query's table: its columns, partitions and clusters. Imports no Spark, and opens no table."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ONLY_DELTA: Final = {
 
 
 def table_layout(settings: Settings) -> TableLayout:
-    """How the table of a job is kept: the keys of `sink.delta`, and those of `spark.table` that it has not."""
+    """The layout of a job's table: the keys of `sink.delta`, and those of `spark.table` that `sink.delta` lacks."""
     table = (settings.spark.table if settings.spark else None) or Table()
     layout = layout_of(table, "spark.table")
     return layout_of(settings.sink.delta, "sink.delta", layout) if settings.sink.delta is not None else layout
 
 
 def refused_keys(settings: Settings, form: Literal["delta", "parquet"], path: str) -> Iterator[tuple[KeyPath, str]]:
-    """Keys that are refused."""
+    """Keys that are refused, each with the reason."""
     assert settings.spark is not None, "checked before"
     table, of_sink = settings.spark.table or Table(), settings.sink.delta
     given = (KEYS | {"resume"}) & table.model_fields_set
@@ -81,9 +81,9 @@ def targets(checkpoint: str, path: str, schema: str | None, merge: Merge | None)
     """The target of the table, and that of the rejects beside it.
 
     Args:
-        checkpoint: Of the job; the queries' are in it.
-        schema: Of the JSON values, if they are parsed; what does not fit is a reject.
-        merge: How rows replace others, if they do; what has no key or order is a reject.
+        checkpoint: The job's checkpoint; it contains those of the queries.
+        schema: Schema of the JSON values, if they are parsed; a row that does not fit is a reject.
+        merge: Rule by which rows replace others, if they do; a row without key or order is a reject.
     """
     chosen = [Target(TABLE, path, f"{checkpoint}/{TABLE}")]
     if schema is not None or merge is not None:
@@ -92,7 +92,7 @@ def targets(checkpoint: str, path: str, schema: str | None, merge: Merge | None)
 
 
 def schema_text(written: str) -> str:
-    """The schema: the text itself if it contains a blank or a colon, otherwise the content of that file.
+    """The schema: the text itself if it contains a blank or a colon, otherwise the content of the file of this name.
 
     Raises:
         ConfigError: There is no such file.
@@ -114,7 +114,7 @@ COMMENT: Final = "comment"
 
 
 class Existing(NamedTuple):
-    """A Delta table that exists.
+    """An existing Delta table.
 
     Args:
         comments: The comment of each column, empty if it has none.
@@ -131,7 +131,7 @@ class Existing(NamedTuple):
 
 
 def comments_of(fields: Iterable[Any]) -> Mapping[str, str]:
-    """The comments of fields, be they Spark's or deltalake's."""
+    """The comments of fields, either Spark's or deltalake's."""
     return {field.name: str(field.metadata.get(COMMENT, "")) for field in fields}
 
 
@@ -139,7 +139,7 @@ def fields_of(schema: str) -> frozenset[str]:
     """The paths of all fields of a table, at any depth, in lower case.
 
     Args:
-        schema: Its schema as JSON, be it Spark's or deltalake's.
+        schema: The table's schema as JSON, either Spark's or deltalake's.
     """
     return frozenset(path.casefold() for path in _paths(loads(schema), ""))
 
@@ -156,7 +156,7 @@ def _paths(kind: Any, path: str) -> Iterator[str]:
 
 
 class Plan(NamedTuple):
-    """How a table is made."""
+    """The columns, partitions and clusters of a table."""
 
     partitioned_by: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -164,7 +164,6 @@ class Plan(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
         return [column.name for column in self.columns]
 
 
@@ -174,10 +173,10 @@ def plan_of(
     """The plan of a table.
 
     Args:
-        default: Columns by which a new table is partitioned if the settings do not say.
-        path: Of the table, for errors.
+        default: Columns by which a new table is partitioned if the settings name none.
+        path: The table's path, for errors.
         fields: The fields of the JSON values; None if the table has none of them.
-        existing: The table, if it is one of Delta that exists.
+        existing: The table, if it is an existing Delta table.
 
     Raises:
         ConfigError: The settings contradict themselves or the table.

@@ -1,11 +1,11 @@
-"""What the micro-batches of a Delta table have, by query and number, in small files beside it. No Spark call.
+"""The offsets of a Delta table's micro-batches, by query and number, in small files beside it. No Spark call.
 
-    PATH/_sidecar/<query>/<micro-batch>     the source, and the offsets behind it, as the checkpoint has them
+    PATH/_sidecar/<query>/<micro-batch>     the source, and the offsets after it, in the checkpoint's form
 
-The file of a micro-batch is made before its rows are committed, and never replaced; the table itself says which
-micro-batches it has. So two checkpoints of one query, such as a copy, cannot put different rows under one number, and a
-new checkpoint can go on where the table ends. What a commit can carry besides its number is lost when Delta cleans up
-its log. `VACUUM` and readers ignore folders whose names begin with an underscore.
+The file of a micro-batch is created before its rows are committed, and never replaced; the table itself names its
+micro-batches. So two checkpoints of one query, such as a copy, cannot put different rows under one number, and a new
+checkpoint can go on where the table ends. Metadata of a commit, except its number, is lost when Delta cleans up its
+log. `VACUUM` and readers ignore folders whose names begin with an underscore.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sidecar.spark.table.plan import TABLE, Target
 
 FOLDER: Final = "_sidecar"
 _KEPT: Final = 2
-"""Number of files of a query: that of a micro-batch, and that of the last one in the table."""
+"""Number of files of a query: for a micro-batch, and for the last one in the table."""
 
 
 class TableOrigin(NamedTuple):
-    """What a job reads.
+    """The source of a job.
 
     Args:
-        name: Of the cluster or the zone: within it, a topic or a writer is one forever.
+        name: Name of the cluster or the zone: within it, the name of a topic or a writer identifies it forever.
         first: Returns the offsets at which a new checkpoint begins, in the form of the source.
     """
 
@@ -39,11 +39,11 @@ class TableOrigin(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """How far a query has read.
+    """The place up to which a query has read.
 
     Args:
-        batch: Its last micro-batch that is in the table.
-        offsets: The offsets behind it, in the form of the source.
+        batch: The query's last micro-batch in the table.
+        offsets: The offsets after it, in the form of the source.
     """
 
     batch: int
@@ -64,7 +64,7 @@ class Registry:
         self._folder = f"{target.path.rstrip('/')}/{FOLDER}"
 
     def claim(self, query: str, batch: int) -> None:
-        """Register a micro-batch, whose offsets the checkpoint has, before anything of it is written.
+        """Register a micro-batch, whose offsets are in the checkpoint, before any of its rows is written.
 
         Raises:
             ConfigError: A micro-batch of this number has other offsets.
@@ -73,16 +73,16 @@ class Registry:
         text = json.dumps({"source": self._source, "offsets": self._planned(batch)}).encode()
         if not self._storage.create(path, text):
             found = self._found(query, batch)
-            if found is None:  # torn by a crash, so nothing of it was written
+            if found is None:  # torn by a crash, so none of its rows was written
                 self._storage.write(path, text)
             self._refuse_other(batch, found, f"; if a power loss took it from the checkpoint, remove {path}")
         self._storage.remove(f"{self._folder}/{query}/{batch - _KEPT}")
 
     def check(self, query: str, batch: int) -> None:
-        """Compare the last micro-batch of a query in the table with the same in the checkpoint.
+        """Compare the last micro-batch of a query in the table with that in the checkpoint.
 
         Raises:
-            ConfigError: It has other offsets.
+            ConfigError: Their offsets differ.
         """
         self._refuse_other(batch, self._found(query, batch))
 
@@ -99,7 +99,7 @@ class Registry:
         return loads(self._storage.read(f"{self._target.checkpoint}/offsets/{batch}").splitlines()[-1])
 
     def _found(self, query: str, batch: int) -> Mapping[str, Any] | None:
-        """A file; None if there is none, or it was torn by a crash."""
+        """The content of a file; None if it is missing, or a crash has torn it."""
         folder = f"{self._folder}/{query}"
         if str(batch) not in self._storage.names(folder):
             return None
@@ -113,7 +113,7 @@ class Registry:
         """The place of the earlier query that read furthest in the same topics or writers; None if there was none.
 
         Args:
-            query: The present one; empty if it has no id yet.
+            query: The present query; empty if it has no id yet.
             last: Returns the last micro-batch of a query in the table; -1 or None for none.
             first: The offsets at which a new checkpoint begins.
 
@@ -150,13 +150,13 @@ def beginnings(
     last: Callable[[str, str], int | None],
     resume: Resume,
 ) -> dict[str, Beginning]:
-    """Where queries that have not begun go on, by name of the target; those missing begin with the source.
+    """The places at which new queries resume, by name of the target; queries without one start where the source begins.
 
     Args:
         storage: File system of tables and checkpoints.
-        targets: The table, and that of the rejects if there is one.
+        targets: The table, and the table of rejects if there is one.
         last: Returns the last micro-batch of a query in the table at a path; -1 or None for none.
-        resume: What to do with a table that has rows of the same messages.
+        resume: The behavior with a table that has rows of the same messages.
 
     Raises:
         ConfigError: A table has such rows, and they would be appended again.

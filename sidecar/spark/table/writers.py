@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rows_of(frame: DataFrame) -> pa.Table:
-    """The last change of each key in a micro-batch, with times in UTC, as Delta has them."""
+    """The last change of each key in a micro-batch, with times in UTC, as in Delta."""
     import deltalake
     import pyarrow as pa
 
@@ -88,7 +88,7 @@ def existing_by_deltalake(path: str) -> Existing | None:
 
 
 def last_by_deltalake(path: str, query: str) -> int | None:
-    """See `OwnDelta.last`.
+    """The result of `OwnDelta.last`, by deltalake.
 
     Raises:
         ConfigError: deltalake is not installed.
@@ -107,7 +107,7 @@ def tell_int96(path: str, *, merged: bool) -> None:
     """Log if a table of Delta has timestamps as INT96.
 
     Raises:
-        ConfigError: Its files are rewritten, by merging: timestamps would change.
+        ConfigError: The table is merged, which rewrites its files: timestamps would change.
     """
     from sidecar.sinks.table import int96
 
@@ -150,7 +150,7 @@ def extend_by_deltalake(path: str, frame: DataFrame, *, merged: bool) -> None:
     """Add the columns of a frame without rows to a table.
 
     Raises:
-        ConfigError: deltalake does not add them.
+        ConfigError: deltalake cannot add them.
     """
     import deltalake
     from deltalake.exceptions import DeltaError
@@ -180,8 +180,8 @@ def by_deltalake(
     Args:
         path: The table; created if it is missing.
         query_id: Set once the query has started.
-        plan: How it is made, and maintained.
-        merged: Whether rows replace those of their keys, or are appended.
+        plan: The plan of the table, with its maintenance.
+        merged: Whether rows replace others of their keys; otherwise they are appended.
     """
     import deltalake
 

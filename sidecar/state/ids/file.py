@@ -175,7 +175,7 @@ def open_run(path: Path) -> MappedRun:
 
 
 def keys_in(path: Path) -> int:
-    """How many keys a file tells to have; its checksums are not looked at.
+    """The number of keys by the file's header; its checksums are not verified.
 
     Raises:
         OSError: It cannot be read.

@@ -38,7 +38,6 @@ class IdFiles:
         self._open: dict[TopicPartition, list[IdFile]] = {}
         """The files found so far, in the order of generations and additions."""
         self._aside: dict[TopicPartition, set[str]] = {}
-        """Names of files found damaged when the others were mapped."""
         self.closing = False
         """Set when the process ends, to stop writing of files."""
 
@@ -46,7 +45,7 @@ class IdFiles:
         """Drop the files of another owner, that is, of another cluster or group.
 
         Args:
-            ours: Whether the state beside them is this owner's: then files without an owner are, too.
+            ours: Whether the state beside them is this owner's: then files without an owner are its own, too.
 
         Raises:
             StateError: The folder cannot be written.
@@ -78,7 +77,7 @@ class IdFiles:
         return {file.path.name: file.run.total for file in self._files(tp)}
 
     def expect(self, tp: TopicPartition, totals: Mapping[str, int]) -> None:
-        """Report files of `totals` that are missing, and set aside those that are other files now.
+        """Report files of `totals` that are missing, and set aside files with another checksum.
 
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
@@ -97,7 +96,7 @@ class IdFiles:
                 )
 
     def changed(self) -> set[TopicPartition]:
-        """Partitions with a file that is not the mapped one any more; takes 2 µs per file; from any thread.
+        """Partitions with a file that is no longer the mapped one; takes 2 µs per file; from any thread.
 
         Raises:
             StateError: The files cannot be checked.
@@ -110,7 +109,7 @@ class IdFiles:
             raise state_error("look at", self._places.folder, error) from error
 
     def mend(self, tp: TopicPartition) -> None:
-        """Write removed or replaced files again, which are still mapped; check those that were changed.
+        """Write removed or replaced files again from their mapping; check changed ones.
 
         Raises:
             StateError: A file cannot be read or written.

@@ -33,7 +33,7 @@ class IdFile:
     run: MappedRun
 
     def holds(self, name: str) -> bool:
-        """Whether this file has everything that is in the file of this name."""
+        """Whether this file has all additions of the file of this name."""
         generation, first, last = _parts(name) or (-1, 0, 0)
         return self.generation == generation and self.first <= first and last <= self.last
 
@@ -98,7 +98,7 @@ class Places:
         """Whether a partition has a folder.
 
         Raises:
-            StateError: That cannot be seen.
+            StateError: The folder cannot be examined.
         """
         try:
             return self.of(tp).exists()
@@ -118,7 +118,7 @@ class Places:
         return folder
 
     def look(self, tp: TopicPartition) -> tuple[list[IdFile], set[str]]:
-        """An earlier process's complete files, of which some may be in others, and the names of damaged ones.
+        """The complete files of an earlier process, which may overlap, and the names of damaged ones.
 
         Raises:
             StateError: A file cannot be read, for a reason that is not its own.
@@ -166,7 +166,6 @@ class Places:
         return None
 
     def set_aside(self, tp: TopicPartition, path: Path, reason: str) -> None:
-        """Set aside a damaged file of the partition."""
         aside = path.with_name("damaged")  # only the newest is kept
         with contextlib.suppress(OSError):
             path.rename(aside)

@@ -54,7 +54,7 @@ def load(
 
 
 class Page(NamedTuple):
-    """Some segments of one generation, and the numbers of their rows."""
+    """Segments of one generation, and the numbers of their rows."""
 
     generation: int
     rows: list[tuple[int]]

@@ -32,7 +32,7 @@ FILED_MIN = 1_024
 
 
 class IdStore:
-    """The ids of all partitions of one state folder.
+    """`Ids` of one state folder: rows and files of all partitions.
 
     Args:
         on_damage: Called for each damage found.
@@ -55,7 +55,7 @@ class IdStore:
         self._listed.clear()
 
     def append(self, segments: Iterable[IdSegment]) -> None:
-        """See `Ids.append`; many small segments are merged on the way."""
+        """Many small segments are merged on the way."""
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:
             check_ids(segment.ids)
@@ -68,7 +68,6 @@ class IdStore:
         self._begun |= new
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """See `Ids.drop_before`."""
         with self._database.transaction() as connection:
             connection.execute(
                 "DELETE FROM ids WHERE topic = ? AND partition = ? AND broker = ? AND generation < ?", (*tp, generation)
@@ -86,7 +85,6 @@ class IdStore:
         self._database.return_space()
 
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """See `Ids.load`."""
         with self._database.transaction() as connection:
             stored = id_segments.load(connection, tp, self._on_damage)
         filed = self.files.runs(tp)
@@ -94,7 +92,6 @@ class IdStore:
         return sorted(stored, key=lambda segment: segment[0])
 
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
-        """See `Ids.sort`."""
         with self._sorting[tp]:
             return self._sort(tp, merge=merge)
 
@@ -120,16 +117,14 @@ class IdStore:
         return StoredIds(runs, begun, problem)
 
     def stop_sorting(self) -> None:
-        """See `Ids.stop_sorting`."""
         self.files.closing = True
 
     def changed(self) -> set[TopicPartition]:
-        """See `Ids.changed`."""
         return self.files.changed()
 
     def _mend(self, tp: TopicPartition) -> None:
         """Repair changes that other programs made to mapped files."""
-        self._database.check_in_place()  # otherwise they would be written beside a folder that was moved away
+        self._database.check_in_place()  # otherwise files would be written beside a folder that was moved away
         if tp in self._listed:
             self.files.mend(tp)
             return
@@ -165,7 +160,6 @@ class IdStore:
             self._database.return_space()
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """See `Ids.copy`."""
         self.drop_before(target, 1 << 62)
         with self._database.transaction() as connection:
             for generation, ids in id_segments.load(connection, source, self._on_damage):
@@ -198,7 +192,7 @@ def begun_of(connection: sqlite3.Connection, tp: TopicPartition) -> dict[int, in
 
 
 def listed_of(connection: sqlite3.Connection, tp: TopicPartition) -> dict[str, int]:
-    """The files that the partition had; empty if that is unknown."""
+    """The files that the partition had; empty if unknown."""
     name = json.dumps(["id files", *tp])
     row = connection.execute("SELECT value, crc FROM meta WHERE name = ?", (name,)).fetchone()
     return {} if row is None or row[1] != checksum(name, row[0]) else dict(loads(row[0]))
