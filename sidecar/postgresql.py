@@ -29,6 +29,7 @@ SETTINGS = (
     f"idle_in_transaction_session_timeout = {2 * PATIENCE_MS}",
 )
 LOCK = 0x51DECA2
+"""Advisory lock for the creation of tables; the next number is for `Ledger.exchange`."""
 OWNER = "sidecar_owner"
 OWNER_TABLE = f"CREATE TABLE {OWNER} (consumer_group text PRIMARY KEY, mark text NOT NULL);"
 """The owner of a group's rows: groups of one name on two clusters are two groups."""

@@ -30,8 +30,7 @@ T = TypeVar("T")
 REACH_S = 4.0
 ASK_S = 4.0
 MARKS_AMONG = 10_000
-"""Records of a changelog that are searched for its mark: it is the first record, unless an earlier version made the
-topic."""
+"""Records of a changelog that are searched for its mark: the first one, unless an earlier version made the topic."""
 ASSIGNOR = "cooperative-sticky"
 _WORDS = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 _READ = (AclOperation.READ,)

@@ -1,4 +1,4 @@
-"""The default state folder of a consumer group: a place that its user may write. Looks at no folder."""
+"""The default state folder of a consumer group: a place that its user may write. Accesses no folder."""
 
 from __future__ import annotations
 

@@ -172,7 +172,6 @@ class TableLayout(NamedTuple):
     properties: Properties = {}
     maintenance: Maintenance = Maintenance()
     section: str = "spark.table"
-    """The section of the file."""
     sections: Mapping[str, str] = {}
     """Other sections of the file, by the keys that are in them."""
 

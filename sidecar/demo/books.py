@@ -101,7 +101,6 @@ class ReceiverDatabase:
         return int(self._db.execute("SELECT count(*) FROM parts").fetchone()[0])
 
     def rows(self) -> Iterator[DeliveredRow]:
-        """All rows."""
         for partition, offset, row in self._db.execute('SELECT "partition", "offset", row FROM rows'):
             yield DeliveredRow((partition, offset), json.loads(row)["value"])
 

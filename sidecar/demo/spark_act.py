@@ -44,7 +44,6 @@ def main(table: str, out: str) -> None:
     """Read all rows.
 
     Args:
-        table: The folder of the table.
         out: The file for partition, offset and value of each row.
     """
     spark = SparkSession.builder.master("local[2]").getOrCreate()

@@ -179,7 +179,7 @@ CLONE = Path(sidecar.__file__).parents[1]
 NODE = "tests.support.rocketmq_demo"
 """Starts RocketMQ; only a clone has it, not the distribution."""
 PRODUCE_MAX = 50_000
-"""Limit of messages produced at once: half of what the broker's producer queues."""
+"""Limit of messages produced at once: half of the producer's queue."""
 MOCK_WAIT = (
     "must wait some 12 s until the mock broker gives up the dead member; "
     "on Kafka it removes that member itself and delivers again within 3 s"

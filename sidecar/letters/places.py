@@ -56,7 +56,7 @@ class TopicLetter(NamedTuple):
     topic: str
 
     def is_in(self, chosen: Chosen) -> bool:
-        """Whether the record is chosen; its id is compared with `last_id` in any case."""
+        """Whether all conditions choose the record; `last_id` is left to the caller."""
         return chosen.topic in (None, self.topic) and chosen._replace(topic=None).takes(self.letter)
 
 
@@ -175,7 +175,7 @@ class TopicPlan(Replays):
     """The letters in a topic of which no copy was replayed yet.
 
     Args:
-        letters: The state file, which records what was replayed.
+        letters: The state file, which records replayed letters.
     """
 
     def __init__(self, topic: LetterTopic, letters: LettersBeside, target: Target, limits: Limits) -> None:
@@ -376,7 +376,7 @@ class LetterPlace:
 
     @property
     def deleted_by(self) -> str:
-        """The setting or command that deletes the records of a topic."""
+        """A sentence on the deletion of a topic's records, for the operator."""
         if isinstance(self._topic, DeadLetterQueues):
             return "a broker of RocketMQ deletes them after its fileReservedTime"
         return "Kafka deletes them by the topic's retention"
@@ -399,7 +399,6 @@ class LetterPlace:
         return next((record.letter for record in self._topic.within((id_,))), None)
 
     def left_over(self) -> LeftOver:
-        """The parts of an interrupted replay."""
         return left_over(self.file)
 
     def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
@@ -413,5 +412,4 @@ class LetterPlace:
         return TopicPlan(self._topic, self.file, target, limits)
 
     def token(self) -> str:
-        """The token of the state file."""
         return Replays(self.file).token()

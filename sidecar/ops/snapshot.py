@@ -85,7 +85,7 @@ class IdsStatus:
     file_bytes: int = 0
     """Bytes in mapped files."""
     oldest_seconds: float = 0.0
-    """Time since the first of them came."""
+    """Time since the first remembered id came."""
     rotations: int = 0
     """Generations forgotten since the start."""
     loading: int = 0

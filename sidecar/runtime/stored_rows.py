@@ -27,11 +27,7 @@ _NUMBERS = itemgetter(0, 3, 5, 7)
 
 
 class StoredFramer:
-    """A `Framer` that frames in C, and rare messages in Python.
-
-    Args:
-        tags_of: Reads the tags of messages.
-    """
+    """A `Framer` that frames in C, and rare messages in Python."""
 
     def __init__(self, library: fastlane.Library, tags_of: TagsOf, python: Framer) -> None:
         self.separator = python.separator

@@ -44,9 +44,7 @@ class Context(NamedTuple):
     """Parameters of a sink in addition to its settings."""
 
     columns: Columns
-    """Reads the source's messages."""
     tags_of: TagsOf
-    """The tags of each message."""
     groups: Mapping[Raw, str | None]
     """The tag group by tags; None for messages that are not wanted."""
     state_dir: Path

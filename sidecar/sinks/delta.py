@@ -67,7 +67,6 @@ class DeltaSink:
 
     Args:
         path: The table: a path, or a URL that deltalake supports. Created if it is missing.
-        layout: Layout of the table.
         notes: Store the time of the last maintenance; required with maintenance.
 
     Raises:

@@ -88,7 +88,7 @@ class Response:
             raise (InvalidError(_text_of(error)) if data else CutOffError(self.progress)) from error
 
     def _look(self, data: bytes) -> None:
-        """Refuse at once what h11 would wait for the end of: other protocols do not end their first words so."""
+        """Refuse other protocols by their first bytes: h11 would wait for the end of a line, which may never come."""
         if not data:
             raise CutOffError(self.progress)
         if len(self._begin) < len(_PREFIX):

@@ -52,7 +52,6 @@ class SparkSink:
     Args:
         landing: The zone; created if it is missing.
         writer: Name of the writer, see `writer_name`.
-        format: Format of the data files.
 
     Raises:
         ConfigError: The zone cannot be created or written.

@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
         return " AND ".join(conditions), values
 
     def takes(self, letter: StoredLetter) -> bool:
-        """Whether the conditions choose a letter; its id is compared with `last_id` in any case."""
+        """Whether all conditions choose the letter; `last_id` is left to the caller."""
         return (
             self.group in (None, letter.group_name)
             and self.topic in (None, letter.topic)
@@ -252,7 +252,7 @@ class LettersBeside:
     # Deleting
 
     def delete(self, chosen: Chosen) -> Iterator[int]:
-        """Delete the chosen letters some at a time, each time durably; yield their numbers."""
+        """Delete the chosen letters some at a time, each time durably; yield the number of each step."""
         where, values = chosen.where()
         ids = [id_ for (id_,) in self.rows(f"SELECT id FROM dead_letters WHERE {where} ORDER BY id", values)]
         for start in range(0, len(ids), DELETED_AT_ONCE):

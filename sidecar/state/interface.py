@@ -56,7 +56,6 @@ class ProgressKey(NamedTuple):
 
     @property
     def tp(self) -> TopicPartition:
-        """The partition of this row."""
         return TopicPartition(*self)
 
 

@@ -101,9 +101,7 @@ def encode(
     """The metadata for a commit of `state.watermark`.
 
     Args:
-        identity: The identity of the offsets.
         rules: 4 bytes, the hash of the rules.
-        stamp: The stamp of this commit.
         parent: The stamp of the commit from which the ownership began.
 
     Raises:

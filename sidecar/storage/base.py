@@ -31,7 +31,7 @@ class Storage(Protocol):
     """A tree of files. ``str()`` is the place as a user writes it. Every call may raise `OSError`."""
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, None without it."""
+        """The content of a file; None if it is missing."""
         ...
 
     def put(self, name: str, data: bytes | memoryview) -> None:

@@ -94,7 +94,6 @@ class ZoneWriter:
     Args:
         root: The zone; created if it is missing.
         writer: Name of the writer: always the same for one state folder.
-        format: Format of the data files.
         report: Called once for each repair, with a text.
         clock_ms: Milliseconds since the epoch. Only retention's age depends on it, so a jump moves no row.
 

@@ -1,1 +1,1 @@
-"""Commands that run a daemon, or ask one that runs."""
+"""Commands that run a daemon, or query a running one."""

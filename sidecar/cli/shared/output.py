@@ -15,7 +15,7 @@ from sidecar.errors import EXIT_IO, SidecarError
 
 
 class OutputError(SidecarError):
-    """Standard output does not take what the command prints."""
+    """A write to standard output failed."""
 
     exit_code = EXIT_IO
 
@@ -25,7 +25,7 @@ class ReaderGoneError(Exception):
 
 
 def shown(text: str) -> str:
-    """The text without terminal control characters: brokers, producers and receivers wrote parts of it."""
+    """The text with terminal control characters escaped: brokers, producers and receivers wrote parts of it."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

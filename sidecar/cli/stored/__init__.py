@@ -1,1 +1,1 @@
-"""Commands about what a broker, the state folder and a changelog have stored."""
+"""Commands on stored data: at the broker, in the state folder and in a changelog."""

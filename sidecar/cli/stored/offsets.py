@@ -1,4 +1,4 @@
-"""``sidecar offsets``: shows and resets the offsets of the consumer group. `runtime` asks the broker."""
+"""``sidecar offsets``: shows and resets the offsets of the consumer group. `inquiries.offsets` queries the broker."""
 
 from __future__ import annotations
 

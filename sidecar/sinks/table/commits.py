@@ -21,7 +21,6 @@ def sync_commit(path: str, version: int) -> None:
 
     Args:
         path: The table; nothing is done for a URL.
-        version: The version of the commit.
 
     Raises:
         OSError: It failed.

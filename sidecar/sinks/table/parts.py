@@ -10,8 +10,8 @@ and their parts are left out. So of two processes with the same part, even if on
 after kill -9, or after an error although the commit did land, the names show it.
 
 Delta's own transaction identifiers (an application, and a version that only rises) are not sufficient. One for each
-partition and group would work only as long as parts come in offset order; a part that was overtaken would be taken for
-known, and lost. One for each part would stay in every checkpoint of the table. Names are forgotten after `NAMES_MAX`
+partition and group would work only as long as parts come in offset order; a part that was overtaken would be regarded
+as known, and lost. One for each part would stay in every checkpoint of the table. Names are forgotten after `NAMES_MAX`
 parts, or `COMMITS_MAX` commits of others: then a part that comes again is appended again, never left out.
 """
 

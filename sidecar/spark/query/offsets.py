@@ -160,7 +160,6 @@ def advance(
 
     Args:
         most: Limit of offsets; None for none.
-        bounds: The bounds of all logs.
         on_gap: Behavior where messages expired before they were read.
 
     Raises:
@@ -191,7 +190,7 @@ def advance(
 def behind(
     begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, LogExtent], on_gap: OnGap
 ) -> dict[TopicPartition, int]:
-    """Where partitions go on whose messages expired before they were read.
+    """The offsets at which partitions resume whose messages expired before they were read.
 
     Raises:
         PositionError: There are such partitions, and the options do not allow to go on.

@@ -92,7 +92,7 @@ class Query:
 
     @property
     def ddl(self) -> str:
-        """The columns for Spark."""
+        """The columns in Spark's DDL."""
         return ", ".join(_DDL_OF[name] for name in self.columns)
 
 

@@ -25,7 +25,6 @@ def gather(
     Args:
         chunks: All of them, in order.
         sizes_of: The bytes of each value.
-        offset_of: The offset of a message.
     """
     gathering = Gathering(tp, sizes_of, offset_of)
     for chunk in chunks:

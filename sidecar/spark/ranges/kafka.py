@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 REQUEST_S = 10.0
 EARLIEST = -2
+"""The start of a log, in the offsets of Spark's connector."""
 KNOWN_FOR_S = 5.0
 """Time for which an answer about a topic's id is valid, unless a new one is required."""
 SILENCE_S = 60.0
@@ -84,7 +85,6 @@ class KafkaRanges(BrokerRanges):
 
     Args:
         lane_refusal: The reason why the lane cannot read its messages; empty if it can.
-        dead_letters: The destination of dead letters.
         row_format: The sink's format; its rows may contain the whole message.
     """
 

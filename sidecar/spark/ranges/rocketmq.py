@@ -67,7 +67,6 @@ class RocketMqRanges(BrokerRanges):
     Args:
         pushed: The brokers' filter by tags: ``a || b``, or ``*``.
         retried: Whether messages that the consumer group handed back are read too.
-        dead_letters: The destination of dead letters.
         row_format: The sink's format; its rows may contain the whole message.
     """
 

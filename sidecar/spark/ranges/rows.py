@@ -201,8 +201,6 @@ class LaneRows:
     """Reads ranges.
 
     Args:
-        tags: The rules of finding tags.
-        dedup: The rules of finding ids.
         sieve: Has the window of ids, and the books, which count the outcomes. It does not take the messages.
     """
 

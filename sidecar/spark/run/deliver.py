@@ -235,11 +235,7 @@ class _Letters:
 
 
 class _Note:
-    """A note to the driver about a task that does not progress.
-
-    Args:
-        notes: The notes of all tasks.
-    """
+    """A note to the driver about a task that does not progress."""
 
     def __init__(self, notes: TaskNotes, name: str) -> None:
         self._notes = notes

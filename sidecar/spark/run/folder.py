@@ -83,7 +83,6 @@ class BatchBooks:
         self._letters = letters
 
     def put(self, batch: int, books: dict[str, Any]) -> None:
-        """Store the books of a micro-batch."""
         write(self._path / str(batch), orjson.dumps(books))
 
     def put_range(self, batch: int, outcome: Outcome) -> None:
@@ -100,7 +99,6 @@ class BatchBooks:
         return None if stored is None else orjson.loads(stored)
 
     def batches(self) -> list[int]:
-        """The micro-batches whose books are kept."""
         return sorted(int(name) for name in names(self._path) if name.isdigit())
 
     def forget(self, batch: int) -> None:

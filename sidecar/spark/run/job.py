@@ -112,6 +112,7 @@ TURN_S = 0.1
 TRIGGER_MS = 100
 """Interval of checks for new messages; without it the broker gets 100 requests a second."""
 ARROW_SHARE = 16
+"""Spark's record batches have at most 1/16 of the memory budget."""
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
 log = structlog.get_logger()

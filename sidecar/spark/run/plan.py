@@ -24,7 +24,6 @@ class RunPlan:
     Args:
         broker: The topics.
         reading: The wanted messages, their names, and the sink.
-        limits: Limits of a part.
         held_max_bytes: Memory for messages that are read and not delivered, in bytes.
         rules: Rules of delivery; None if the rows fill a table.
         log: Format and level of the log.

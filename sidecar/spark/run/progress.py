@@ -53,7 +53,6 @@ class RunTally:
         self.rows: Counter[str] = Counter()
         """Rows of a table, see `table_counters`."""
         self.seconds = Histogram(MICRO_BATCH_BOUNDS)
-        """Durations of micro-batches."""
         self.odd_ids = 0
         """Messages whose id cannot be compared."""
         self.unwanted = ""
@@ -81,7 +80,6 @@ class RunTally:
         """Add a committed micro-batch.
 
         Args:
-            books: The books of its tasks.
             report: Spark's report; empty if it was not received.
         """
         counts = {TopicPartition(*place): Books(**counted) for *place, counted in books["partitions"]}
@@ -170,7 +168,6 @@ class RunTally:
             self._batches.update(resolved.outcome.batches)
 
     def activity(self, twins_waiting: int) -> Activity:
-        """The activity for the status."""
         return Activity(
             groups=(),
             batches=dict(self._batches),

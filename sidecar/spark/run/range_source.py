@@ -229,7 +229,6 @@ def range_source(planner: RangePlanner, format_name: str = NAME, ddl: str = SCHE
 
     Args:
         planner: Plans the ranges, and reads them as rows.
-        format_name: The name of the format.
         ddl: The columns of the rows.
     """
 

@@ -129,7 +129,6 @@ class DefaultSource(DataSource):
         return "sidecar"
 
     def schema(self) -> str:
-        """The chosen columns."""
         return ", ".join(DDL_OF[name] for name in self._columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -101,7 +101,6 @@ class TableRules:
     Args:
         schema: Schema of the JSON values: its text or its file; None if values are not parsed.
         partitioned_by: Columns by which a new table is partitioned if its layout names none.
-        layout: Layout of the table.
         merge: Rule by which rows replace others of their key; None if they are appended.
         resume: The behavior of a new checkpoint with a table that has the same messages.
     """
@@ -155,9 +154,6 @@ class Filling:
 
     def check(self, session: SparkSession, origin: TableOrigin) -> None:
         """Check that table and checkpoint belong together, and that schema and layout may follow those before.
-
-        Args:
-            session: The session of the queries.
 
         Raises:
             ConfigError: They do not belong together, or the schema or layout may not follow.

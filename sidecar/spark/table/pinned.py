@@ -351,7 +351,6 @@ def refuse_layout(
 
     Args:
         storage: File system of the checkpoint.
-        plan: The plan of the table.
         unset: The plan of a job of an earlier version, which stored none.
         tables: The tables, if they are Delta tables.
 
@@ -379,7 +378,6 @@ def pin_layout(storage: FileSystem, checkpoint: str, plan: Plan, fields: Mapping
 
     Args:
         storage: File system of the checkpoint.
-        plan: The plan of the table.
         fields: The fields that each table has, or will have once it is created, by name of the target.
     """
     folder, text = f"{checkpoint}/{LAYOUT}", _layout_text(plan, fields)

@@ -22,6 +22,7 @@ MERGED_BYTES_MIN = 256 << 10
 PAGE_MAX, PAGE_BYTES_MAX = 128, 8 << 20
 """Segments read at once, and their bytes unless a single one has more: earlier versions made some of 10 MiB."""
 _FINAL = 99
+"""Tier of segments that are not merged again, see `MERGED_BYTES_MIN`."""
 
 
 def append(connection: sqlite3.Connection, segment: IdSegment, on_damage: Callable[[Damage], None]) -> None:
