@@ -52,7 +52,7 @@ def held_bytes(fragment: Fragment) -> int:
 
 
 def reasons_of(fragment: Fragment) -> Mapping[int, str]:
-    """Why messages of the fragment have no row, by offset, as far as it is not only the format."""
+    """Why messages of the fragment have no row, by offset, if the format is not the only reason."""
     return fragment.unframeable if isinstance(fragment.unframeable, dict) else {}
 
 
@@ -111,7 +111,7 @@ class Buffer:
         return self.fragments[whole - 1].last if border is None else border - 1
 
     def _fit(self, limits: Limits) -> tuple[int, int | None]:
-        """The number of whole fragments that fit, and the offset at which the next one is to be split."""
+        """The number of whole fragments that fit, and the offset at which to split the next one."""
         messages, size = limits.max_messages, limits.max_bytes
         for whole, fragment in enumerate(self.fragments):
             if whole and fragment.after >= 0:

@@ -34,7 +34,7 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, so many times."""
+        """Count a value `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._total += value * times
 

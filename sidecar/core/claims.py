@@ -33,7 +33,7 @@ ENDS = {"delivered": ClaimState.SUCCESS, "dead_lettered": ClaimState.ERROR}
 
 
 class Want(NamedTuple):
-    """The rows of one part that are to be claimed.
+    """The rows of one part to be claimed.
 
     Rows of a part with the same token were claimed together: they have one name, and always go out together.
     """
@@ -115,10 +115,9 @@ def mark_of(number: int, fragments: Sequence[Fragment], state: ClaimState, but: 
 
 
 def decide(wants: Sequence[Want], entries: Mapping[bytes, LedgerEntry]) -> tuple[list[list[int]], list[Claimed]]:
-    """Decide who owns each row, and which entries are to be written; call it within one transaction.
+    """Decide which owner has each row, and which entries to write; call it within one transaction.
 
     Args:
-        wants: The rows to be claimed.
         entries: The existing entries of their keys.
 
     Returns:

@@ -65,8 +65,6 @@ class Cutter:
         rules: Rules by which they become due.
         concurrency: Concurrent sends; without failing groups, at most twice as many batches are outstanding, or more
             while commits take longer than these.
-        groups: The state of each group.
-        memory: The count of held memory.
         lingers_ms: How long messages of a group stay open at a monotonic time, if its parts are parked and not sent.
         ids: Whether rows keep their message ids.
     """
@@ -110,7 +108,7 @@ class Cutter:
             self._times = 2 * self._times if starved else max(1, self._times // 2)
 
     def change(self, concurrency: int) -> None:
-        """Go on under rules that have changed."""
+        """Continue under changed rules."""
         self._ahead_max = 2 * concurrency
         self._lingering.clear()
         for key, unit in self._units.items():
@@ -228,7 +226,7 @@ class Cutter:
 
         Args:
             now_ms: Monotonic time.
-            ahead_ms: For how long nothing can be cut after a cut: what falls due by then is cut too, not late.
+            ahead_ms: Time after a cut in which no other cut is possible; units due within it are cut now.
             pressure: The reason to cut everything that is open; empty if there is none.
             wide: Partitions with more than half of `span_max` between watermark and position.
             leaving: Partitions in which nothing may stay open.

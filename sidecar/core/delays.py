@@ -4,13 +4,13 @@ A held message has a *position*: its due time and a sequence number. The store o
 the core, and positions are its offsets. Owners come and go, so each rule protects against one of these:
 
 * A message that is delivered too early cannot be taken back, and a clock may be wrong: `SteadyClock`.
-* What an earlier owner has read out is in parts that may have been sent. A successor reads out the same messages,
-  whatever its own clock says (`deliverable_below`), reads all of them (`may_leave_unread`), and changes none of them
-  (`changeable_from`).
+* Messages that an earlier owner has read out are in parts that may have been sent. A successor reads out the same
+  messages, whatever its own clock says (`deliverable_below`), reads all of them (`may_leave_unread`), and changes none
+  of them (`changeable_from`).
 * A process may put messages after it has lost the partition. Only a commit proves the ownership, so nothing is
   delivered (`deliverable_below`) and no change is final (`turn_of_change`) before one.
-* A commit settles messages at the source, which nobody reads again. So it waits for what is to be held and for what is
-  to be cancelled (`commit_may_go_on`).
+* Messages that a commit settles at the source are never read again. So the commit waits for messages to hold and for
+  cancellations (`commit_may_go_on`).
 * A store that was elsewhere may have messages that another owner has read again, or that will be read again:
   `takeover_of`.
 """
@@ -27,24 +27,24 @@ from sidecar.core.partition_state import PartitionState
 SEQUENCE_BITS = 20
 """Bits of a position below its due time in milliseconds."""
 STEP_MS = 10_000
-"""A step forward by more than this is not believed at once."""
+"""A step forward by more than this is not trusted at once."""
 LASTS_MS = 60_000
 """How long such a step must last."""
 GOES_ON_AT = 0.9
 """Share of the most bytes below which a full store takes messages again."""
 NAMES_MAX, NAMES_BYTES_MAX = 100_000, 16 << 20
-"""Names that wait to be searched for, and their bytes, from which on partitions are not read."""
+"""Number and bytes of names waiting for a search at which partitions are no longer read."""
 
 
 class SteadyClock:
-    """Follows a wall clock, but for steps forward: what is delivered too early cannot be taken back.
+    """Follows a wall clock, except steps forward: a message that is delivered too early cannot be taken back.
 
     A step back is followed at once: messages wait.
     """
 
     def __init__(self) -> None:
         self._believed: tuple[float, int] | None = None
-        """The last reading that was believed: monotonic time and wall time, in milliseconds."""
+        """The last trusted reading: monotonic time and wall time, in milliseconds."""
         self._stepped_ms: float | None = None
         """Monotonic time since when the wall clock has been ahead."""
 
@@ -58,7 +58,7 @@ class SteadyClock:
 
         Args:
             now_ms: Monotonic time in milliseconds.
-            wall_ms: What the wall clock says.
+            wall_ms: The wall clock, in milliseconds since the epoch.
         """
         if self._believed is not None:
             then_ms, was_ms = self._believed
@@ -117,14 +117,13 @@ def wait_s(following: Iterable[tuple[int | None, int | None]], wall_ms: int) -> 
 
 
 def why_not_read(*, undone: str, used: int, most: int, was_full: bool, searches_are_many: bool) -> str:
-    """Why no partition is read, so that the store does not grow; empty if they are.
+    """Why no partition is read, so that the store does not grow; empty if partitions are read.
 
     Args:
-        undone: Why the store has not done what the core asked for; empty if it has.
+        undone: Why the store has not performed the core's requests; empty if it has.
         used: Bytes of the store.
-        most: The most bytes.
         was_full: Whether the partitions are not read at present: some room must come before they are read again.
-        searches_are_many: Whether too many names wait to be searched for.
+        searches_are_many: Whether too many names wait for a search.
     """
     if undone:
         return undone
@@ -134,12 +133,12 @@ def why_not_read(*, undone: str, used: int, most: int, was_full: bool, searches_
 
 
 def are_many(names: int, nbytes: int) -> bool:
-    """Whether so many names wait to be searched for that no more should come."""
+    """Whether too many names wait for a search: partitions are not read then."""
     return names > NAMES_MAX or nbytes > NAMES_BYTES_MAX
 
 
 def commit_may_go_on(*, is_all_held: bool, is_all_cancelled: bool) -> bool:
-    """Whether states may be kept: a commit settles no message that is nowhere, or has not cancelled what it names."""
+    """Whether states may be kept: a commit settles no message before it is held, or its cancellations are made."""
     return is_all_held and is_all_cancelled
 
 
@@ -157,11 +156,11 @@ class StoreTakeover:
     void_from: int | None = None
     """Held messages from this offset up to `seen` are void: another owner has read them too."""
     is_unlisted: bool = False
-    """Whether a commit may have listed the store and forgotten it: all that it has counts."""
+    """Whether a commit may have listed the store and forgotten it: all of its messages count."""
 
     @property
     def counts_all_parked(self) -> bool:
-        """Whether all parked parts in the store count, whatever a state says."""
+        """Whether all parked parts in the store count, whatever the state says."""
         return self.restarts or self.is_unlisted
 
 
@@ -192,7 +191,7 @@ def parked_that_count(takeover: StoreTakeover, before: int, last: int) -> int:
     """The number of the last parked part that counts since before this incarnation.
 
     Args:
-        takeover: What counts of the store.
+        takeover: The result of `takeover_of`.
         before: The same, as the store's last owner kept it.
         last: The number of the last part in the store.
     """
@@ -205,7 +204,7 @@ def is_outdated(state: PartitionState, store: int, last_named: int) -> bool:
     """Whether a later owner than that of the state may have removed parked parts that count in it.
 
     Args:
-        state: That of the state folder.
+        state: The state in the state folder.
         store: The identity of the store that owners share.
         last_named: The last epoch that a commit has named.
     """

@@ -83,7 +83,6 @@ class Groups(dict[str, _GroupState]):
         return since_ms
 
     def all_failing(self) -> list[_GroupState]:
-        """The groups that fail."""
         return [group for group in (*self.values(), *self.resting.values()) if group.failing_since_ms is not None]
 
     def failing(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""JSON text from outside: one kind of error, whatever its bytes are."""
+"""JSON text from outside: one kind of error for any bytes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from sidecar.core.partition_state import PartitionState
 TOKEN_BITS = 48
 ANCESTORS_MAX = 64
 ANCESTORS_NAMED = 8
-"""So many of them a commit names beside its parent: what an owner knows without a folder."""
+"""Number of ancestors that a commit names beside its parent: an owner without a folder knows only these."""
 FINGERPRINTS_MAX = 48
 
 
@@ -46,7 +46,7 @@ class Lineage:
         token: Random bits of its own, for the stamps of its commits.
         parent: The stamp of the commit that it found, None if that had none.
         ancestors: The highest number, by token, of the commits that its state came after; oldest first.
-        fingerprints: Of the log as it was read so far, oldest first.
+        fingerprints: Fingerprints of the log as read so far, oldest first.
         durable: Whether the broker has the same state. Intents that only the folder has must be committed before their
             parts are sent, or a successor without the folder would not know them.
     """
@@ -82,7 +82,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The state in the folder: that of this host's newest commit that was acknowledged."""
+    """The state in the folder: the one of this host's newest acknowledged commit."""
 
     state: PartitionState
     stamp: Stamp
@@ -91,7 +91,7 @@ class Remembered:
 
     @property
     def known_below(self) -> int:
-        """Offset below which the window is valid: above what was read, if that was read before a rewind."""
+        """Offset below which the window is valid: above all messages read, if they were read before a rewind."""
         return max(self.state.seen, self.fingerprints[-1].offset + 1 if self.fingerprints else 0)
 
 
@@ -103,7 +103,7 @@ class Basis(enum.Enum):
     BOTH = "both"
     """Neither came after the other: after a rewind, another member continued from the older state."""
     UNKNOWN = "unknown"
-    """The commit names none of the commits that the folder knows: more owners came in between than a commit names."""
+    """The commit names no commit that the folder knows: more owners came in between than a commit names."""
 
 
 class ComparedLog(Protocol):
@@ -120,7 +120,7 @@ class ComparedLog(Protocol):
         ...
 
     def has(self, mark: Fingerprint) -> bool | None:
-        """Whether the same message is at this offset; None if no message is there any more."""
+        """Whether the same message is at this offset; None if the offset has no message any more."""
         ...
 
     def confirm_end(self, seen: int) -> None:
@@ -159,9 +159,9 @@ def recall(
     """Choose the state to continue from.
 
     Args:
-        committed: The broker's state; None if nothing is committed any more.
+        committed: The broker's state; None if it has no commit any more.
         memory: The folder's state, of the same incarnation.
-        is_outdated: Whether it is known that another member went on from a commit before the folder's, though the
+        is_outdated: Whether it is known that another member continued from a commit before the folder's, though the
             broker may have lost that member's commits as well.
     """
     state = committed.state if committed is not None else PartitionState(log.low, log.low)
@@ -169,8 +169,8 @@ def recall(
     if whose is Basis.FOLDER and committed is not None and is_outdated:
         whose = Basis.BOTH
     if memory is not None and whose is Basis.UNKNOWN:
-        # The commit has all that the folder has, or is of a line of its own: then what the folder calls settled may
-        # have been put or parked, and the later owners have removed that.
+        # The commit has all that the folder has, or is of a line of its own: then messages that the folder calls
+        # settled may have been put or parked, and later owners have removed those.
         memory = None
     seen = state.seen if memory is None or whose is Basis.BROKER else max(state.seen, memory.state.seen)
     cut = seen > log.high
@@ -183,8 +183,8 @@ def recall(
         agreed = -1 if agreed is None and cut else agreed
     elif agreed is None:
         return Recalled(state, whose, 0, cut, compared=True)
-    # It differs somewhere between what agrees and the next fingerprint: nothing that was read there is trusted. Nor is
-    # any name, even if the logs differ beyond all that the states show: there it was read and sent before a rewind.
+    # The log differs somewhere between `agreed` and the next fingerprint: no message read there is trusted. Nor is any
+    # name, even if the logs differ beyond all that the states show: there it was read and sent before a rewind.
     if agreed is not None and (cut or agreed < memory.fingerprints[-1].offset):
         start = min(max(state.watermark, memory.state.watermark), agreed + 1)
         return Recalled(PartitionState(start, start), whose, agreed + 1, fresh=True, agreed=agreed, compared=True)
@@ -218,7 +218,7 @@ def basis(committed: Committed | None, memory: Remembered | None) -> Basis:
 def _forked(committed: Committed, memory: Remembered) -> bool:
     """Whether it is certain that a state that did not come before is not a later one either.
 
-    No line goes back. What a commit names of its line has no gap, so the folder would be in it behind a common commit.
+    No line goes back. A commit names its line without a gap, so the folder would be in it behind a common commit.
     """
     if memory.state.watermark > committed.state.watermark or memory.state.seen > committed.state.seen:
         return True
@@ -233,7 +233,7 @@ def _agreed(memory: Remembered, log: ComparedLog) -> int | None:
         if mark.offset < log.low:
             break
         same = log.has(mark) if mark.offset < log.high else False
-        if same:  # what is gone by compaction proves nothing against those before it
+        if same:  # messages removed by compaction prove nothing against earlier ones
             return mark.offset if compared else memory.fingerprints[-1].offset
         compared |= same is not None
     return -1 if compared else None

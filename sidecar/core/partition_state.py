@@ -47,6 +47,7 @@ class Tries(NamedTuple):
 
 NO_TRIES = Tries(0, 0)
 STORES_MAX = 8
+"""Earlier owners' stores in a commit: the oldest are forgotten."""
 
 
 class Other(NamedTuple):
@@ -82,11 +83,11 @@ class Stores(NamedTuple):
         return next((each for each in self.others if each.store == store), None)
 
     def may_have_listed(self, store: int) -> bool:
-        """Whether the store is not listed, and may have been: the list is full. What others read of it is unknown."""
+        """Whether the store is not listed, but may have been: the list is full, and others' reads of it are unknown."""
         return self.own not in (0, store) and self.other(store) is None and len(self.others) >= STORES_MAX
 
     def void_from(self, store: int) -> int | None:
-        """The offset from which others read what this store has too, up to the committed `seen`; None if none did.
+        """The offset from which others read this store's messages too, up to the committed `seen`; None if none did.
 
         If the store was never listed, its owner has committed nothing, and others read everything; unless nobody has
         committed anything since the group began, or since an operator's reset. If it may have been, nothing is void.

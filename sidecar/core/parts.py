@@ -71,7 +71,7 @@ class Intent:
         return is_ours and self.first <= offset <= self.last
 
     def stand(self, *, old: bool) -> None:
-        """Make it durable without a commit: it follows from durable data, so each owner cuts it in the same way."""
+        """Make the intent durable without a commit: it follows from durable data, so each owner makes the same cut."""
         self.durable, self.old = True, old
 
 
@@ -86,7 +86,7 @@ class PartClaim:
     token: int = 0
     was: int | None = None
     first: bool = False
-    """No claim was made in this process; an earlier one may have split its rows."""
+    """Whether this process has made no claim yet; an earlier one may have split its rows."""
     fewer: bool = False
     """It may have been sent under its name with rows that twins have now."""
     at_ms: float = -inf
@@ -148,7 +148,7 @@ class Part:
 
     @property
     def reasons(self) -> dict[int, str]:
-        """Why messages have no row, by offset, unless it is the format."""
+        """Why messages have no row, by offset, unless the format is the reason."""
         return {offset: reason for fragment in self.fragments for offset, reason in reasons_of(fragment).items()}
 
     @property
@@ -163,11 +163,11 @@ class Part:
 
     @property
     def durable(self) -> bool:
-        """Whether a successor would know of it: it is not sent before that."""
+        """Whether a successor would know of the part: it is not sent before that."""
         return self.intent.durable and (self.hold is None or self.hold.barrier is None or self.hold.barrier.durable)
 
     def inherit(self, part: Part) -> None:
-        """It takes that part's place, and was sent before, as a part of it."""
+        """Take the place of `part`, as a piece of it that was sent before."""
         self.life.attempts, self.life.history = part.life.attempts, part.life.history
         if part.hold is not None:
             self.hold = replace(part.hold)

@@ -135,7 +135,7 @@ class _Halvings:
         return (part.group, part.first, part.last) in self._known
 
     def add(self, halved: Halved) -> None:
-        """Add a part that is to be made durable with the next `Halve`."""
+        """Add a part for the next `Halve`."""
         self._fresh.append(halved)
 
     def take(self, intents: Iterable[Intent]) -> tuple[Halved, ...]:
@@ -261,7 +261,7 @@ class RangePipeline(DeliveryPipeline):
         return effects
 
     def _apply(self, outcome: Outcome, now_ms: float) -> None:  # noqa: ARG002
-        """Nothing is committed here, so a changed state is as good as durable."""
+        """Apply an outcome; nothing is committed here, so a changed state counts as durable."""
         match outcome:
             case Settled(_, name, messages):
                 self.books.settle(name, messages)

@@ -77,7 +77,7 @@ class TopicPartition(NamedTuple):
 
     @property
     def delayed(self) -> bool:
-        """Whether it is the delayed messages of a partition."""
+        """Whether this stands for the delayed messages of a partition."""
         return self.broker.endswith(DELAYED)
 
     @property
@@ -110,11 +110,11 @@ class Details(NamedTuple):
     """Broker and commit-log offset in hexadecimal digits: unique."""
     keys: Sequence[bytes]
     reconsume_times: int
-    """Number of times it was handed back before."""
+    """Number of times the message was handed back before."""
     place: Place | None = None
     """Set if partition and offset are Sidecar's own numbers, because the client reads no queues."""
     identity: bytes | None = None
-    """Set in the same case: an identity that stays the same when the message is received again under another number."""
+    """Set if `place` is: stays the same when the message is received again under another number."""
 
 
 class Columns(Protocol):
@@ -208,7 +208,7 @@ class Run:
     first: int
     last: int
     sorter: RunSorter | None = None
-    """Sorts the messages in place of the core; None if nothing does. Then of the messages only the last one is left."""
+    """Sorts the messages in place of the core, and leaves only the last of them; None if the core sorts."""
     unwanted: Sequence[int] = ()
     """Positions of further messages in between, which a store left unread: their tags cannot be wanted."""
 
@@ -267,14 +267,14 @@ class Fragment:
     ids: Sequence[int] | None = None
     """Message id of each row or `NO_ID`, if duplicates are recognized by id."""
     unframeable: Sequence[int] | dict[int, str] = ()
-    """Offsets of its messages without a row; with reasons if it is not only the format that cannot represent them."""
+    """Offsets of its messages without a row; with reasons if they are not all due to the format."""
     at_ms: float = 0.0
     """Time of the read, monotonic."""
     keys: bytes = b""
     """`KEY_BYTES` for each row, if a ledger recognizes duplicates."""
     after: int = -1
-    """Offset of the group's settled message right before it, -1 if there is none: a part that spans it would send it
-    again after a crash, so no part does."""
+    """Offset of the group's settled message right before it, -1 if there is none. No part may span that message, which
+    would be sent again after a crash."""
     stamp_ms: int | None = None
     """Timestamp of the first message that was read together with it, None if unknown."""
 
@@ -298,7 +298,7 @@ class Parked(NamedTuple):
     """A part in the store instead of in memory, without its rows."""
 
     number: int
-    """Its place in the order in which parts of a partition are parked, from 1 on."""
+    """Its place in the order in which a partition's parts are parked, from 1."""
     scope: str
     home: str
     group: str
@@ -310,7 +310,7 @@ class Parked(NamedTuple):
     attempts: int
     """Failed sends."""
     seconds: int
-    """The time since the first of them."""
+    """Time since the first failed send."""
     half_of: int = 0
     """The number of the part that it is a half of; 0 if it is whole."""
     ids: bytes = b""
@@ -392,7 +392,7 @@ class DeadLetter:
     """The row in the sink's format; None if it could not be framed."""
     attempts: tuple[Attempt, ...] = ()
     original: Original | None = None
-    """The whole message, if it is not where it came from."""
+    """The whole message, if the source may no longer have it."""
 
 
 def group_label(group: str) -> str:

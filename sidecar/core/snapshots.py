@@ -29,7 +29,7 @@ def unseal(kind: str, version: int, blob: bytes) -> bytes:
     """The payload that `seal` was given.
 
     Raises:
-        ValueError: The bytes are no snapshot, or of another kind or version, or they are damaged.
+        ValueError: The bytes are not a snapshot, are of another kind or version, or are damaged.
     """
     if len(blob) < _HEAD.size or not blob.startswith(MAGIC):
         raise ValueError("these bytes are no snapshot")
@@ -49,11 +49,7 @@ def _checksum(kind: str, version: int, payload: bytes) -> int:
 
 
 class Stored:
-    """Bytes and the place up to which they are read. A count in them is bounded, since each piece takes some of them.
-
-    Args:
-        raw: The bytes.
-    """
+    """Bytes and the place up to which they are read. Counts in them are bounded, since each piece takes some bytes."""
 
     def __init__(self, raw: bytes, at: int = 0) -> None:
         self._raw, self.at = raw, at

@@ -27,7 +27,6 @@ class Feed:
     Args:
         snapshots: Have the offsets settled by an earlier process.
         has_ledger: Whether a ledger knows which messages above the watermark are settled.
-        delays: Hold delayed messages.
     """
 
     def __init__(

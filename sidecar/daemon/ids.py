@@ -55,10 +55,10 @@ class IdsSorted(NamedTuple):
 
     tp: TopicPartition
     number: int
-    """Number of the taking that it belongs to."""
+    """Number of the taking that the result belongs to."""
     stored: StoredIds | None
     reason: str = ""
-    """The reason for which they could not be read."""
+    """Why they could not be read."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class TakenPartition:
     failed: str = ""
     """Why the last attempt failed."""
     come: list[Run | ReadPast] = field(default_factory=list)
-    """Messages read of it meanwhile: from a poll or two, since it is paused."""
+    """Messages that were read meanwhile: by a poll or two, since the partition is paused."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Kept:
 
 
 def overdue(loading: Mapping[TopicPartition, TakenPartition], now_s: float) -> str:
-    """The partitions that have waited for too long, and that they are not read; empty if there is none."""
+    """A text about the partitions that have waited for too long; empty if there is none."""
     late = [tp for tp, taken in loading.items() if now_s - taken.since_s >= OVERDUE_S]
     others = f" and {len(late) - 1} more" if len(late) > 1 else ""
     return f"{min(late)}{others} is not read yet" if late else ""
@@ -305,7 +305,7 @@ class IdKeeper:
                 self._count(item.tp, len(item.ids))
 
     def count_held(self, settled: Iterable[SettledIds]) -> None:
-        """The same for ids of held messages."""
+        """Like `count`, for ids of held messages."""
         for each in settled:
             self._count(each.tp, len(each.ids))
 

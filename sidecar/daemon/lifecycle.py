@@ -306,7 +306,7 @@ def leave(supervisor: Supervisor, writer: Worker, state: State, dead_letter_writ
 
 @contextmanager
 def _tells_when_slow(record: LoopRecord) -> Iterator[None]:
-    """Log what a slow start waits for; otherwise the terminal would stay empty."""
+    """Log the step that a slow start waits for; otherwise the terminal would stay empty."""
     done = threading.Event()
 
     def tell() -> None:

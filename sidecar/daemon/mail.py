@@ -20,7 +20,7 @@ from sidecar.runtime.ledger_worker import ClaimAnswered
 from sidecar.runtime.worker import Answered
 
 TAKE_S = 0.05
-"""About the longest that one `take` goes on: restores fill the inbox as fast as it is emptied."""
+"""Approximate limit of one `take`: restores fill the inbox as fast as it is emptied."""
 
 
 class Mail:
@@ -55,7 +55,7 @@ class Mail:
         self._receivers = receivers
 
     def take(self, timeout_s: float = 0.0) -> None:
-        """Dispatch the messages in the inbox, waiting this long for the first; the next call goes on with the rest."""
+        """Dispatch the inbox's messages, waiting this long for the first; the next call continues with the rest."""
         threads.check()
         now_s = time.monotonic()
         now_ms, until_s = now_s * 1000, now_s + timeout_s + TAKE_S

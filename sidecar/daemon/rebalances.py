@@ -32,7 +32,6 @@ class RebalanceListener:
         ids: Drops the ids of revoked partitions.
         feed: Gives assigned partitions to the core.
         mail: Brings the answers that a revocation waits for.
-        delays: Hold delayed messages.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class RebalanceListener:
         return self._pipeline.has_settled(tps)
 
     def revoking(self, tps: Collection[TopicPartition]) -> None:
-        """Settle and commit as much as possible of these partitions, which are revoked when this returns."""
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
         both = self._delays.with_stores(tps)
@@ -89,13 +87,11 @@ class RebalanceListener:
         self._forget(tps, "partitions.revoked")
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
-        """Drop these partitions, which already belong to another member; commit nothing."""
         self._record.rebalances["lost"] += 1
         self._reloading.clear()
         self._forget(tps, "partitions.lost")
 
     def reloading(self, tp: TopicPartition) -> None:
-        """Drop this partition, which is given up and taken again from its committed state; commit nothing."""
         self._record.rebalances["reloaded"] += 1
         self._reloading.add(tp)
         self._forget([tp], "partitions.lost")
@@ -121,12 +117,11 @@ class RebalanceListener:
         self._committer.committed(results, elapsed_s)
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
-        """Write a log event."""
         if name == "commit.failed":
             self._record.commits.failed(str(fields["reason"]), fields)
         else:
             getattr(log, level)(name, **fields)
 
     def waiting(self, what: str) -> None:
-        """Log what the start waits for."""
+        """Log the step that the start waits for."""
         self._record.waits_for = what

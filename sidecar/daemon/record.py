@@ -16,7 +16,7 @@ from sidecar.state.interface import Damage
 OVERDUE_S = 10.0
 """Time after which waiting is a problem."""
 TOLD_S = 300.0
-"""Time after the last one for which dead letters and damages are a problem."""
+"""Time for which the last dead letter or damage is a problem."""
 
 IDS, LEDGER, STORE, CHANGELOG, COMMIT = "ids", "ledger", "store", "changelog", "commit"
 STEPS = (IDS, LEDGER, STORE, CHANGELOG, COMMIT)
@@ -64,7 +64,7 @@ class CommitRecord:
             self._cause = None
 
     def blocked(self, step: str, reason: str, kind: str = "") -> None:
-        """Note that a step failed, with its kind of problem if that has another name; from any thread."""
+        """Note that a step failed, with its kind of problem if its name differs; from any thread."""
         self._cause = step, kind or step, reason
 
     def failed(self, reason: str, fields: Mapping[str, object]) -> None:
@@ -87,7 +87,7 @@ class CommitRecord:
             log.info("ids.stored")
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Drop partitions that have nothing to commit any more."""
+        """Drop partitions that have nothing left to commit."""
         for tp in tps:
             self._since_s.pop(tp, None)
 

@@ -1,4 +1,4 @@
-"""Takes over a changed configuration while the daemon runs: applies what can be, and names what needs a restart."""
+"""Reloads the configuration while the daemon runs: applies the settings that can be, and names those that cannot."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sidecar.runtime.worker import Senders
 from sidecar.state.interface import Rules
 
 QUIET_S = 5.0
-"""Longest time for which reading stops, so that all that is open settles."""
+"""Longest time for which reading stops, so that all open messages settle."""
 AGAIN_S = 5.0
-"""Time until reading stops again, if something did not settle."""
+"""Time until reading stops again, if messages did not settle."""
 ANSWER_S = 10.0
 """Longest wait for the main loop."""
 
@@ -113,7 +113,7 @@ class ConfigReload:
     # The main thread
 
     def tend(self, now_s: float) -> None:
-        """Apply what was read; what needs it applies as soon as all is quiet."""
+        """Apply a configuration that was read; some changes wait until nothing is open."""
         while not self._inbox.empty():
             self._take(self._inbox.get_nowait())
         if self._waiting is None or self._pipeline.draining:
@@ -147,7 +147,7 @@ class ConfigReload:
         self._tell(outcome, changed=found.at_once, waiting=found.when_quiet, restart=found.after_restart)
 
     def _apply(self, settings: Settings) -> None:
-        """Go on with other limits, receiver and log. The receiver's certificates are read again in any case."""
+        """Continue with other limits, receiver and log. The receiver's certificates are read again in any case."""
         concurrency = settings.sink.chosen.batches_at_once
         if settings.sink.http is not None:
             _, batching, rules, sink = build_parts(settings, self._columns)
@@ -159,7 +159,7 @@ class ConfigReload:
         self.settings = settings
 
     def _rest(self, now_s: float) -> None:
-        """Stop reading, and cut all that is open, unless a group fails: that may last."""
+        """Stop reading, and cut all open messages, unless a group fails: that may last."""
         failing = self._pipeline.failing_groups
         if failing:
             more = f" and {len(failing) - 1} more" if len(failing) > 1 else ""
@@ -177,7 +177,7 @@ class ConfigReload:
             self._tell("waiting", reason, keys.at_once, keys.when_quiet, keys.after_restart)
 
     def _change(self, now_s: float) -> None:
-        """Messages that are read from now on go by the new rules; a part that an earlier commit names has settled."""
+        """Read under the new rules from now on; all parts that earlier commits name have settled."""
         assert self._waiting is not None
         self._pipeline.rest(resting=False)
         then, after_restart = self._waiting.then, self._waiting.after_restart
@@ -193,7 +193,7 @@ class ConfigReload:
         self._prove(self._waiting)
 
     def _prove(self, found: SettingsChanges) -> None:
-        """Tell that all applies when commits have the new rules: until then, a crash would act as a reset."""
+        """Report success once commits have the new rules: until then, a crash would act as a reset."""
         owned = self._pipeline.owned
         self._unproved = {tp: each for tp, each in self._unproved.items() if tp in owned and not each.durable}
         if not self._unproved:

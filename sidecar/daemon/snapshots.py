@@ -69,7 +69,7 @@ class Snapshots:
         self._record.snapped(self._writer.wait(lambda: self._save(rows)))
 
     def _rows(self) -> list[PartitionSnapshot]:
-        """The settled offsets only: messages in flight are new again after a crash."""
+        """Rows with settled offsets only: messages in flight are new again after a crash."""
         rows = []
         for tp, assignment in self.assignments.items():
             bitmaps, mark = self._pipeline.settled_offsets(tp)

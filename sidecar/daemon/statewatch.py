@@ -35,7 +35,7 @@ class StateWatch:
             self._record.damaged(tell_damages(self._state), now_s)
 
     def in_place(self) -> bool:
-        """Check now. After False nothing may be committed: the settled state may be in a file that nobody will find."""
+        """Check now. After False, commit nothing: the settled state may be in a file that will not be found."""
         try:
             self._state.check_in_place()
         except SidecarError as error:

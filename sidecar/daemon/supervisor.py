@@ -139,7 +139,7 @@ class Supervisor:
         self.progressed_s = inf
         """Time of the loop's last round; infinite before the first."""
         self.emptied_s = 0.0
-        """Time of the last round after which nothing that had arrived was left unread."""
+        """Time of the last round that left no arrived message unread."""
         self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
         self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger.is_there)

@@ -1,4 +1,4 @@
-"""How a store gets the messages of a partition that another host had, and gives them up. Writes no file itself."""
+"""Adopts the messages of a partition that another host had, and gives them up. Writes no file itself."""
 
 from __future__ import annotations
 

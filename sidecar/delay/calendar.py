@@ -44,7 +44,7 @@ class Calendar(Hours):
         folder: Has the files; it exists.
         known: What an earlier process knew of the files, by hour; other files are removed. None: all files count.
         mark: The highest position that an earlier process took; no message is put at or below it.
-        damages: Gets what can no longer be read.
+        damages: Gets the damage that is found.
 
     Raises:
         OSError: The folder cannot be read or changed.
@@ -141,7 +141,7 @@ class Calendar(Hours):
         """Remove and return the messages below a position in their order, at most `limit`.
 
         Raises:
-            OSError: The first file cannot be read; what was to be taken of it comes with a later call.
+            OSError: The first file cannot be read; its messages come with a later call.
         """
         taken: list[tuple[Spot, Held]] = []
         while len(taken) < limit:
@@ -154,10 +154,10 @@ class Calendar(Hours):
             try:
                 messages = list(file.read(numbers))
             except ShorterError:
-                file.unload()  # and is loaded again, which counts what is lost
+                file.unload()  # it is loaded again, which counts the losses
                 continue
             except OSError:
-                file.unload()  # what the wheel gave comes again
+                file.unload()  # the entries that the wheel gave come again
                 if taken:
                     break
                 raise

@@ -43,7 +43,6 @@ class HeldColumns(GetterColumns):
         )  # fmt: skip
 
     def header(self, messages: Sequence[Held], name: str) -> list[Raw]:
-        """The value of this header of each message; a tuple if it is repeated."""
         return header_column(self, messages, name)
 
     def origins(self, tp: TopicPartition, messages: Sequence[Held]) -> list[Raw]:  # noqa: ARG002
@@ -71,31 +70,24 @@ class BothColumns:
         return self._held if messages and isinstance(messages[0], Held) else self._source
 
     def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
-        """The offset of each message."""
         return self._of(messages).offsets(messages)
 
     def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
-        """The timestamp of each message, None if it has none."""
         return self._of(messages).timestamps(messages)
 
     def keys(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
-        """The key of each message."""
         return self._of(messages).keys(messages)
 
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message."""
         return self._of(messages).headers(messages)
 
     def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
-        """The value of each message."""
         return self._of(messages).values(messages)
 
     def details(self, messages: Sequence[Message]) -> Iterable[Details | None]:
-        """RocketMQ's own attributes of each message, None for other brokers."""
         return self._of(messages).details(messages)
 
     def header(self, messages: Sequence[Message], name: str) -> list[Raw]:
-        """The value of this header of each message; a tuple if it is repeated."""
         columns = self._of(messages)
         if isinstance(columns, HeaderColumns):
             return columns.header(messages, name)

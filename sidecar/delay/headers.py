@@ -1,4 +1,4 @@
-"""Headers of a held message as bytes, and what RocketMQ attaches to it. Knows nothing else of the message."""
+"""Headers of a held message as bytes, and RocketMQ's attributes. Knows nothing else of the message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZES = struct.Struct("<II")
 """Bytes of the name and of the value."""
 _NO_VALUE = (1 << 32) - 1
 _ATTACHED = (1 << 32) - 1
-"""In place of the size of a name, which cannot be so large: what is attached comes first, in so many bytes."""
+"""In place of the size of a name, which cannot be so large: attributes come first; their size in bytes follows."""
 _OTHER_BYTES = (ValueError, struct.error)
 _ID, _ORIGIN, _KEY = "", "origin", "key"
 
@@ -29,7 +29,7 @@ class Attached(NamedTuple):
 
 
 def pack_headers(headers: Iterable[Header], attached: Attached | None = None) -> bytes:
-    """The headers in the form that `unpack_headers` reads, and what is attached in that of `unpack_attached`."""
+    """The headers in the form that `unpack_headers` reads, and attributes in the form that `unpack_attached` reads."""
     pieces = []
     if attached is not None:
         packed = pack_headers(_attached_as_headers(attached))

@@ -31,7 +31,7 @@ class StorePlace(NamedTuple):
 
 
 class Job(Protocol):
-    """A write that is to be made durable."""
+    """A write to be made durable."""
 
     def run(self) -> None:
         """Make it durable, on the writer's thread.
@@ -47,25 +47,25 @@ class StoreWrites(Protocol):
 
     @property
     def changes(self) -> int:
-        """Number of calls so far that changed it."""
+        """Number of calls so far that changed the store."""
         ...
 
     @property
     def synced(self) -> int:
-        """The number of these that are durable."""
+        """Number of those changes that are durable."""
         ...
 
     @property
     def broken(self) -> OSError | None:
-        """Why what was written last can no longer be made durable; None if it can."""
+        """Why the last writes can no longer be made durable; None if they can."""
         ...
 
     def poll(self) -> None:
-        """Note what has become durable."""
+        """Note changes that have become durable."""
         ...
 
     def in_place(self) -> bool:
-        """Whether its files are where it was opened."""
+        """Whether the store's files are where it was opened."""
         ...
 
     def begin_sync(self) -> Job | None:
@@ -200,7 +200,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
 
         Args:
             lowest: The position from which on messages are ended.
-            names: By name, the origin below which messages are meant.
+            names: By name, the origin below which messages are ended.
 
         Yields:
             The messages that a step has ended, without their values; there may be none.
@@ -215,7 +215,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
-        """Bring a message that was not taken forward; return its position from now on, None if there is none.
+        """Bring a message that was not taken forward; return its new position, None if there is no such message.
 
         The position stays if the message is due earlier anyway.
 
@@ -225,7 +225,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def park(self, number: int, row: PlacedRow) -> int:
-        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch, which that of the row is not.
+        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch, which is not the row's.
 
         Raises:
             StateError: The disk is full; nothing was put.

@@ -14,7 +14,7 @@ from sidecar.delay.lanes import PartitionReaders
 from sidecar.delay.saving import Saving
 
 ASKED_BYTES_MAX = 4 * WAL_BYTES_MAX
-"""Size of a log behind which a checkpoint is written that was not allowed."""
+"""Size of a log at which a checkpoint is written without being allowed."""
 
 
 class SyncJob:
@@ -41,7 +41,7 @@ class SyncJob:
         self._is_dropped = False
 
     def run(self) -> None:
-        """Do it; on any thread.
+        """Do the work; on any thread.
 
         Raises:
             OSError: It failed.
@@ -74,7 +74,7 @@ class SyncJob:
             self.log = Wal(*self._next_log)
 
     def drop(self) -> None:
-        """Do nothing from now on; waits while it is being done."""
+        """Turn the job into a no-op; wait while it is running."""
         with self._guard:
             self._is_dropped = True
 
@@ -103,11 +103,11 @@ class JournalProgress:
         return _lower(self._lowest, self._begun[1])
 
     def begin(self) -> None:
-        """All changes are being made durable."""
+        """Note that all changes are being made durable."""
         self._begun, self._lowest = (self.changes, self.unsynced), None
 
     def end(self) -> None:
-        """The changes before the last `begin` are durable."""
+        """Note that the changes before the last `begin` are durable."""
         self.synced, self._begun = self._begun[0], (self._begun[0], None)
 
 
@@ -144,13 +144,13 @@ class StoreJournal:
         self._saving: Saving | None = None
         self._job: SyncJob | None = None
         self.broken: OSError | None = None
-        """Why nothing can be made durable any more."""
+        """Why changes can no longer be made durable."""
         self.bytes_max: int | None = None
         """Size at which a log is full; None for `WAL_BYTES_MAX`."""
         self._rewrites = True
         """Whether checkpoints free the space of ended messages."""
         self.asks = False
-        """Whether the checkpoints to come wait until they are allowed, or the log is `ASKED_BYTES_MAX` long."""
+        """Whether later checkpoints wait until they are allowed, or the log is `ASKED_BYTES_MAX` long."""
 
     @property
     def end(self) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class StoreJournal:
 
     @property
     def asked(self) -> Saving | None:
-        """A checkpoint that waits until it is allowed: all is in files that was put before its log began."""
+        """A checkpoint that waits until it is allowed: all messages put before its log began are in files."""
         saving = self._saving
         return saving if saving is not None and saving.is_flushed and not saving.is_allowed else None
 
@@ -262,7 +262,7 @@ class StoreJournal:
         self._saving.is_allowed = not self.asks
 
     def ended(self, job: SyncJob, error: OSError | None) -> None:
-        """Count what a job has done; one that `sync` did instead is ignored."""
+        """Count a job's work; a job that `sync` did instead is ignored."""
         if job is not self._job:
             return
         self._job = None

@@ -78,7 +78,7 @@ class PartitionReaders(Hours):
         known: The part of the files that counts, by hour.
         mark: No message is put at or below it.
         left: By hour and partition, the number of messages that are not ended; no zeros.
-        damages: Gets what can no longer be read.
+        damages: Gets the damage that is found.
 
     Raises:
         OSError: The folder cannot be read or changed.
@@ -108,7 +108,7 @@ class PartitionReaders(Hours):
     # Putting
 
     def make_room(self) -> None:
-        """Append some messages to the files if they take too much memory, so many that a call is short.
+        """Append some messages to the files if they take too much memory; a call is short.
 
         Raises:
             OSError: The disk cannot be written; they are still in memory.
@@ -123,7 +123,7 @@ class PartitionReaders(Hours):
             self.flush()
 
     def flush_some(self, hours: deque[int]) -> list[HourFile]:
-        """Append what is only in memory of the first of these hours, and remove them; return their files.
+        """Append the unwritten messages of the first of these hours; remove these hours, and return their files.
 
         Raises:
             OSError: The disk cannot be written; the hour that failed is still among them.
@@ -233,7 +233,7 @@ class PartitionReaders(Hours):
             leave: Says which messages are left unread.
 
         Raises:
-            OSError: The first file cannot be read; what was to be taken of it comes with a later call.
+            OSError: The first file cannot be read; its messages come with a later call.
         """
         taken: list[Held] = []
         while len(taken) < limit and nbytes > 0:
@@ -244,9 +244,9 @@ class PartitionReaders(Hours):
             try:
                 nbytes = self._take(number, file, until, limit, nbytes, leave, taken)
             except ShorterError:
-                self._loaded.unload(file)  # and is loaded again, which counts what is lost
+                self._loaded.unload(file)  # it is loaded again, which counts the losses
             except OSError:
-                self._loaded.unload(file)  # what the wheel gave comes again
+                self._loaded.unload(file)  # the entries that the wheel gave come again
                 if taken:
                     break
                 raise
@@ -287,7 +287,7 @@ class PartitionReaders(Hours):
         self.mark = max(self.mark, position)
 
     def rewind(self, number: int) -> None:
-        """Take everything again that is not ended."""
+        """Let all messages that are not ended be taken again."""
         lane = self.lanes[number]
         lane.cursor, lane.reading = lane.watermark, None
         lane.taken.clear()
@@ -313,7 +313,7 @@ class PartitionReaders(Hours):
         lane.watermark = watermark
 
     def _skip(self, number: int, cursor: int) -> None:
-        """End what lies below a cursor, and was not taken."""
+        """End messages below a cursor that were not taken."""
         lane, hour = self.lanes[number], hour_of(cursor)
         before = lane.cursor, lane.taken
         lane.cursor, lane.taken = cursor, deque()
@@ -421,7 +421,7 @@ class PartitionReaders(Hours):
         return {hour: file.known._replace(settled=file.settled.copy()) for hour, file in self._hours.items()}
 
     def over(self) -> list[int]:
-        """Hours that have no message that is not ended, and get none any more."""
+        """Hours whose messages are all ended, and that get no more."""
         to_come = range(hour_of(self.mark), PARKED_HOUR)
         return [hour for hour in self.left.empty if hour not in to_come]
 
@@ -460,7 +460,7 @@ class PartitionReaders(Hours):
         self._fewer.add(file.hour)
 
     def check(self, file: HourFile) -> None:
-        """Find out what of a file cannot be read, which counts as ended.
+        """Find messages of a file that cannot be read: they count as ended.
 
         Raises:
             OSError: The file cannot be read.

@@ -44,7 +44,6 @@ class Writes:
 
     @property
     def synced(self) -> int:
-        """Number of changes that are durable."""
         return self._journal.progress.synced
 
     @property
@@ -79,16 +78,11 @@ class Writes:
         self._journal.ended(job, error)
 
     def sync(self) -> None:
-        """Make all changes durable at once; a job that has not ended no longer does anything.
-
-        Raises:
-            StateError: See `begin_sync`.
-        """
         with self._folder.errors("write"):
             self._journal.sync()
 
     def in_place(self) -> bool:
-        """Whether its log is where it was made: if not, what is written there is lost."""
+        """Whether the log is where it was made: if not, writes to it are lost."""
         return self._journal.in_place
 
 
@@ -189,23 +183,21 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         return self._names
 
     def place(self, number: int) -> StorePlace:
-        """Where the messages of a partition are: here."""
         return StorePlace(self.id, f"{self.id:x}.{number}")
 
     def committed(self, number: int, watermark: int) -> None:
-        """Nothing: what is kept counts at once."""
+        """Do nothing: a kept state counts at once."""
 
     def leave(self, number: int) -> None:
-        """Nothing: what is held stays here."""
+        """Do nothing: held messages stay here."""
 
     def forget(self, number: int, position: int) -> None:
-        """Nothing: what is cancelled is ended here."""
+        """Do nothing: cancelled messages are ended already."""
 
     def state(self, number: int) -> bytes | None:
         return self._lanes.lanes[number].state
 
     def known(self, number: int) -> BitMap64:
-        """The origins of all messages that were put, at or above the floor."""
         return self._lanes.lanes[number].known.copy()
 
     def held(self, number: int) -> int:
@@ -269,7 +261,6 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         return self._lanes.next(number)
 
     def rewind(self, number: int) -> None:
-        """Take everything again that is not ended."""
         self._lanes.rewind(number)
 
     def find(self, number: int, position: int) -> Held | None:

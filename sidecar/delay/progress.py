@@ -50,7 +50,7 @@ def restored(raw: bytes | None, identity: Identity, rules: bytes) -> HeldProgres
     If it was kept under other rules, its intents do not apply: all above the watermark is open again, in a new scope.
 
     Args:
-        raw: What was kept; None if nothing was.
+        raw: The kept bytes; None if there are none.
         identity: The identity of positions; its incarnation is ignored.
         rules: The hash of the rules in force.
 

@@ -19,7 +19,7 @@ from sidecar.delay.disk.hours import PARKED_HOUR, hour_of
 from sidecar.delay.disk.wheel import LaneWheel, Partitions, Positions
 
 LOADED_MESSAGES_MAX = 4_000_000
-"""Messages of loaded hours from which on the hours are unloaded that were loaded first."""
+"""Messages of loaded hours above which the hours loaded first are unloaded."""
 
 
 DROPPED = POSITION_MAX + 1
@@ -52,7 +52,7 @@ class PartitionReader:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it no longer has anything, and never will."""
+        """Whether the partition was dropped: it never has messages again."""
         return self.watermark == DROPPED
 
     def queue(self, hour: int) -> None:
@@ -105,7 +105,7 @@ class Left:
         self.empty = {hour for hour in hours if hour not in counts}
         """Hours with files that have nothing left."""
         self.fewer = set[int]()
-        """Hours where messages were ended since the store measured what that takes up."""
+        """Hours where messages were ended since the store measured the space that they take up."""
         for of_hour in counts.values():
             for number, count in of_hour.items():
                 lanes[number].held += count
@@ -175,8 +175,8 @@ class Loaded:
     """Wheels by hour and partition. A wheel has what a partition has at or above its cursor.
 
     Args:
-        left: Is corrected when an hour is loaded.
-        damages: Gets what can no longer be read.
+        left: Corrected when an hour is loaded.
+        damages: Gets the damage that is found.
     """
 
     def __init__(self, lanes: Sequence[PartitionReader], left: Left, damages: list[FileDamage]) -> None:
@@ -265,7 +265,7 @@ class Loaded:
             wheels.pop(number, None)
 
     def check(self, file: HourFile) -> None:
-        """Find out what of a file cannot be read, which counts as ended.
+        """Find messages of a file that cannot be read: they count as ended.
 
         Raises:
             OSError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""Repeats the logs of a store with several partitions, and has the forms of what they say beside messages."""
+"""Repeats the logs of a store with several partitions; has the forms of records other than messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARTITION = struct.Struct("<H")
 
 
 def unreadable(path: Path, error: Exception) -> StateError:
-    """The error of a log whose records are as they were written, and have another form."""
+    """The error of a log whose records are undamaged, and of another form."""
     return StateError(
         f"delayed messages: {path} cannot be read: {error}",
         hint="use the version of Sidecar that wrote it, or a later one",
@@ -39,11 +39,11 @@ def unreadable(path: Path, error: Exception) -> StateError:
 
 
 class Replay:
-    """Repeats on messages of files what happened since.
+    """Repeats logged changes on the messages of files.
 
     Args:
         register: Gives the next number to a name.
-        damages: Gets what cannot be read.
+        damages: Gets the damage that is found.
     """
 
     def __init__(self, lanes: PartitionReaders, register: Callable[[bytes], object], damages: list[FileDamage]) -> None:
@@ -53,7 +53,7 @@ class Replay:
         """Messages that the hours do not have yet, and whether they were put or adopted."""
         self._removed: list[tuple[int, int, int]] = []
         self._moved: set[int] = set()
-        """Partitions whose watermark is another one."""
+        """Partitions whose watermark has changed."""
 
     def run(self, logs: Iterable[tuple[Path, int | None]]) -> bool:
         """Repeat logs in their order; return whether they have anything.
@@ -119,7 +119,7 @@ class Replay:
         self._gathered.add(entry.table, entry.payloads)
 
     def _restore(self) -> None:
-        """Let the hours have what was gathered."""
+        """Pass the gathered messages to the hours."""
         self._lanes.restore(self._gathered, is_adopted=self._kind == Kind.ADOPT)
         self._gathered = Gathered()
 

@@ -27,7 +27,7 @@ class Saving:
     """A checkpoint that is prepared: files are appended to, rewritten and made durable, a few at a time.
 
     Args:
-        snapshot: What the store knew when its log began.
+        snapshot: The store's knowledge when its log began.
         unsaved: Hours whose files are not as the snapshot has to know them.
         wasteful: Hours whose files are rewritten.
         removed: Files that the checkpoint does not need.
@@ -110,14 +110,14 @@ class Saving:
         self._wasteful.clear()
 
     def _ended(self, hour: int, first: int, table: Table) -> NDArray[np.bool_]:
-        """Which messages were ended when the snapshot was taken: they are so for each process that has it."""
+        """Which messages were ended when the snapshot was taken: every process that reads it knows them as ended."""
         ended = table["position"] < self._watermarks[table["partition"]]
         settled = self.snapshot.hours[hour].settled & BitMap(range(first, first + len(table)))
         ended[np.fromiter(settled, np.int64, len(settled)) - first] = True
         return np.asarray(ended)
 
     def remove(self) -> None:
-        """Remove what the checkpoint does not need, on any thread; what fails is left to the next start."""
+        """Remove files that the checkpoint does not need, on any thread; failures are left to the next start."""
         for path in self._removed:
             with contextlib.suppress(OSError):
                 files.remove(path)

@@ -59,8 +59,8 @@ class Listed(NamedTuple):
 class DelayStore:
     """Holds messages until they are due. For one thread of one process.
 
-    What was put, settled or cancelled is durable after `sync`. A message that `due` returned and that is not settled is
-    due again in the next process.
+    Puts, settlements and cancellations are durable after `sync`. An unsettled message that `due` returned is due again
+    in the next process.
 
     Args:
         path: A folder; created if it is missing.
@@ -107,7 +107,7 @@ class DelayStore:
             return min(logs_of(path), default=0), 0, None
 
     def _replay(self, path: Path) -> bool:
-        """Repeat what the log has; return whether it has anything."""
+        """Repeat the log; return whether it has any record."""
         ended, any_records = [np.empty(0, np.uint64)], False
         for record in records(path):
             if isinstance(record, int):

@@ -51,7 +51,6 @@ class Assignment:
 
     Args:
         scope: Identity of the partition in the names of parts.
-        state: The state to continue from.
         topic_id: Distinguishes a recreated topic; empty if the broker has no topic ids.
         incarnation: Random number, drawn if no valid state was committed.
         resumed: Whether it continues from a predecessor's state, so that its known message ids still identify
@@ -110,11 +109,11 @@ class Listener(Protocol):
         ...
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """The commit begun by `commit` ended; `results` is empty if nothing was left to commit."""
+        """Handle the end of the commit begun by `commit`; `results` is empty if nothing was left to commit."""
         ...
 
     def waiting(self, what: str) -> None:
-        """The source is opening and waits for this."""
+        """Note that the source is opening and waits for `what`."""
         ...
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
@@ -140,7 +139,7 @@ class Remembers(Protocol):
     """A source that continues from the state folder where the broker's commit is older."""
 
     def distrust(self, tp: TopicPartition) -> None:
-        """Another member went on from the older commit: take the partition next from the broker's commit."""
+        """Take the partition next from the broker's commit: another member continued from that older commit."""
         ...
 
 

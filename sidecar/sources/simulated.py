@@ -331,7 +331,6 @@ class SimulatedSource:
         self._paused = frozenset(tps)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset of the partition's next message."""
         return self._broker.bounds(tp)[1]
 
     def problems(self) -> Mapping[str, str]:
@@ -342,11 +341,6 @@ class SimulatedSource:
         return {topic: f"the topic {topic} does not exist any more" for topic in gone}
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as it is at the broker, None if it is gone.
-
-        Raises:
-            UnavailableError: The broker is failing.
-        """
         if self._broker.failing:
             raise UnavailableError(self._broker.failing)
         for message in self._broker.read(tp, offset, 1):
@@ -361,7 +355,6 @@ class SimulatedSource:
         self._commits.begin(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable; the ends of earlier commits are no longer reported."""
         return self._commits.now(items)
 
     # The group

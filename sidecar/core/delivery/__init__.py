@@ -1,1 +1,1 @@
-"""The way of a batch, from its cut to its end."""
+"""The life of a batch, from its cut to its end."""

@@ -1,4 +1,4 @@
-"""Parts that wait for the ledger: asked for, claimed, split, put off. Sends nothing; the ledger itself is elsewhere.
+"""Parts that wait for the ledger: requested, claimed, split, put off. Sends nothing; the ledger itself is elsewhere.
 
 The rows that a part could claim go out at once. Rows that a twin elsewhere holds become a separate piece, which holds
 no claim while it waits, so no wait cycle can form.
@@ -69,7 +69,7 @@ class _Askings:
         return len(self._asked) >= ASKED_MAX
 
     def begin(self, asking: _Asking) -> int:
-        """Add an outstanding claim; return the number that its answer has."""
+        """Add an outstanding claim; return the number that its answer will have."""
         self._number += 1
         self._asked[self._number] = asking
         return self._number
@@ -174,7 +174,7 @@ class Claiming:
         if part.hold is None:
             part.hold = PartClaim(first=True)
         hold = part.hold
-        # What an earlier life did not claim was not sent: under its name the receiver may have others of it already.
+        # Rows that an earlier life did not claim were not sent: the receiver may have others under the name already.
         token = self._token() if hold.first and part.life.attempts else hold.token
         offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
         keys = b"".join([fragment.keys for fragment in part.fragments])

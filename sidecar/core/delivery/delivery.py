@@ -128,7 +128,6 @@ class Delivery:
     """Owns all batches from cut to end.
 
     Args:
-        memory: The count of held memory.
         jitter: Uniform in [0, 1).
     """
 

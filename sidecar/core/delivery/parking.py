@@ -1,6 +1,6 @@
-"""Parts of groups that fail for long wait in the store, not in memory: parked, and fetched to be tried. Sends nothing.
+"""Parks parts of long-failing groups in the store, and fetches them for a try. Sends nothing.
 
-What is parked is in no batch. So a failing group takes neither memory nor room in the state, and holds no watermark.
+A parked part is in no batch. So a failing group takes neither memory nor room in the state, and holds no watermark.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from sidecar.core.records import Fragment, Parked, TopicPartition, group_label
 
 
 class Parker:
-    """Parks the parts of a group that waits, and brings them back: one of a failing group, some of any other.
-
-    Args:
-        memory: The count of held memory.
-    """
+    """Parks the parts of a group that waits, and brings them back: one of a failing group, some of any other."""
 
     def __init__(self, rules: DeliveryRules, owned: Ownerships, outbox: Outbox, memory: Memory, output: Output) -> None:
         self._rules = rules
@@ -35,7 +31,7 @@ class Parker:
         """Partitions with parts on the way to the store."""
         self._turn = 0
         self._has_found = False
-        """Whether an earlier process has parked something."""
+        """Whether an earlier process has parked parts."""
 
     @property
     def idle(self) -> bool:
@@ -55,10 +51,10 @@ class Parker:
         return self._rules.park_after_ms if self.waits(group, now_ms) else None
 
     def step(self, now_ms: float, *, fetches: bool) -> None:
-        """Park what is due, and fetch if that is wanted."""
+        """Park parts that are due, and fetch some if `fetches`."""
         if self._rules.park_after_ms is None and not self._has_found:
             return
-        self._tell_ended()  # first: what is parked next makes the numbers of others count
+        self._tell_ended()  # first: the next parked part makes the numbers of others count
         for stage in (Stage.READY, Stage.WAITING):
             for batch in self._outbox.batches(stage):
                 if self.waits(batch.group, now_ms) and all(map(self._may_be_parked, batch.parts)):
@@ -108,7 +104,7 @@ class Parker:
         self._let_go(part)
 
     def _let_go(self, part: Part) -> None:
-        """The store has the part's rows, and memory does not need them."""
+        """Free the rows of a part that is in the store."""
         self._memory.free(held_by(part))
         self._output.settled(part, "parked", part.count)
 
@@ -131,7 +127,7 @@ class Parker:
         return sum(len(record.offsets) for record in partition.parking.records())
 
     def forget(self, partition: Partition) -> None:
-        """Drop a partition that is no longer owned; what it has parked stays in the store."""
+        """Drop a partition that is no longer owned; its parked parts stay in the store."""
         for group, count in partition.parking.groups.items():
             if count:
                 self._groups.park(group, -count)
@@ -182,11 +178,11 @@ class Parker:
             self._output.ask(Fetch(tp, record.number))
 
     def not_fetched(self, effect: Fetch) -> None:
-        """Its rows could not be read: ask again."""
+        """Request the rows of a part again, since they could not be read."""
         self._fetching.discard((effect.tp, effect.number))
 
     def fetched(self, tp: TopicPartition, number: int, rows: bytes) -> None:
-        """The rows of a parked part: it goes to the senders."""
+        """Take the rows of a parked part, which goes to the senders."""
         if (tp, number) not in self._fetching:  # an earlier ownership asked for them
             return
         self._fetching.discard((tp, number))

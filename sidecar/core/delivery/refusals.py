@@ -89,7 +89,7 @@ class Receiver:
 
     @property
     def halted(self) -> str:
-        """The reason for which the sink refuses every request, without a message at fault; empty if it does not."""
+        """Why the sink refuses every request, without a message at fault; empty if it does not."""
         return self._halted
 
     @property
@@ -175,7 +175,7 @@ class Retries:
             batch.failing_since_ms = now_ms - 1000 * max(part.intent.tries.seconds for part in alive)
         failing_ms = now_ms - batch.failing_since_ms
         attempts = max(part.life.attempts for part in alive)
-        # A sink that refuses every request says nothing of the messages: that uses up none of their tries.
+        # A sink that refuses every request does not judge messages: such failures use up none of their tries.
         if answer.verdict is not Verdict.HALT and self._gives_up(attempts, failing_ms):
             for part in alive:
                 self._settlement.give_up(part, answer.reason or "retries exhausted")

@@ -1,4 +1,4 @@
-"""The end of parts: delivered, duplicate, dead-lettered; and batches that wait for what is stored. Knows no answer."""
+"""The end of parts: delivered, duplicate, dead-lettered; and batches that wait for dead letters. Knows no answer."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Settlement:
         self._output.settled(part, outcome, count)
 
     def mark(self, part: Part, outcome: str, but: Collection[int] = ()) -> None:
-        """Tell the ledger the end of the part's rows, except those whose index is in `but`."""
+        """Report the end of the part's rows to the ledger, except those whose index is in `but`."""
         state = ENDS.get(outcome)
         if not self._has_ledger or part.hold is None or state is None or not part.life.alive:
             return

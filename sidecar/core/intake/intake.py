@@ -106,7 +106,7 @@ class Sorted:
     judged: int = 0
     """The filtered ones, and those that a tag group wants."""
     is_all_unwanted: bool = False
-    """Whether with this run so many messages were filtered, and none was wanted, that a person should know."""
+    """Whether with this run `FIRST` messages were filtered and none was wanted: an operator should know."""
     masked: int = 0
     """Filtered messages that the mask of tags refused."""
     cancelling: int = 0
@@ -131,7 +131,7 @@ ShowRun = Callable[[ReadingRules, TopicPartition, Sequence[Message], Sorted], No
 
 
 class _Appends(Memo[Raw, Callable[[Message], None]]):
-    """By raw tags, what takes a message into its group. Of refused ones it remembers those that `Refused` does.
+    """By raw tags, the function that takes a message into its group. Remembers the refused tags of `RefusedTags` only.
 
     Args:
         masked: Takes messages whose tags the mask refuses.
@@ -174,7 +174,7 @@ class Intake:
         self.positions = Positions(reading.columns, reading.capacity)
         """The windows of offsets."""
         self.unwanted = Unwanted()
-        """Whether nothing of what was read under these rules was wanted."""
+        """Whether none of the messages read under these rules was wanted."""
         self._chosen: dict[str | None, list[Message]] = {}
         """Messages of the current run by group; empty between runs."""
         self._masked: list[Message] = []
@@ -189,7 +189,6 @@ class Intake:
         self.identities = Identities(reading, self.ids)
 
     def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
-        """The offset of each message."""
         return self._r.columns.offsets(messages)
 
     @property
@@ -431,7 +430,7 @@ class Intake:
     def _place(
         self, partition: Partition, group: str, messages: list[Message], settled: BitMap64 | None
     ) -> Iterator[_Placed]:
-        """Where a group's messages belong: what an intent covers is never thinned, and else the window decides."""
+        """Where a group's messages belong: intents keep all of their messages, and for others the window decides."""
         offsets = list(self._r.columns.offsets(messages))
         for owner, start, stop in partition.place(group, offsets):
             known = [offset in settled for offset in offsets[start:stop]] if settled else [False]

@@ -1,4 +1,4 @@
-"""Offsets and ids that were handed over, in this ownership and earlier ones: what is no longer new. Knows no group."""
+"""Offsets and ids that were handed over, in this ownership and earlier ones: they are not new. Knows no group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages cancel held ones: a message may have a name, and a later one of its partition names it. Names only."""
+"""Finds messages that cancel held ones: a message may have a name, and a later one of its partition names it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _STEP = re.compile(r"""\.(?P<name>[^.\[\]'"\s]+)|\[(?P<index>\d+)\]|\['(?P<singl
 
 
 def texts(raw: Raw) -> list[str]:
-    """The values as text for people: bytes that are no UTF-8 are escaped."""
+    """The values as text for people: bytes that are not UTF-8 are escaped."""
     values = raw if isinstance(raw, tuple) else (raw,)
     return [value.decode("utf-8", "backslashreplace") for value in values if value is not None]
 
@@ -35,7 +35,7 @@ class FieldError(ValueError):
 
 @runtime_checkable
 class HeaderColumns(Protocol):
-    """`Columns` that find one header without reading all of them."""
+    """`Columns` that find one header without reading all headers."""
 
     def header(self, messages: Sequence[Message], name: str) -> list[Raw]:
         """The value of this header of each message; a tuple if it is repeated."""

@@ -21,7 +21,7 @@ def text_id(raw: Raw) -> int | None:
 
 
 def int_id(raw: Raw) -> int | None:
-    """The number in the text, 0 to 2**63 - 1; None if it is no such number."""
+    """The number in the text, 0 to 2**63 - 1; None if there is no such number."""
     if not isinstance(raw, bytes) or len(raw) > 19 or not raw.isdigit():
         return None
     number = int(raw)
@@ -33,9 +33,6 @@ class OddIds:
 
     That is an id with several values: a header that is given twice; in JSON a list, an object or a boolean. If ids are
     numbers, it is any other text, too.
-
-    Args:
-        field: The field with the id.
     """
 
     def __init__(self, field: Field, kind: Literal["text", "int"], columns: Columns) -> None:
@@ -47,7 +44,7 @@ class OddIds:
             self.why += ", or it is no number"
         self.count = 0
         self.last: TopicPartition | None = None
-        """The partition of the last one."""
+        """The partition of the last counted message."""
 
     def look(self, tp: TopicPartition, messages: Sequence[Message]) -> None:
         """Count them among messages that have no id."""
@@ -86,7 +83,6 @@ def key_reader(
     A message without an id has its own key, made of its place or its identity: it is never a duplicate.
 
     Args:
-        field: The field with the id.
         group_id: The consumer group; other groups with the same ledger have other keys.
         odd: Counts ids that cannot be compared.
     """

@@ -16,7 +16,7 @@ ENTRY = struct.Struct("<QI")
 """The mask, and the hash of the rules, which is never 0."""
 ENTRY_BYTES = ENTRY.size
 NO_TAGS = bytes(ENTRY_BYTES)
-"""The entry of a message whose tags nobody read: it may have any."""
+"""The entry of a message whose tags were not read: it may have any."""
 _FORM = "1"
 """Version of the masks; changed when tags are hashed or read in another way."""
 
@@ -39,7 +39,7 @@ class TagIndex:
         """Entry by raw field value."""
         self._unwanted: Memo[bytes, bool] = Memo(self._is_unwanted)
         self.leave = None if filter_.wants.takes_all else self._unwanted.__getitem__
-        """Says of an entry whether its message cannot be wanted, never of one that is; None if all may be."""
+        """Whether an entry's message cannot be wanted, never True for a wanted one; None if all may be wanted."""
 
     def _entry(self, raw: Raw) -> bytes:
         return ENTRY.pack(self._filter.mask(raw), self.rules)

@@ -259,7 +259,7 @@ class TagFilter:
         return mask_of(self.tags(raw))
 
     def may_match(self, mask: int) -> bool:
-        """Whether a message with this mask may be wanted; never False for one that is.
+        """Whether a message with this mask may be wanted; never False for a wanted one.
 
         >>> tags = TagFilter("created || paid")
         >>> tags.may_match(tags.mask(b"paid")), tags.may_match(tags.mask(b"viewed"))
@@ -284,7 +284,7 @@ class TagFilter:
         return group
 
     def show(self, raw: Raw) -> None:
-        """Keep the tag of an unwanted message for people, if it is one of the first."""
+        """Keep the tag of an unwanted message for people, if it is among the first."""
         if len(self.unwanted) < UNWANTED_MAX:
             tags = self.tags(raw)
             shown = repr(tags[0].decode("utf-8", "backslashreplace")[:UNWANTED_CHARACTERS_MAX]) if tags else NO_TAG
@@ -303,7 +303,7 @@ class TagFilter:
 
 
 class _Groups(Memo[Raw, str | None]):
-    """Remembers what a filter found when it looked at tags, and the first contents that its mask refused."""
+    """Remembers a filter's results by tags, and the first contents that its mask refused."""
 
     __slots__ = ("_filter", "_may_want", "_refused")
 

@@ -1,4 +1,4 @@
-"""The messages of one partition that went to its store of delayed messages, or are on the way there. Values only.
+"""The messages of one partition that are in its store of delayed messages, or on the way there. Values only.
 
 A delayed message below the committed `seen` is in a store, perhaps another owner's. From `seen` on, this store decides:
 it has the message, or gets it.
@@ -30,7 +30,7 @@ class Put:
 
 
 class Holding:
-    """Knows what is on the way, and keeps the store from delivering what another owner may read."""
+    """Knows the messages on the way, and keeps the store from delivering messages that another owner may read."""
 
     def __init__(self) -> None:
         self._known = BitMap64()
@@ -42,7 +42,7 @@ class Holding:
         self._cancels: deque[int] = deque()
         """Tokens of cancellations, in their order."""
         self._unproven: deque[tuple[int, int]] = deque()
-        """Last offset and lowest position of what was put, until a commit proves that the partition was still owned."""
+        """Last offset and lowest position of each put, until a commit proves that the partition was still owned."""
         self.stores = Stores()
         """The stores in the partition's state."""
 
@@ -72,7 +72,7 @@ class Holding:
         self._puts[token] = put
 
     def withholds(self, number: int) -> bool:
-        """Keep a message id back if it may be of a message of which the store is known to have it, but not durably."""
+        """Keep an id back if it may be that of a message that the store has, but not durably yet."""
         first = next(iter(self._puts.values()), None)
         if first is None or first.count:
             return False
@@ -80,11 +80,11 @@ class Holding:
         return True
 
     def begin_cancel(self, token: int) -> None:
-        """Record that messages are to be cancelled; tokens rise."""
+        """Record a request to cancel messages; tokens rise."""
         self._cancels.append(token)
 
     def end_cancels(self, token: int) -> None:
-        """Record that everything up to a token that was to be cancelled is, durably."""
+        """Record that all cancellations up to a token are durable."""
         while self._cancels and self._cancels[0] <= token:
             self._cancels.popleft()
 
@@ -108,7 +108,7 @@ class Holding:
 
     @property
     def is_behind(self) -> bool:
-        """Whether messages that are to be read next are in the store: until they are read, it delivers nothing."""
+        """Whether the next messages to read are in the store already: until they are read, it delivers nothing."""
         return bool(self._known)
 
     @property
@@ -117,12 +117,12 @@ class Holding:
         return bool(self._puts or self._cancels)
 
     def committed(self, seen: int) -> None:
-        """Record a successful commit: what is below `seen` is read by no other owner."""
+        """Record a successful commit: no other owner reads messages below `seen`."""
         while self._unproven and self._unproven[0][0] < seen:
             self._unproven.popleft()
 
     def moved(self, position: int) -> None:
-        """Record that a message, which may be unproven, has this position from now on."""
+        """Record the new position of a message, which may be unproven."""
         if self._unproven:
             self._unproven.append((self._unproven[-1][0], position))
         if self._puts:

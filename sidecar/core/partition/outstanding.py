@@ -1,4 +1,4 @@
-"""Parts of one partition that are cut and not settled, and what is due with the next commit. No batch, no answer."""
+"""Unsettled parts of one partition, and the entries due with its next commit. Knows no batch and no answer."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class CommitEntries:
         return ids + self.take_held_ids()
 
     def take_held_ids(self) -> array[int]:
-        """Remove and return those of them that are of held messages."""
+        """Remove and return the ids of held messages."""
         ids, self._held_ids = array("q", self._held_ids), []
         return ids
 
@@ -103,7 +103,7 @@ class CommitEntries:
         return errors
 
     def lift_barriers(self) -> None:
-        """End all barriers: nobody else can come to own the partition."""
+        """End all barriers: no other process can become the owner of the partition."""
         for barrier in self._barriers:
             barrier.durable = True
         self._barriers.clear()
@@ -127,10 +127,10 @@ class CommitEntries:
 
 
 class Outstanding:
-    """Keeps the parts that are cut and not settled.
+    """The parts that are cut and not settled.
 
-    A message is in at most one live part. The parts that replace a part have all of its unsettled messages, and a
-    successor can derive their names after a crash. An intent stays as long as one of its parts is live.
+    A message is in at most one live part. The parts that replace another have all of its unsettled messages, and a
+    successor can derive their names after a crash. An intent stays while one of its parts is live.
 
     Args:
         scope: The partition's scope, in which an offset is one message.
@@ -179,7 +179,7 @@ class Outstanding:
         """A part has come to its end, or is in the store."""
         self._remove(part)
         intent = part.intent
-        # Only when nothing of the group is left in it: what is excluded, a successor takes for settled.
+        # Only when none of the group's messages is left in it: a successor takes excluded messages for settled.
         if intent.key is None and intent.live and part.life.primary and not self._has_more(part):
             self._promises.exclude(intent, lane_key(part.group))
         self.drop_finished()
@@ -229,7 +229,7 @@ class Outstanding:
         self._parking.unload(part.intent.record, part.life.attempts, part.intent.tries.seconds)
 
     def halve(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Parked]:
-        """Replace a parked part that was loaded, and refused, by records of its two halves."""
+        """Replace a loaded parked part that was refused by records of its two halves."""
         assert part.intent.record is not None
         self._lanes.remove(part)
         part.life.alive = False
@@ -249,8 +249,8 @@ class Outstanding:
     def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
         """Replace a refused part by its two halves, which get intents of their own.
 
-        Nothing of the part was stored. Once a half may have been stored, the whole must never be sent again: so the
-        halves wait until their intents are durable.
+        The receiver stored no row of the part. Once it may have stored a half, the whole must never be sent again: so
+        the halves wait until their intents are durable.
         """
         self._remove(part)
         children = self._promises.halve(part, (pieces[0][-1].last, pieces[1][0].first))

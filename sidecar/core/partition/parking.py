@@ -1,7 +1,7 @@
-"""The parts of one partition that are parked, and those on the way there. Knows no batch and no clock.
+"""The parked parts of one partition, and those on the way to the store. Knows no batch and no clock.
 
 A parked part is a record in the store, with a number. It counts if the partition's state has this number or a higher
-one: the state that has it has the part's intent no more. So one commit moves the part from the state to the store.
+one: such a state no longer has the part's intent. So one commit moves the part from the state to the store.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class ParkedRecords:
 
     def __init__(self) -> None:
         self.acknowledged = 0
-        """The store has all records up to this number: it is in the state."""
+        """The number in the state: the store has all records up to it."""
         self._last = 0
         self._proved = 0
-        """The last number in a state that was committed: only what it counts is sent."""
+        """The last number in a committed state: only records up to it are sent."""
         self._removable = -1
         """Records up to this number may be removed: a commit has proved it, and their ids are durable."""
         self._putting: dict[int, tuple[Parked, Part | None]] = {}
         self._records: dict[int, Parked] = {}
-        """All that are stored."""
+        """All stored records."""
         self._orphans: set[int] = set()
         """Numbers of halves that were found without their whole."""
         self.loaded: set[int] = set()
         """Numbers of the records that are parts at present, or were replaced by halves."""
         self._waiting: dict[str, list[tuple[int, int]]] = {}
-        """First offset and number of those that are not loaded, and stored or halves, by group, in order."""
+        """First offset and number of records that are not loaded, and are stored or halves, by group, in order."""
         self._unproved_ids: deque[tuple[int, bytes]] = deque()
         """Message ids of stored records that no commit of this owner counts yet: a successor may send another part."""
         self._halved: dict[int, int] = {}
@@ -61,7 +61,7 @@ class ParkedRecords:
     def is_proved(self) -> bool:
         """Whether a commit has proved this ownership. Before that nothing may be removed.
 
-        Nor may anything be parked: its number would let records count that are to be removed.
+        Nor may parts be parked before: their number would let records count that must be removed.
         """
         return self._removable >= 0
 
@@ -110,7 +110,7 @@ class ParkedRecords:
     def park(self, part: Part, *, half_of: int = 0) -> Parked:
         """A record for a part; it is on the way to the store from now on.
 
-        A part that is a half of a record is none of the partition's parts.
+        A half of a record is not one of the partition's parts.
         """
         self._last += 1
         offsets = BitMap64(offset for fragment in part.fragments for offset in fragment.offsets)
@@ -129,7 +129,7 @@ class ParkedRecords:
         return putting is not None and putting[0] is record
 
     def stored(self, number: int) -> list[Part]:
-        """The store has all records up to a number; return the parts of the partition that they replace."""
+        """Note that the store has all records up to a number; return the parts of the partition that they replace."""
         parts = []
         for each in [each for each in self._putting if each <= number]:
             record, part = self._putting.pop(each)
@@ -144,7 +144,7 @@ class ParkedRecords:
         return parts
 
     def committed(self, parked: int) -> list[int]:
-        """A state with this number was committed; return the message ids that it settles."""
+        """Note that a state with this number was committed; return the message ids that it settles."""
         before, self._proved = self._proved, parked
         for number in [number for number, second in self._halved.items() if second <= parked]:
             del self._halved[number]
@@ -158,22 +158,22 @@ class ParkedRecords:
     # Sending
 
     def following(self, group: str) -> Parked | None:
-        """The record of a group that is to be loaded next, which has the lowest first offset; None if none may be.
+        """The next record of a group to load, with the lowest first offset; None if none may be loaded.
 
-        None may be before a commit has proved the ownership: if it is refused, its halves are stored, and would count
-        for the next owner as if this one had been proved.
+        None may be loaded before a commit has proved the ownership: if one is refused, its halves are stored, and would
+        count for the next owner as if this one had been proved.
         """
         for _, number in self._waiting.get(group, ()) if self.is_proved else ():
             return self._records[number] if number <= self._proved or number in self._orphans else None
         return None
 
     def load(self, record: Parked) -> None:
-        """The record becomes a part again."""
+        """Note that the record is a part again."""
         self.loaded.add(record.number)
         self._remove(record)
 
     def unload(self, number: int, attempts: int, seconds: int) -> None:
-        """The part is dropped, and its record is waiting again."""
+        """Let the record of a dropped part wait again."""
         self.loaded.discard(number)
         record = self._records[number] = self._records[number]._replace(attempts=attempts, seconds=seconds)
         self._queue(record)
@@ -187,11 +187,11 @@ class ParkedRecords:
         return records
 
     def record(self, number: int) -> Parked:
-        """A record that is stored."""
+        """A stored record."""
         return self._records[number]
 
     def records(self) -> Iterable[Parked]:
-        """All that are stored."""
+        """All stored records."""
         return self._records.values()
 
     def _remove(self, record: Parked) -> None:
@@ -201,7 +201,7 @@ class ParkedRecords:
             del self._waiting[record.group]
 
     def end(self, number: int) -> None:
-        """All messages of a record have their outcome, or are in other records."""
+        """End a record: all of its messages have their outcome, or are in other records."""
         record = self._records.pop(number)
         self.loaded.discard(number)
         self._ended.append(_EndedRecord(number, record.group))

@@ -29,12 +29,11 @@ from sidecar.core.records import Fragment, TopicPartition
 
 
 class _Opening:
-    """Cuts lanes. Each message of the group in an intent's range is open or in that part, and none is settled.
+    """Cuts lanes. Each message of the group in an intent's range is open or in the part, and none is settled.
 
     Args:
         promises: Gets an intent for each cut.
         passed: Settled messages, which must not be in the range of a shared intent.
-        reach: The offsets read so far.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class _Stamps:
 
 
 class Passed:
-    """Their offsets: by group until the group's next fragment, for all groups until a shared intent is past them."""
+    """Settled offsets: by group until the group's next fragment, for all groups until a shared intent is past them."""
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
@@ -171,10 +170,10 @@ class Reach:
 
 @dataclass(slots=True)
 class CountedReach(Reach):
-    """The same for positions of delayed messages, a million for each millisecond: their span is counted in messages."""
+    """`Reach` for positions of delayed messages, a million for each millisecond: the span is counted in messages."""
 
     _taken: deque[tuple[int, int]] = field(default_factory=deque)
-    """Last position and number of messages of what was read at or above the durable watermark."""
+    """Last position and number of messages of each read at or above the durable watermark."""
     _count: int = 0
 
     @property
@@ -232,7 +231,7 @@ class Partition:
 
     @property
     def watermark(self) -> int:
-        """All offsets below are settled."""
+        """The offset below which all are settled."""
         if not (self.promises.intents or self.lanes or self.reach.replaying):  # most of the time, of most partitions
             return self.reach.seen
         bounds = [intent.first for intent in self.promises.intents]
@@ -406,5 +405,5 @@ class Ownerships(dict[TopicPartition, Partition]):
         self._fenced.discard(tp)
         partition = self.pop(tp, None)
         if partition is not None:
-            partition.outstanding.close()  # an answer that comes late finds parts that live no more
+            partition.outstanding.close()  # a late answer finds parts that are no longer live
         return partition

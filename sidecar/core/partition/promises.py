@@ -24,7 +24,7 @@ EXCLUDED_BYTES = 6
 class Promises:
     """The intents, and the offset of each group above which its messages are in no part yet.
 
-    Each cut, split and exclusion is asked for in advance, so that the state always fits into a commit's metadata.
+    Each cut, split and exclusion is requested in advance, so that the state always fits into a commit's metadata.
 
     Args:
         durable: Whether the broker has the predecessor's intents, and not only the folder.
@@ -193,7 +193,7 @@ def _longest_tried(intents: Iterable[Intent], most: int) -> dict[tuple[int, int,
 
 
 class Phase(Enum):
-    """Where a message stands."""
+    """Phase of a message in a state."""
 
     SETTLED = "settled"
     """Delivered, kept as a dead letter, or dropped: the state does not distinguish them."""
@@ -206,7 +206,7 @@ class Phase(Enum):
 
 
 class Standing(NamedTuple):
-    """A phase, and of `FIXED` the part."""
+    """A phase, and the part for `FIXED`."""
 
     phase: Phase
     first: int = 0

@@ -48,10 +48,10 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write these states of delayed messages to their store, all or none, and all that was put there so far."""
+    """Write these states of delayed messages to their store, all or none, with all puts so far."""
 
     items: list[CommitItem]
-    """There may be none."""
+    """May be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Treat the commit of these partitions as failed: they are to be committed again."""
+    """Treat the commit of these partitions as failed: they must be committed again."""
 
     tps: list[TopicPartition]
 
@@ -94,7 +94,7 @@ class CommitOrder:
         """Items of the commit that waits for the step under way; None if another commit is to overtake it."""
         self._step: Journal | Settle | Keep | None = None
         self._is_kept = False
-        """Whether the store has what the commit that waits needs."""
+        """Whether the store has all that the waiting commit needs."""
         self.unwritten_bytes = 0
         """Memory of the ids that are not durable yet."""
 

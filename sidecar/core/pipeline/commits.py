@@ -13,8 +13,9 @@ from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.records import TopicPartition
 
 COMMIT_SPACING_MS = 20
+"""Minimum time between the starts of two commits."""
 DUE_SPACING_MS = 0.5
-"""For each partition of a commit with due messages, up to the former: each takes some CPU time."""
+"""For each partition of a commit with due messages, `COMMIT_SPACING_MS` at most: each takes some CPU time."""
 COMMIT_RETRY_MS = 100
 
 
@@ -58,12 +59,12 @@ class Commits:
             self._dirty[tp] = due_ms
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is no longer owned."""
+        """Drop a partition that is no longer owned."""
         self._reloads.pop(tp, None)
         self._dirty.pop(tp, None)
 
     def reload(self, tp: TopicPartition, reason: str) -> None:
-        """The partition, which was forgotten, is to be read again from what is committed."""
+        """Request that a forgotten partition be read again from its committed state."""
         self._reloads[tp] = reason
 
     def take_reloads(self) -> list[Reload]:
@@ -108,7 +109,7 @@ class Commits:
     def _begin(self, tp: TopicPartition, *, proves: bool = False) -> CommitItem | None:
         if tp.delayed and tp.source not in self._owned:  # it is about to be forgotten, too
             return None
-        self._dirty.pop(tp, None)  # what changes from here on touches it again
+        self._dirty.pop(tp, None)  # later changes touch it again
         partition = self._owned.get(tp)
         if partition is None:
             return None

@@ -28,7 +28,7 @@ class Origins:
         self._any_copies = any_copies
 
     def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Partitions with copies of messages of these: they wait until the ids of these are known."""
+        """Partitions with copies of these partitions' messages: they wait until the ids of those are known."""
         if not self._any_copies or not tps:
             return set()
         brokers = {tp.broker for tp in tps}
@@ -55,9 +55,9 @@ class Orders:
     """The shell's requests; `Pipeline` has a method for each, and the next step applies them."""
 
     draining: bool = False
-    """Nothing is read, and all that is open is cut, until everything is settled or the process ends."""
+    """Nothing is read, and all open messages are cut, until everything is settled or the process ends."""
     resting: bool = False
-    """Nothing is read, and all is cut at once, until nothing is open: messages are to be read otherwise then."""
+    """Nothing is read, and all is cut at once, until nothing is open: then the rules of reading can change."""
     leaving: frozenset[TopicPartition] = frozenset()
     """Owned partitions that are not read, and are cut at once: their next owner will know only the watermark."""
     state_lost: str = ""
@@ -75,10 +75,8 @@ class Gate:
     never end.
 
     Args:
-        orders: The requests of the shell.
         origins: The partitions that wait for others.
         delivery: The outstanding batches, and the state of the receiver.
-        memory: The count of held memory.
     """
 
     def __init__(
@@ -113,7 +111,6 @@ class Gate:
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that are paused."""
         return self._paused
 
     @property
@@ -171,14 +168,14 @@ class Gate:
         return frozenset(tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most))
 
     def _held_back(self) -> frozenset[TopicPartition]:
-        """Partitions that are to be left, or whose messages have no room in the store."""
+        """Partitions that are being left, or whose messages have no room in the store."""
         leaving = set(self._owned) if self._orders.resting else set(self._owned.keys() & self._orders.leaving)
         if self._orders.store_full:
             leaving |= {tp for tp, owned in self._owned.items() if not (owned.is_delayed or owned.holding.is_behind)}
         return frozenset(tp for tp in leaving if not self._owned[tp].reach.replaying)
 
     def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:
-        """Replayed parts are complete only after they are read; pausing them could block forever.
+        """Partitions to pause for lack of room. Replayed parts are complete only once read: a pause could last forever.
 
         The same holds for a twin claimed by an earlier owner: messages that wait for it make no room.
         """

@@ -232,20 +232,20 @@ class Pipeline(DeliveryPipeline):
         return self.partitions[tp].holding.deliverable_below
 
     def tag_index(self, tp: TopicPartition) -> TagIndex | None:
-        """Tells of held messages of an owned store whether they need be read; None if all must."""
+        """Decides which held messages of an owned store need not be read; None if all must be."""
         may_leave = may_leave_unread(is_replaying=self.is_replaying(tp), is_tapped=self.intake.tap is not None)
         return self.intake.tag_index if may_leave else None
 
     def is_behind(self, tp: TopicPartition) -> bool:
-        """Whether messages that are to be read next are in the store: until they are read, it delivers nothing."""
+        """Whether the next messages to read are in the store already: until they are read, it delivers nothing."""
         return self.partitions[tp].holding.is_behind
 
     def moved(self, tp: TopicPartition, position: int) -> None:
-        """Record that a held message of an owned partition, which may be unproven, has this position from now on."""
+        """Record the new position of a held message of an owned partition, which may be unproven."""
         self.partitions[tp].holding.moved(position)
 
     def count_held(self, tp: TopicPartition, messages: int) -> None:
-        """Count messages that a store has held since before its partition, which is this, was taken."""
+        """Count messages that a store has held since before its partition, `tp`, was taken."""
         self.books[tp].restore(messages)
 
     def count_cancelled(self, tp: TopicPartition, messages: int) -> None:
@@ -253,18 +253,18 @@ class Pipeline(DeliveryPipeline):
         self.books[tp].cancel(messages)
 
     def expects(self, asked: HoldUntilDue | CancelHeld | Park) -> bool:
-        """Whether the ownership that asked for this continues, and has not got it yet."""
+        """Whether the ownership that made this request continues, and still waits for its end."""
         if isinstance(asked, Park):
             partition = self.partitions.get(asked.tp)
             return partition is not None and partition.parking.expects(asked.record)
         return self.puts.expects(asked)
 
     def held(self, tp: TopicPartition, token: int, position: int, now_ms: float) -> None:
-        """Record that the store has the messages of each `HoldUntilDue` up to a token, and that this is durable.
+        """Record that the messages of each `HoldUntilDue` up to a token are durable in the store.
 
         Args:
             token: The token of the last `HoldUntilDue`.
-            position: The lowest position that the store gave to a message of these.
+            position: The lowest position that the store gave to one of these messages.
             now_ms: Monotonic time.
         """
         count = self.puts.end(tp, token, position)
@@ -272,11 +272,11 @@ class Pipeline(DeliveryPipeline):
             self._apply(Settled(tp, "delayed", count), now_ms)
 
     def cancelled(self, tp: TopicPartition, token: int) -> None:
-        """Record that the store has done each `CancelHeld` up to a token, and that this is durable."""
+        """Record that each `CancelHeld` up to a token is durable in the store."""
         self.puts.cancelled(tp, token)
 
     def prove(self, tp: TopicPartition, now_ms: float) -> Barrier:
-        """A barrier that is durable once a commit that begins from now on has proved that the partition is owned."""
+        """A barrier that is durable once a commit that begins later has proved that the partition is owned."""
         self.commits.touch(tp, now_ms)
         return self.partitions[tp].dues.barrier()
 
@@ -372,7 +372,7 @@ class Pipeline(DeliveryPipeline):
         """Take over, right after `assign`, the parts that the store has.
 
         Args:
-            counted: The number of the last one that counts.
+            counted: The number of the last part that counts.
             now_ms: Monotonic time.
         """
         if not self.intake.identities.remembered or tp.delayed:
@@ -387,7 +387,7 @@ class Pipeline(DeliveryPipeline):
             self.intake.positions.leave_out(tp, parked)
 
     def parked(self, tp: TopicPartition, number: int, now_ms: float) -> None:
-        """Record that the store has the parts of each `Park` up to a number, and that this is durable."""
+        """Record that the parts of each `Park` up to a number are durable in the store."""
         self.delivery.parker.stored(tp, number)
         self._apply_outcomes(now_ms)
 
@@ -452,13 +452,13 @@ class Pipeline(DeliveryPipeline):
         runs: ShowRun | None,
         batches: Callable[[Batch], None] | None,
     ) -> None:
-        """Show each run with what became of it, and each batch that was accepted as a whole; None to show nothing."""
+        """Set the taps: for each run with its outcome, and for each batch accepted as a whole; None for no tap."""
         self.intake.tap, self.delivery.delivered.tap = runs, batches
 
     # Changed rules
 
     def rest(self, *, resting: bool = True) -> None:
-        """Stop reading and cut at once, until nothing is open: messages are to be read otherwise then."""
+        """Stop reading and cut at once, until nothing is open: then the rules of reading can change."""
         self.orders.resting = resting
 
     @property
@@ -473,7 +473,7 @@ class Pipeline(DeliveryPipeline):
         return [group.name for group in groups.all_failing()] or list(groups.parked)
 
     def change(self, batching: BatchRules, rules: DeliveryRules) -> None:
-        """Go on with other limits, waits and bounds; what decides where a message goes stays."""
+        """Continue with other limits, waits and bounds; the rules that decide where a message goes stay."""
         for mine, other in ((self._batching, batching), (self._rules, rules)):
             for field in fields(mine):
                 setattr(mine, field.name, getattr(other, field.name))
@@ -487,12 +487,12 @@ class Pipeline(DeliveryPipeline):
     def change_reading(
         self, reading: ReadingRules, batching: BatchRules, rules: DeliveryRules, now_ms: float
     ) -> dict[TopicPartition, Barrier]:
-        """Filter, group and frame otherwise from now on, while all is quiet.
+        """Change filter, groups and framing from now on, while all is quiet.
 
-        A part is a group's messages in a range of offsets, so one that was cut before would have other members.
+        A part is a group's messages in a range of offsets, so a part cut before would have other members.
 
         Returns:
-            By partition, the barrier that is durable once a commit under the new rules was made.
+            By partition, a barrier that is durable once a commit under the new rules was made.
         """
         assert self.is_quiet
         self.intake.change(reading)
@@ -511,7 +511,7 @@ class Pipeline(DeliveryPipeline):
                 self.delivery.cut(parts)
                 for part in parts:
                     self.commits.touch(part.tp, now_ms)
-        # Reloads come before the next commit: otherwise they would have to wait for its end as well.
+        # Reloads come before the next commit: otherwise they would wait for its end as well.
         for reload in self.commits.take_reloads():
             self._output.ask(reload)
         commit = self.commits.due(now_ms, hurry=self.orders.draining or self.orders.resting)
@@ -573,7 +573,7 @@ class Pipeline(DeliveryPipeline):
         self.books.close(self.partitions.keys(), now_ms)
 
     def held_up(self, now_ms: float) -> Iterator[tuple[str, str | None, float]]:
-        """Messages that wait for something other than a retry: what for, the group, since when the oldest is open.
+        """Messages that wait for something other than a retry: the reason, the group, since when the oldest is open.
 
         The group is None if all groups of a partition wait together.
         """
@@ -584,6 +584,6 @@ class Pipeline(DeliveryPipeline):
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was read, by this owner or an earlier one, is settled and committed."""
+        """Whether all messages read, by this owner or an earlier one, are settled and committed."""
         idle = self.delivery.idle and self.cutter.idle and self.commits.idle and self.puts.idle
         return idle and not self.partitions.replaying

@@ -34,11 +34,11 @@ class Puts:
         return not self._busy
 
     def forget(self, tp: TopicPartition) -> None:
-        """The partition is no longer owned."""
+        """Drop a partition that is no longer owned."""
         self._busy.discard(tp)
 
     def know(self, tp: TopicPartition, offsets: BitMap64, stores: Stores) -> int:
-        """Take what the store of delayed messages has, see `Pipeline.know_held`."""
+        """Take the store's delayed messages, see `Pipeline.know_held`."""
         partition = self._owned[tp]
         partition.holding.know(offsets, partition.reach.seen, stores)
         return self._begin(partition, Put(-1, 0, []))
@@ -72,7 +72,7 @@ class Puts:
         return CancelHeld(partition.tp, token, names)
 
     def cancelled(self, tp: TopicPartition, token: int) -> None:
-        """Record what is cancelled durably, see `Pipeline.cancelled`."""
+        """Record durable cancellations, see `Pipeline.cancelled`."""
         partition = self._owned.get(tp)
         if partition is not None:
             partition.holding.end_cancels(token)
@@ -84,7 +84,7 @@ class Puts:
         return partition is not None and partition.holding.expects(asked.token)
 
     def end(self, tp: TopicPartition, token: int, position: int) -> int:
-        """Record what is durable, see `Pipeline.held`; settle its ids, and return the number of its messages."""
+        """Record durable puts, see `Pipeline.held`; settle their ids, and return the number of their messages."""
         partition = self._owned.get(tp)
         if partition is None:
             return 0

@@ -1,4 +1,4 @@
-"""The pipeline at one instant, as status, health and metrics show it: values without a way back. Changes nothing."""
+"""The pipeline at one instant, as status, health and metrics show it: plain values. Changes nothing."""
 
 from __future__ import annotations
 
@@ -156,6 +156,6 @@ def open_messages(owned: Ownerships) -> OpenMessages:
 
 
 def _oldest(lane: Lane) -> int | None:
-    """Messages of a lane come in order, and what was cut is before what is open."""
+    """The oldest timestamp: a lane's messages come in order, and cut ones are before open ones."""
     firsts: Iterable[Fragment] = [part.fragments[0] for part in lane.live if part.fragments] + lane.buffer.fragments[:1]
     return min((each.stamp_ms for each in firsts if each.stamp_ms is not None), default=None)

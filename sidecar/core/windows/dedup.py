@@ -165,7 +165,7 @@ _YOUNG_BYTES = struct.Struct("<Q")
 
 
 class Moment(NamedTuple):
-    """Context of numbers that a window is asked about, for windows that survive a process through a journal."""
+    """Context of looked-up numbers, for windows that survive a process through a journal."""
 
     last: int = -1
     """The highest offset of their messages."""
@@ -235,7 +235,6 @@ class RotatingSet:
         return self.take([item])[0]
 
     def take(self, numbers: Sequence[int | None], moment: Moment = EVER, /) -> list[bool]:
-        """Remember many numbers; return for each whether it was new, as None always is."""
         if None not in numbers:
             return list(self.take_all(np.array(numbers, np.int64), moment).tolist())
         new = np.ones(len(numbers), np.bool_)
@@ -376,7 +375,6 @@ class RotatingBitmap:
         return True
 
     def take(self, numbers: Sequence[int | None], _: Moment = EVER, /) -> list[bool]:
-        """Remember many numbers; return for each whether it was new, as None always is."""
         return [number is None or self.add(number) for number in numbers]
 
     def add_range(self, first: int, last: int, keep_from: int = 0) -> bool:

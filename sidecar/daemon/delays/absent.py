@@ -1,4 +1,4 @@
-"""A daemon without the section `delay`: holds nothing, and notices messages that others left. Imports no store.
+"""A daemon without the section `delay`: holds nothing, and notices messages left by others. Imports no store.
 
 `Delays` and `Takeovers` are the same with a store, so the main loop never asks whether there is one.
 """
@@ -84,7 +84,7 @@ class NoTakeovers:
         return []
 
     def stale(self) -> Mapping[TopicPartition, str]:
-        """The partitions that the source is to give again, with the reason."""
+        """The partitions that the source must assign again, with the reason."""
         return {}
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
@@ -92,7 +92,7 @@ class NoTakeovers:
         self._elsewhere.difference_update(tps)
 
     def tend(self) -> None:
-        """Try again what failed."""
+        """Retry failed takeovers."""
 
 
 class NoDelays:
@@ -100,7 +100,7 @@ class NoDelays:
 
     def __init__(self, takeovers: NoTakeovers) -> None:
         self.takeovers = takeovers
-        """Restore what other owners put."""
+        """Restore messages that other owners put."""
 
     @property
     def problem(self) -> str:
@@ -126,7 +126,7 @@ class NoDelays:
     # Partitions
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """Partitions were assigned; the core does not have them yet."""
+        """Note assigned partitions; the core does not have them yet."""
         self.takeovers.assigned(assignments)
 
     def take(self, assignment: Assignment) -> None:
@@ -137,7 +137,7 @@ class NoDelays:
         return tps
 
     def reload(self, tp: TopicPartition) -> None:
-        """Take delayed messages again that the core gave up, from the state that was kept."""
+        """Take again the delayed messages that the core gave up, from the kept state."""
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
@@ -146,7 +146,7 @@ class NoDelays:
     # Holding and delivering
 
     def perform(self, effect: DelayEffect) -> None:
-        """HoldUntilDue, cancel, keep, read or remove in the store: without one, the core asks for nothing."""
+        """Perform an effect on the store: without one, the core requests none."""
         raise NotImplementedError(effect)
 
     def poll(self, now_ms: float, wall_ms: int) -> None:
@@ -157,15 +157,15 @@ class NoDelays:
         return inf
 
     def take_ends(self) -> None:
-        """Report what became durable meanwhile: a broker's acknowledgements do not come to the inbox."""
+        """Report changes that became durable meanwhile: a broker's acknowledgements do not come to the inbox."""
 
     def tend(self, now_ms: float) -> None:
-        """Begin to make durable what was put since the last write."""
+        """Begin to make changes since the last write durable."""
 
     # Committing
 
     def keep(self, items: Sequence[CommitItem], then: Callable[[bool], None]) -> None:  # noqa: ARG002
-        """Keep the states of delayed messages; `then` is called with whether all that they need is durable."""
+        """Keep the states of delayed messages; call `then` with whether they and all messages they need are durable."""
         then(True)  # noqa: FBT003
 
     def keep_now(self, items: Sequence[CommitItem]) -> bool:  # noqa: ARG002
@@ -173,7 +173,7 @@ class NoDelays:
         return True
 
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
-        """Forget what is below the watermarks of partitions that were committed."""
+        """Forget messages below the watermarks of committed partitions."""
 
     # Places
 

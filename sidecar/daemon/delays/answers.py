@@ -41,7 +41,7 @@ NOT_HELD: Answer = {"outcome": "not_held"}
 def listing(peek: Callable[[int], Peeked], asked: Listing, sought: Sought, patience_s: float = LISTING_S) -> Answer:
     """The messages that are due within a period, or how many there are; on any thread.
 
-    If it takes long, the answer has fewer than there are, and the position `at` where the next one is to go on.
+    If the search takes long, the answer is incomplete, and has the position `at` where the next one continues.
 
     Args:
         peek: Opens the hours from a position on.
@@ -77,7 +77,7 @@ class _ListingSearch:
         """Position at which the next search continues."""
 
     def go_on(self, peeked: Peeked) -> int | None:
-        """Look at some hours; return the position from which on more are needed, None at the end."""
+        """Search some hours; return the position from which on more are needed, None at the end."""
         with ExitStack() as stack:
             for view in peeked.views:
                 stack.enter_context(closing(view))
@@ -136,7 +136,7 @@ class _ListingSearch:
 
 
 class _Count(_ListingSearch):
-    """Counts them."""
+    """Counts the messages of a listing."""
 
     def __init__(self, asked: Listing, sought: Sought, patience_s: float) -> None:
         super().__init__(asked, sought, patience_s)
@@ -161,7 +161,7 @@ def position_of(at_ms: int) -> int:
 
 
 def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answer:
-    """The position of the message that is meant, or the answer that there is no such message.
+    """The position of the requested message, or the answer that there is no such message.
 
     Args:
         number: The store's number of its partition.
@@ -209,7 +209,7 @@ def parked(store: ReadStore, number: int, offset: int) -> Answer:
 
 
 def counted(store: ReadStore, numbers: Iterable[int], now_ms: int) -> DelayStatus:
-    """How many messages are held, and when they are due."""
+    """Counts and due times of the held messages."""
     hours = store.hours()
     due_ms = earliest_ms(store.next(number) for number in numbers)
     next_due = None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")

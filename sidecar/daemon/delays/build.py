@@ -36,7 +36,7 @@ RESTORERS = 4
 """Partitions that are restored at once."""
 PATIENCE_S = 1.0
 MESSAGE_BYTES = 32
-"""Most that a parked part has for each message beside its row: offset, message id, and offset at the source."""
+"""Maximum size of a parked message beside its row: offset, message id, and offset at the source."""
 
 
 def open_delays(
@@ -110,7 +110,7 @@ def _open_changelog(
 
 
 def _part_bytes(settings: Settings) -> int:
-    """The size of the largest part that is parked, with what is kept of its messages beside the rows."""
+    """The size of the largest parked part, with `MESSAGE_BYTES` for each message."""
     batch = settings.batch
     return 0 if settings.retry.park_after_ms is None else batch.max_bytes + MESSAGE_BYTES * batch.max_messages
 

@@ -76,7 +76,7 @@ class Cancels:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many wait that no more should come."""
+        """Whether too many wait: partitions are not read then."""
         waiting = self._asked.values()
         return are_many(sum(len(asked.names) for asked in waiting), sum(asked.nbytes for asked in waiting))
 
@@ -85,7 +85,7 @@ class Cancels:
         return self._search is not None and self._search.asked.last.tp == tp
 
     def add(self, effect: CancelHeld) -> None:
-        """Take a request; what was to be held before is in the store."""
+        """Take a request; messages to hold that came before it are in the store."""
         asked = self._asked.get(effect.tp)
         if asked is None or not self._pipeline.expects(asked.last):
             asked = self._asked[effect.tp] = _Asked({}, effect)
@@ -118,7 +118,7 @@ class Cancels:
         return False
 
     def _go_on(self, until_s: float) -> bool:
-        """Go on with the search; return whether it has ended."""
+        """Continue the search; return whether it has ended."""
         search = self._search
         assert search is not None
         last = search.asked.last

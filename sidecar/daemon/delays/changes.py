@@ -72,7 +72,7 @@ class HeldChanges:
             self._prove(change, barrier)
 
     def _durable(self, change: _Change) -> None:
-        """The change is durable, and so are the messages, which count as delayed since then."""
+        """Handle a durable change; its messages are durable too, and count as delayed since then."""
         if change.cancelled and self._pipeline.epoch(change.tp.store) == change.delayed:
             self._pipeline.count_cancelled(change.tp.store, len(change.cancelled))
         if self._pipeline.epoch(change.tp) == change.source:

@@ -58,9 +58,8 @@ class Delays(NoDelays):
     """The delayed messages of the owned partitions; only for the main thread.
 
     Args:
-        disk_max_bytes: Size of the store at which partitions are read no more.
+        disk_max_bytes: Size of the store above which partitions are not read.
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
-        takeovers: Restore what other owners put.
         cancel_s: Time after which a search for messages that are cancelled makes way for other work.
     """
 
@@ -310,7 +309,7 @@ class Delays(NoDelays):
             self._pipeline.read_past(tp.store, seen, now_ms)
 
     def _leave(self, tp: TopicPartition) -> Leave | None:
-        """Says which messages need not be read, as the tags that are subscribed now are in none of them."""
+        """Returns a function that selects messages that need not be read: they have no tag subscribed now."""
         index = self._pipeline.tag_index(tp)
         return None if index is None else index.leave
 

@@ -40,7 +40,7 @@ class LeftMessages(NamedTuple):
 
 
 class LeftBehind:
-    """Looks for them after partitions came or went, and every 5 minutes; for the main thread.
+    """Looks for left messages after partitions came or went, and every 5 minutes; for the main thread.
 
     Args:
         begin: Runs a job, at once or on another thread.
@@ -62,7 +62,7 @@ class LeftBehind:
         """Results of the last look; a failed look is repeated."""
 
     def look_soon(self) -> None:
-        """Look again once the partitions that come and go have done so."""
+        """Look again once no more partitions come or go."""
         self._at_s = self._clock() + LOOK_AFTER_S
 
     def tend(self) -> None:
@@ -103,7 +103,7 @@ class Reads:
 
 
 def in_store(store: HeldStore, number: int) -> int:
-    """The number of messages and parked batches that a store holds of a partition."""
+    """Number of a partition's messages and parked batches in a store."""
     return store.held(number) + len(store.parked(number))
 
 

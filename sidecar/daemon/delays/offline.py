@@ -48,11 +48,11 @@ IsWanted = Callable[[TopicPartition], bool]
 
 @dataclass(slots=True)
 class Offline:
-    """A store that no daemon has opened here.
+    """A store that is not open in a daemon here.
 
     Args:
         numbers: The store's numbers of the partitions.
-        check: Whether all answers are from one moment.
+        check: Verifies that all answers are from one moment.
     """
 
     store: ReadStore

@@ -1,4 +1,4 @@
-"""The delayed messages of the owned partitions: where each continues, and what is kept of its progress."""
+"""The delayed messages of the owned partitions: where each continues, and its kept progress."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class OwnedStores:
         return restored(self._store.state(number), identity, self._rules.digest)
 
     def _continued(self, tp: TopicPartition, progress: HeldProgress, assignment: Assignment) -> HeldProgress:
-        """The progress from which the partition goes on, once the store has dropped what does not count."""
+        """The progress from which the partition continues, once the store has dropped messages that do not count."""
         state, topic_id, incarnation = assignment.state, assignment.topic_id, assignment.incarnation
         number = self.numbers[tp]
         takeover = takeover_of(
@@ -119,7 +119,7 @@ class OwnedStores:
 
     def _assign(self, tp: TopicPartition, found: Sequence[FoundPart]) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
-        # In a shared store a state may be that of an owner who was not proven to be one.
+        # In a shared store a state may come from a process whose ownership was not proved.
         is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._parked.take(tp.store, found, progress.state.parked)
@@ -127,7 +127,7 @@ class OwnedStores:
         self._pipeline.count_held(tp.store, self._store.held(number))
 
     def reload(self, tp: TopicPartition) -> None:
-        """Take delayed messages again that the core gave up, from the state that was kept."""
+        """Take again the delayed messages that the core gave up, from the kept state."""
         if tp.source in self.numbers:
             self._progress[tp.source] = self._restored(self.numbers[tp.source])
             self._assign(tp.source, self._parked.find(tp.source))
@@ -157,7 +157,7 @@ class OwnedStores:
                 self._store.keep(self.numbers[tp], progress.encoded(self._rules.digest), state.watermark, state.seen)
 
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
-        """Forget what is below the watermarks of partitions that were committed."""
+        """Forget messages below the watermarks of committed partitions."""
         for tp, is_committed in results.items():
             watermark, number = self._pipeline.committed_watermark(tp), self.numbers.get(tp.source)
             if is_committed and watermark is not None and number is not None:

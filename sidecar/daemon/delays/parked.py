@@ -83,7 +83,7 @@ class ParkedParts:
         # The order of parts of both kinds, which makes the position unique.
         sequence = (2 * record.number + tp.delayed) % _SEQUENCES
         position = PARKED_FROM + (self._wall_ms() << SEQUENCE_BITS) + sequence
-        # An operator's reset drops what is read again. Of delayed messages that is decided one by one.
+        # An operator's reset drops parts that are read again. For delayed messages that is decided one by one.
         origin = 0 if tp.delayed else record.lowest
         row = position, origin, 0, NO_TIMESTAMP, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows
         epoch = self._store.park(self._numbers[tp.source], row)
@@ -122,7 +122,7 @@ class ParkedParts:
         self._pipeline.fetched(tp, number, held.value or b"", self._now_ms())
 
     def leave(self, effect: Unpark) -> None:
-        """Parts are to be removed; `unpark` does it."""
+        """Note parts to be removed by `unpark`."""
         self._leaving.update((effect.tp, number) for number in effect.numbers)
 
     def unpark(self, effect: Unpark) -> None:

@@ -23,7 +23,7 @@ class One(NamedTuple):
     """`show`, `parked`, `cancel` or `release`."""
     tp: TopicPartition
     offset: int
-    """At the source."""
+    """Offset at the source."""
     due_ms: int
     """Any time of the hour in which it is due; not used for `parked`."""
 
@@ -43,7 +43,7 @@ class Listing(NamedTuple):
     counts: bool = False
     """Whether only their number is asked for; `limit` does not matter then."""
     at: int = 0
-    """The position from which on, where an earlier answer stopped."""
+    """The position to start from, where an earlier answer stopped."""
 
     def takes(self, tp: TopicPartition) -> bool:
         """Whether messages of this partition are asked for."""
@@ -51,7 +51,7 @@ class Listing(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """Asks for the hours where a listing goes on: the thread that asks reads them."""
+    """Requests the next hours of a listing, which the requesting thread reads."""
 
     listing: Listing
     first: int
@@ -72,15 +72,15 @@ class Question(NamedTuple):
 
     asked: One | Peek
     answer: Future[Any]
-    """With an `Answer`, or with `Peeked`, or the error if a file cannot be opened."""
+    """Gets an `Answer` or `Peeked`, or the error if a file cannot be opened."""
 
 
 class Questions:
-    """For any thread.
+    """Puts questions to the main thread; for any thread.
 
     Args:
         put: Brings a question to the main thread.
-        listing: Answers a listing, with what opens the hours from a position on.
+        listing: Answers a listing, given a function that opens the hours from a position on.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Questions:
         """Ask, and wait for the answer.
 
         Args:
-            name: What is asked: `list`, `count`, or that of a `One`.
-            fields: Those of the question, from JSON.
+            name: `list`, `count`, or the `what` of a `One`.
+            fields: Fields of the question, from JSON.
 
         Raises:
             ValueError: There is no such question, or a field is missing or has another type.

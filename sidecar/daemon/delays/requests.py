@@ -1,4 +1,4 @@
-"""Answers what an operator asks about messages that are held, and changes them; only for the main thread.
+"""Answers an operator's requests about held messages, and changes them; only for the main thread.
 
 A message can be changed as long as neither this owner nor an earlier one has read it out: what is in a part stays
 there. The answer waits until the change is durable, and a commit that began later has proved that the partition was
@@ -23,7 +23,7 @@ DONE = {"cancel": "cancelled", "release": "released"}
 
 
 class Requests:
-    """The questions that are not answered yet.
+    """Questions that are not answered yet.
 
     Args:
         numbers: The store's numbers of the owned partitions.
@@ -53,7 +53,7 @@ class Requests:
         self._waiting.append(question)
 
     def tend(self) -> None:
-        """Answer what can be answered."""
+        """Answer the questions that can be answered now."""
         waiting, self._waiting = self._waiting, []
         for question in waiting:
             if not question.answer.cancelled():

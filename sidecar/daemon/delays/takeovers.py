@@ -177,7 +177,7 @@ class Takeovers(NoTakeovers):
         attempt.room.release()
 
     def ended(self, told: TakeoverEnded) -> TakenPartition | None:
-        """Handle the end of an attempt; return its partition, which is to be given to the core now.
+        """Handle the end of an attempt; return the partition to give to the core now.
 
         Raises:
             ConfigError: The changelog cannot be used.

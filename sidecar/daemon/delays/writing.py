@@ -67,7 +67,7 @@ class Writing:
         """Handle the end of a write.
 
         Raises:
-            StateError: What was written last can no longer be made durable: the next process repeats the log.
+            StateError: The last writes can no longer be made durable: the next process repeats the log.
         """
         self._job = None
         self._store.ended_sync(synced.job, synced.error)

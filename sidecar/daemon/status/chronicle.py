@@ -108,7 +108,7 @@ class Chronicle:
 
 
 def _level(kind: str, state: str) -> str:
-    """An orderly stop is no error: nobody has to do anything about it."""
+    """The level of a log line: an orderly stop is not an error, since it needs no action."""
     return "info" if kind == "draining" else _LEVELS[state]
 
 

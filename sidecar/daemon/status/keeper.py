@@ -39,15 +39,14 @@ from sidecar.version import VERSION
 LIVE_WITHIN_S = 30.0
 _NO_TRANSACTIONS = dict.fromkeys(product(LEDGER_KINDS, COMMIT_RESULTS), 0)
 WAITING_EVERY_S = 2.0
-"""Interval at which all open groups are looked through."""
+"""Interval at which all open groups are examined."""
 
 
 class StatusKeeper:
     """Keeps the latest snapshot: `refresh` on the main thread, `latest` from any.
 
     Args:
-        supervisor: The supervisor of the daemon.
-        budget_bytes: What held messages may take of `memory.budget`.
+        budget_bytes: Share of `memory.budget` for held messages.
         reload: Has the settings in force.
     """
 

@@ -61,8 +61,6 @@ class Problems:
     """Checks a daemon periodically, on its main thread.
 
     Args:
-        supervisor: The supervisor of the daemon.
-        ledger: The ledger.
         chronicle: Logs stops of the intake.
     """
 
@@ -74,7 +72,7 @@ class Problems:
         self._unread = Lasting[tuple[TopicPartition, int]]()
         self._waiting = Lasting[tuple[str | None, float]]()
         self._waits: dict[tuple[str | None, float], Counter[str]] = {}
-        """How often each of these was seen to wait for what."""
+        """By waiting group and time, how often each reason was seen."""
         self._look_at_s = 0.0
         self._odd, self._odd_at_s = 0, 0.0
         self._lettered, self._lettered_at_s, self._lettered_at = 0, 0.0, ""
@@ -89,7 +87,6 @@ class Problems:
         """All problems.
 
         Args:
-            retrying: The failing groups.
             now_s: Monotonic time.
         """
         supervisor = self._supervisor
@@ -112,7 +109,7 @@ class Problems:
         problems += self._odd_ids(now.unusable_ids, now_s)
         if now.all_filtered is not None:
             problems.append(Problem("all_filtered", all_filtered(now.all_filtered)))
-        # Waits that a known stop causes are no further problem.
+        # Waits that a known stop causes are not a further problem.
         stopped = any(problem.state == STOPPED for problem in problems)
         self._look(now, () if stopped else partitions, now_s, stopped=stopped)
         return causes([*problems, *self._stuck(now_s)])
@@ -161,7 +158,7 @@ class Problems:
         )
 
     def _stuck(self, now_s: float) -> Iterator[Problem]:
-        # Messages that have arrived in the client, behind those of other partitions, are no problem of the broker.
+        # Messages that have arrived in the client, behind those of other partitions, are not a problem of the broker.
         unread = self._unread.longer_than(OVERDUE_S, self._supervisor.emptied_s)
         if unread:
             tp = unread[0][0]

@@ -142,7 +142,7 @@ class Taps:
         self._effects.letters_tap = self._guarded(self.given_up) if taps else None
 
     def _guarded(self, show: Callable[P, None]) -> Callable[P, None]:
-        """The same, which ends all taps when it fails: the message goes on."""
+        """Wrap `show` so that a failure ends all taps, and never stops the message."""
 
         def shown(*args: P.args, **more: P.kwargs) -> None:
             try:
@@ -160,7 +160,7 @@ class Taps:
             self._keep(heard)
 
     def sorted(self, reading: ReadingRules, tp: TopicPartition, messages: Sequence[Message], found: Sorted) -> None:
-        """Show what was filtered, and what was a duplicate. What is read again after a takeover is not called one."""
+        """Show filtered messages and duplicates. Messages read again after a takeover are not called duplicates."""
         self._drop_silent()
         taken: set[int] | None = None
         for tap in self._taps.values():
@@ -206,7 +206,7 @@ class Taps:
         return {**self._place(letter.tp, letter.offset), "reason": letter.reason}
 
     def _place(self, tp: TopicPartition, offset: int) -> dict[str, Any]:
-        """Where the message is at the source; a position in the store of delayed messages means nothing to anybody."""
+        """The message's place at the source: a position in the store of delayed messages is of no use to a viewer."""
         found = self._origin(tp, offset) if tp.delayed else offset
         return {**tp.fields()} if found is None else {**tp.fields(), "offset": found}
 

@@ -43,7 +43,7 @@ class Appends:
         self.changes = 0
         """Number of calls so far that appended something."""
         self.entries = 0
-        """Number of entries since a user set it to 0."""
+        """Number of entries since it was last set to 0."""
         self._waiting: dict[int, _AppendCall] = {}
         """Calls that are not acknowledged."""
         self.lost: dict[TopicPartition, Owned] = {}
@@ -58,7 +58,7 @@ class Appends:
 
     @property
     def lowest(self) -> int:
-        """The lowest position of what is not acknowledged; above all positions if there is none."""
+        """The lowest unacknowledged position; above all positions if there is none."""
         lowest = (call.lowest for call in self._waiting.values() if call.lowest is not None)
         return min(lowest, default=POSITION_MAX + 1)
 

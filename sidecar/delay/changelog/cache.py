@@ -30,9 +30,8 @@ LOG_BYTES_MAX = 16 << 20
 NUMBERS_MAX = 1 << 14
 """Partitions, dropped ones included, from which on the files are not used again: each takeover takes a number."""
 _VOUCHED = b""
-"""The name of a partition without messages. Its state says up to where the logs count, and has the table."""
+"""The name of a partition without messages. Its state has the table, and the point up to which the logs count."""
 _NUMBER = 0
-"""Its number."""
 _KIND, _VERSION = "LocalCache", 1
 _POINT = struct.Struct("<QQ")
 """Log and its bytes; the table follows."""
@@ -110,7 +109,7 @@ class LocalCache(PartitionStore):
     def _follow(self, logs: Mapping[int, Path], *, is_changed: bool) -> None:
         """Cut the logs off at the point, and begin a checkpoint, which later jobs complete: a start waits for no file.
 
-        What was vouched for is durable in the next log before, and means the same with the logs as they were.
+        The vouched state is durable in the next log before that, and means the same with the uncut logs.
         """
         if self._found is None or not (is_changed or self._is_of_log):
             super()._follow(logs, is_changed=False)
@@ -128,7 +127,6 @@ class LocalCache(PartitionStore):
         self._journal.save(kept, sum(log.stat().st_size for log in kept))
 
     def retain(self, numbers: Collection[int]) -> None:
-        """Drop all partitions but these, which are spare until they are used. From now on `vouch` is called."""
         self._journal.asks = True
         self._spare = set(numbers)
         for number, lane in enumerate(self._lanes.lanes):
@@ -142,7 +140,6 @@ class LocalCache(PartitionStore):
         return self.number(b"%s\0%d" % (name, len(self._names)))
 
     def drop(self, number: int) -> None:
-        """Forget a partition; see `Adoption.drop`."""
         self._spare.discard(number)
         super().drop(number)
 
@@ -181,7 +178,6 @@ class LocalCache(PartitionStore):
         return ""
 
     def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
-        """Hold messages that have positions; see `Adoption.adopt`."""
         self._journal.bytes_max = None
         super().adopt(number, rows)
 

@@ -1,4 +1,4 @@
-"""Takes over a partition whose changelog fences: what it has is judged by no commit of the source."""
+"""Takes over a partition whose changelog fences: its entries count without a commit of the source."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.interface import RestoredRows
 
 LOST = -1
-"""Stands for the offset of what was refused, since a later owner has claimed the partition."""
+"""In place of an offset: the entries were refused, since a later owner has claimed the partition."""
 
 
 class ChangelogEntry(NamedTuple):
@@ -56,11 +56,11 @@ class Changelog(Protocol):
         ...
 
     def serve(self, timeout_s: float = 0.0) -> None:
-        """Call `done` of what was acknowledged; wait this long at most for the first acknowledgement."""
+        """Call `done` for acknowledged appends; wait this long at most for the first acknowledgement."""
         ...
 
     def close(self) -> None:
-        """Drop what is not acknowledged, and disconnect."""
+        """Drop unacknowledged entries, and disconnect."""
         ...
 
 
@@ -117,11 +117,11 @@ class Point(NamedTuple):
     changes: int
     """The number of changes before it."""
     log: int
-    """The log that was written then."""
+    """Number of the log that was written then."""
     end: int
-    """Its bytes."""
+    """Size of that log in bytes."""
     is_behind: bool
-    """Whether all is before it that is in the files of a checkpoint that waits."""
+    """Whether all changes in the files of a waiting checkpoint come before it."""
 
 
 class KeptRows(RestoredRows, Protocol):

@@ -1,7 +1,7 @@
 """Notes of what the local files have, in their byte form. Bytes in and out, no file and no broker.
 
-A note says of an owned partition: a *bookmark* is in its changelog at an offset. The local files have all that this
-owner appended before, and nothing that it appended later. Nobody else appended anything between its claim and the
+A note says of an owned partition: a *bookmark* is in its changelog at an offset. The local files have all entries that
+this owner appended before it, and none that it appended later. No other process appended between its claim and the
 bookmark.
 """
 

@@ -52,9 +52,9 @@ class Owned:
     bookmark_offset: int | None = None
     """Its offset, once it is acknowledged."""
     valid: int = 0
-    """Notes of bookmarks with smaller numbers are not to be believed."""
+    """Notes of bookmarks with smaller numbers are not trusted."""
     behind: int = 0
-    """Number of entries that were appended behind it."""
+    """Number of entries that were appended behind the bookmark."""
     withheld: list[list[bytes]] = field(default_factory=list)
     """All keys of changed messages that are no longer needed; they stay until a note has the change."""
     noted: list[list[bytes]] = field(default_factory=list)
@@ -76,21 +76,21 @@ class Owned:
         return self.is_proved or self.reach is not None
 
     def put(self, origins: Iterable[int]) -> list[ChangelogEntry]:
-        """Messages are put; return what must be appended with them."""
+        """Note that messages are put; return the entries to append with them."""
         if self.reach is None:
             return []
         self.reach = self.reach._replace(seen=max(self.reach.seen, *(origin + 1 for origin in origins)))
         return [self.reach.entry()]
 
     def committed(self, watermark: int) -> list[ChangelogEntry]:
-        """The source's commit has this offset; return what is to be appended."""
+        """Note that the source's commit has this offset; return the entries to append."""
         if self.reach is None or self.reach.committed >= min(watermark, self.reach.seen):
             return []
         self.reach = self.reach._replace(committed=watermark)
         return [self.reach.entry()] if self.is_named else []
 
     def acknowledged(self, count: int, offset: int) -> None:
-        """So many records are acknowledged, the last one at this offset."""
+        """Note that `count` records are acknowledged, the last one at this offset."""
         if self.next_offset is not None:
             self.next_offset = offset + 1 if offset + 1 == self.next_offset + count else None
 
@@ -99,7 +99,7 @@ class Owned:
         return self.moved.get(held.position) or [message_key(held.position, held.epoch, held.origin)]
 
     def take(self, messages: Iterable[Held]) -> None:
-        """Messages were taken."""
+        """Note that messages were taken."""
         self._taken.extend((each.position, message_key(each.position, each.epoch, each.origin)) for each in messages)
 
     def rewind(self) -> None:

@@ -46,7 +46,7 @@ class Proofs:
                 self._appends.append(owned, entries)
 
     def committed(self, number: int, watermark: int) -> None:
-        """A commit succeeded, with the state of this watermark: what is ended is no longer needed."""
+        """Handle a successful commit of the state with this watermark: ended messages are no longer needed."""
         if (owned := self._owned.get(number)) is not None:
             self._name(owned)
             owned.ended_below = watermark

@@ -166,7 +166,6 @@ def change_entry(message: bytes, epoch: int, position: int) -> ChangelogEntry:
     """The record of a change.
 
     Args:
-        message: The key of the message.
         position: Where the message is from now on, or `CANCELLED`.
     """
     _, *fields = KEY.unpack(message)

@@ -129,7 +129,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         return (self._cache.begin(name), None) if note is None else (note.number, note)
 
     def begin_anew(self, name: bytes, number: int) -> int:
-        """Another number, with nothing in it; what the first one has does not count."""
+        """Another number, which is empty; the rows of the first one do not count."""
         self._vouching.use(number)
         self._cache.drop(number)
         return self._cache.begin(name)
@@ -144,7 +144,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         self._cache.adopt(number, rows)
 
     def abandon(self, number: int) -> None:
-        """The partition is not taken over; what an earlier process left stays for the next attempt."""
+        """End a failed takeover; rows that an earlier process left stay for the next attempt."""
         if not self._vouching.is_spare(number):
             self._cache.drop(number)
 
@@ -190,7 +190,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             owned.garbage += keys
 
     def leave(self, number: int) -> None:
-        """The partition is no longer owned: other owners have what it holds."""
+        """Drop a partition that is no longer owned: other owners have its messages."""
         owned = self._owned.pop(number, None)
         if owned is not None:
             del self._numbers[owned.name]
@@ -228,17 +228,11 @@ class ChangelogStore(Proofs, ParkedEntries):
         return self._cache.damages
 
     def disk_bytes(self) -> int:
-        """Size of the local files."""
         return self._cache.disk_bytes()
 
     # Messages
 
     def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
-        """Put messages; return their positions.
-
-        Raises:
-            StateError: Too much is on the way already, or the local disk is full; nothing was put.
-        """
         self._check_room()
         owned = self._owned[number]
         epoch, lineage = owned.epoch, owned.lineage
@@ -306,11 +300,6 @@ class ChangelogStore(Proofs, ParkedEntries):
         return True
 
     def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
-        """End messages by their names.
-
-        Raises:
-            StateError: A local file cannot be read.
-        """
         owned = self._owned[number]
         for found in self._cache.cancel_named(number, lowest, names):
             changes: list[ChangelogEntry] = []
@@ -324,18 +313,13 @@ class ChangelogStore(Proofs, ParkedEntries):
             yield found
 
     def forget(self, number: int, position: int) -> None:
-        """All later owners know that a message was cancelled: remove it."""
+        """Remove a cancelled message: all later owners know of the cancellation."""
         owned = self._owned[number]
         if keys := owned.cancelled.pop(position, None):
             owned.withheld.append(keys)
             self._vouching.remove_changed(owned)
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
-        """Bring a message that was not taken forward; return its position from now on, None if there is none.
-
-        Raises:
-            StateError: A local file cannot be read, or the local disk is full.
-        """
         held, owned = self._cache.find(number, position), self._owned[number]
         earlier = self._cache.release(number, position, due_ms)
         if held is not None and earlier is not None and earlier != position:
@@ -365,10 +349,10 @@ class ChangelogStore(Proofs, ParkedEntries):
             self._keep(owned)
 
     def restart(self, number: int, origin: int | None) -> None:
-        """Nothing: the takeover has left out what is read again."""
+        """Do nothing: the takeover has left out messages that are read again."""
 
     def void(self, number: int, first: int, end: int) -> None:
-        """Nothing: the takeover has left out what others void."""
+        """Do nothing: the takeover has left out messages that others void."""
 
     # Durability
 
@@ -383,7 +367,6 @@ class ChangelogStore(Proofs, ParkedEntries):
 
     @property
     def broken(self) -> OSError | None:
-        """Why nothing can be appended any more."""
         if self._changelog.broken:
             return OSError(self._changelog.broken)
         # The changelog has what the local disk has lost: this process cannot continue, and the next one restores it.

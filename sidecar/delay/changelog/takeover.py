@@ -1,6 +1,6 @@
-"""Takes over the delayed messages of a partition: claims its changelog, and reads what counts there.
+"""Takes over the delayed messages of a partition: claims its changelog, and reads the records that count.
 
-For one thread that may wait for the broker. The main thread is given the messages, and the result.
+For one thread that may wait for the broker. The main thread gets the messages, and the result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ def counts(named: int, offset: int, epoch: int) -> bool:
 
     Args:
         named: The epoch in the commit.
-        offset: The offset of the record.
     """
     return offset < named or epoch == named
 
@@ -197,7 +196,7 @@ class Takeover:
                 return reading
 
     def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> Reading | None:
-        """Read what came since the note; None if the local files cannot be used.
+        """Read the records since the note; None if the local files cannot be used.
 
         The commit names the owner that wrote the note: so there was none in between, and no reset. Its bookmark must be
         in the log, which may have lost its end, and be valid: it is not if the files are a copy that is too old.
@@ -264,7 +263,7 @@ class Reading:
         """Whether `_late` has all of them."""
         self._states: list[bytes] = []
         self._changes: dict[bytes, list[bytes]] = {}
-        """Keys of changes by that of their message; the last one counts."""
+        """Keys of changes by the key of their message; the last change counts."""
         self._moved_to: dict[bytes, int] = {}
         """Positions in the local files that are not those of the keys."""
         for position, keys in note.moved if note else ():
@@ -272,7 +271,7 @@ class Reading:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many messages wait that they are to be given out."""
+        """Whether enough messages wait to be given out."""
         return len(self._rows) >= ROWS_AT_ONCE or self._nbytes >= BYTES_AT_ONCE
 
     def given(self) -> list[PlacedRow]:

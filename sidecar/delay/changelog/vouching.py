@@ -88,7 +88,7 @@ class Vouching:
         return any(note.number == number for note in self._spare.values())
 
     def hurry(self) -> None:
-        """A partition has no note yet: take one soon."""
+        """Take a note soon: a partition has none yet."""
         self._next_s = self._clock()
 
     def remove_changed(self, owned: Owned) -> None:
@@ -176,7 +176,7 @@ class Vouching:
         taking.drafts.append((owned, note._replace(bookmark=owned.bookmark)))
 
     def _end(self, taking: _Taking) -> None:
-        """The notes are durable: what they have of changes may be removed."""
+        """Handle durable notes: the records of changes that they contain may be removed."""
         self._cache.allow(taking.point)
         for owned, note in taking.drafts:
             if self._owned.get(note.number) is owned and owned.noted and owned.bookmark_offset is not None:

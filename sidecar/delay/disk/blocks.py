@@ -27,7 +27,7 @@ from sidecar.delay.disk.names import Keys, decoded, encoded, key_of
 from sidecar.delay.headers import unpack_headers
 
 Read = Callable[[int, int], bytes]
-"""Reads at most so many bytes of a file at an offset; fewer only at its end."""
+"""Reads a number of bytes of a file at an offset; fewer only at its end."""
 Leave = Callable[[bytes], bool]
 """Whether a message with this entry of its tags is left unread."""
 MAGIC = 0xDE1A7B0C
@@ -97,7 +97,7 @@ class Unread(Held):
 
 
 def are_whole(table: bytes | memoryview, payload_bytes: int) -> bool:
-    """Whether the sizes in rows fit to each other, and to so many bytes of payloads."""
+    """Whether the sizes in rows fit each other, and this number of bytes of payloads."""
     rows = np.frombuffer(table, _SIZES_TYPE)
     keys, ends = rows["key"].astype(np.int64), rows["end"].astype(np.int64)
     least = np.where(keys == NO_KEY, 0, keys) + (rows["headers"] & np.uint32(NO_VALUE - 1))
@@ -156,7 +156,7 @@ def _held(fields: tuple[Any, ...], payload: bytes) -> Held:
 
 
 class Block:
-    """Messages that are gathered for one append; their table and payloads, and nothing else, are in memory."""
+    """Messages gathered for one append; only their table and payloads are in memory."""
 
     __slots__ = ("_keyed", "_keys", "payloads", "table")
 

@@ -29,7 +29,7 @@ class OfHour:
     _payloads: memoryview
 
     def block(self, places: NDArray[np.intp], end: int) -> tuple[bytearray, bytes]:
-        """Rows and payloads of some of them, for a block whose payloads end there."""
+        """Rows and payloads of these messages, for a block whose payloads end at `end`."""
         begins, ends = self._begins[places], self._ends[places]
         table = bytearray(self._rows[places].tobytes())
         np.frombuffer(table, ROW_TYPE)["end"] = end + np.cumsum(ends - begins)

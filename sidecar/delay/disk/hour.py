@@ -88,7 +88,7 @@ def opened(path: Path) -> Iterator[Read]:
 class HourFile:
     """An hour's messages, each with a number in the order in which they were added.
 
-    What was added is in memory until `flush` appends it to the file as a block.
+    Added messages are in memory until `flush` appends them to the file as a block.
 
     Args:
         known: What an earlier process knew of the file; None for a new file.
@@ -236,7 +236,7 @@ class HourFile:
     # Reading
 
     def load(self) -> list[FileDamage]:
-        """Check all of the file, and make its messages readable; return what cannot be read, which counts as settled.
+        """Check all of the file, and make its messages readable; return the damage, which counts as settled.
 
         Raises:
             OSError: It cannot be read.
@@ -297,7 +297,7 @@ class HourFile:
             yield self._written, np.frombuffer(bytes(self.pending.table), ROW_TYPE)
 
     def settled_in(self, first: int, count: int) -> NDArray[np.bool_]:
-        """Which messages of so many are settled, given the number of the first."""
+        """Which of `count` messages are settled, given the number of the first."""
         settled, found = self.settled & BitMap(range(first, first + count)), np.zeros(count, np.bool_)
         found[np.fromiter(settled, np.int64, len(settled)) - first] = True
         return found

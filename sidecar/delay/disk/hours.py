@@ -62,7 +62,7 @@ class Hours:
 
     Args:
         folder: Has the files; it exists.
-        known: What counts of the files, by hour; other files are removed.
+        known: The part of the files that counts, by hour; other files are removed.
         mark: The highest position that an earlier process took; no message is put at or below it.
 
     Raises:
@@ -80,7 +80,7 @@ class Hours:
         self._full: set[int] = set()
         """Hours with so much in memory that it makes a block."""
         self._fewer = set(known)
-        """Hours where messages were ended since it was measured what these take up."""
+        """Hours where messages were ended since the space that they take up was measured."""
         self._wasteful: dict[int, int] = {}
         """Bytes of ended messages by hour, of files that have more of them than of others."""
 
@@ -138,7 +138,7 @@ class Hours:
         return positions
 
     def new_position(self, due_ms: int) -> int:
-        """A position for a message that is due at some time, above all that were taken."""
+        """A position for a message that is due at this time, above all that were taken."""
         return self._place(max(due_ms, (self.mark >> SEQUENCE_BITS) + 1))[1]
 
     def _place(self, due_ms: int) -> tuple[HourFile, int]:
@@ -203,7 +203,7 @@ class Hours:
 
         Args:
             table: Their rows, with ends that count from the beginning of `payloads`.
-            has: Tells what a file has.
+            has: Returns which messages a file has.
 
         Raises:
             OSError: See `make_room`; or a file cannot be read.
@@ -263,10 +263,10 @@ class Hours:
             self._fewer.add(file.hour)
 
     def flush(self) -> None:
-        """Append everything that is only in memory to the files.
+        """Append all messages that are only in memory to the files.
 
         Raises:
-            OSError: It failed; what was not appended is still in memory.
+            OSError: It failed; messages that were not appended are still in memory.
         """
         for file in self._hours.values():
             if file.pending:
@@ -322,7 +322,7 @@ class Hours:
         self._wasteful.pop(hour, None)
 
     def wasteful(self) -> list[int]:
-        """Hours whose files are to be rewritten at a checkpoint."""
+        """Hours whose files must be rewritten at a checkpoint."""
         self._fewer.update(self._wasteful)
         least = 1 if self.is_wasteful else WASTE_BYTES_MIN
         return [hour for hour, nbytes in self._wasteful.items() if nbytes >= least]

@@ -43,7 +43,7 @@ class ListedRows(NamedTuple):
     """Their numbers in the hour."""
 
     def cut(self, first: int, end: int) -> ListedRows:
-        """Some of them."""
+        """The rows with places in [first, end)."""
         return ListedRows(*(column[first:end] for column in self))
 
     def pick(self, places: Sequence[int]) -> ListedRows:
@@ -163,7 +163,7 @@ def listed(rows: ListedRows) -> list[ListedRow]:
 
 
 def views_of(files: Iterable[HourFile], lowest: Mapping[int, int], end: int) -> list[HourView]:
-    """Views of the first hours, so many that it takes a few milliseconds at most.
+    """Views of the first hours: as many as take a few milliseconds at most.
 
     Raises:
         OSError: A file cannot be opened.

@@ -21,7 +21,7 @@ _NUMBER_BITS = 32
 _NUMBER = (1 << _NUMBER_BITS) - 1
 _CRC_BYTES = 4
 PIECE_MAX = 1 << 18
-"""Keys that are put in order together: that takes some milliseconds."""
+"""Keys that are sorted together, in a few milliseconds."""
 
 
 def key_of(partition: int, name: bytes, number: int = 0) -> int:
@@ -92,7 +92,7 @@ class Names:
         return self._ats[bisect_right(self._firsts, number) - 1]
 
     def find(self, wanted: Keys) -> Iterator[list[int]]:
-        """The numbers of the messages whose keys are looked for; what is added later is left out."""
+        """The numbers of the messages whose keys are wanted; messages added later are left out."""
         return map(partial(_matching_in_order, wanted), list(self._pieces))
 
 

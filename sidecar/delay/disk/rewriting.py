@@ -24,7 +24,7 @@ class DamagedError(Exception):
 
 
 class Rewrite:
-    """The way of an hour into another file. The hour may get messages meanwhile.
+    """Copies an hour to another file. The hour may get messages meanwhile.
 
     Args:
         mark: No message is put at or below this position.
@@ -39,12 +39,12 @@ class Rewrite:
         """The other file. It replaces the first one after the last `step`."""
         self._ended, self._mark = ended, mark
         self._at = self._next = 0
-        """Offset and number of the first message that was not looked at."""
+        """Offset and number of the first message that was not examined."""
         self._kept = [np.empty(0, np.int64)]
         """Numbers of the messages that were copied."""
 
     def step(self, nbytes: int) -> bool:
-        """Copy messages from about so many bytes; return whether all are copied.
+        """Copy messages from about `nbytes` bytes; return whether all are copied.
 
         Raises:
             DamagedError: A message cannot be read; start over when it is known to be lost.
@@ -81,13 +81,13 @@ class Rewrite:
         return ended
 
     def _check_lost(self, end: int) -> None:
-        """Go on behind messages that cannot be read, if all of them are known to be lost."""
+        """Continue behind messages that cannot be read, if all of them are known to be lost."""
         if BitMap(range(self._next, end)) - self.file.settled:
             raise DamagedError
         self._next = max(self._next, end)
 
     def _finish(self) -> None:
-        """Copy what the hour has in memory, and settle what was ended meanwhile."""
+        """Copy messages that are only in memory, and settle those that were ended meanwhile."""
         self._check_lost(self.file.written)
         pending, following = self.file.pending, self.following
         if pending:

@@ -1,4 +1,4 @@
-"""A write-ahead log: what happened since a store's files were last made durable. Knows no meaning of the records.
+"""A write-ahead log: the changes since a store's files were last made durable. Does not interpret records.
 
 Its name has its number and the salt of its checksums, which no producer knows: `NUMBER-SALT-2.wal`. So no bytes of a
 message pass for a record after a torn write.
@@ -23,11 +23,11 @@ _MAGIC_BYTES = _MAGIC.to_bytes(4, "little")
 WAL_BYTES_MAX = 64 << 20
 """Size of a log at which the files of the hours are made durable, so that another one begins."""
 CHECKPOINT = "checkpoint"
-"""Name of the file that says what counts of the files of the hours."""
+"""Name of the file that says which content of the hours' files counts."""
 
 
 class Wal:
-    """One new file of records. What was written is durable after `sync`.
+    """One new file of records, which are durable after `sync`.
 
     Args:
         number: Of the log; another one with this number is removed.
@@ -45,7 +45,7 @@ class Wal:
         self.end = 0
         """Bytes that are written."""
         self.broken: OSError | None = None
-        """Why nothing that is written here can be made durable."""
+        """Why records written here cannot be made durable."""
         files.sync(path.parent)
 
     @property
@@ -91,10 +91,10 @@ class Wal:
 def records(path: Path, until: int | None = None) -> Iterator[memoryview | int]:
     """The records of a log; a number instead of damaged bytes that are followed by a record.
 
-    What follows the last record was never durable.
+    Bytes behind the last record were never durable.
 
     Args:
-        until: Its durable bytes, if they are known: what follows is left out, and what lacks counts as damaged.
+        until: Its durable bytes, if known: bytes behind them are left out, and missing ones count as damaged.
 
     Raises:
         OSError: It cannot be read.

@@ -26,7 +26,7 @@ class Wheel:
 
     Args:
         positions: The position of each message by its number.
-        numbers: The messages that are to be taken.
+        numbers: The messages to be taken.
         slot_bits: For few messages, larger slots.
     """
 
@@ -46,7 +46,7 @@ class Wheel:
         """Positions of the opened slot that were not taken, in order."""
         self._ready_numbers = numbers[:0]
         self._late: list[Entry] = []
-        """A heap of what was added to opened slots."""
+        """A heap of entries that were added to opened slots."""
 
     def add(self, position: int, number: int) -> None:
         """Add the next message of the hour."""
@@ -101,7 +101,7 @@ _SLOTS = 1 << 12
 """Slots of `SLOT_BITS` in an hour, about."""
 _SLOT_MESSAGES = 256
 _SLOTS_MIN = 256
-"""However few messages an hour had when it was loaded: what is added to an opened slot costs ten times as much."""
+"""Even if an hour had few messages when it was loaded: adding to an opened slot costs ten times as much."""
 
 
 class LaneWheel:

@@ -1,4 +1,4 @@
-"""How a store on a local disk ends messages that are found by their names. Decides nothing about them."""
+"""Ends messages of a store on a local disk by their names. Decides nothing about them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fronts(file: HourFile, numbers: Sequence[int]) -> Iterator[tuple[int, Held]]
 
 
 FOUND_AT_ONCE = 50
-"""Messages that are looked at in one step: each takes some 0.1 ms at most."""
+"""Messages examined in one step: each takes about 0.1 ms at most."""
 
 
 class NamedMessages:

@@ -83,7 +83,7 @@ class OfflineStore:
         self._lanes.lanes.append(PartitionReader())
 
     def check(self) -> None:
-        """Whether what was read is from one moment.
+        """Verify that all that was read is from one moment.
 
         Raises:
             UnavailableError: A process has used the folder meanwhile.
@@ -122,7 +122,6 @@ class OfflineStore:
         return self._lanes.nbytes + self._log_bytes
 
     def place(self, number: int) -> StorePlace:
-        """Where the messages of a partition are: here."""
         return StorePlace(self._id, f"{self._id:x}.{number}")
 
     def state(self, number: int) -> bytes | None:

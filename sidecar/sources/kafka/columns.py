@@ -29,16 +29,13 @@ class KafkaColumns:
     """`records.Columns` for confluent-kafka's messages: unbound methods, mapped in C."""
 
     def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
-        """The offset of each message."""
         return map(Message.offset, messages)  # type: ignore[arg-type]
 
     def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
         for kind, at_ms in map(Message.timestamp, messages):
             yield None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
 
     def keys(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
-        """The key of each message."""
         return map(Message.key, messages)
 
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
@@ -49,11 +46,9 @@ class KafkaColumns:
             return list(map(headers_of, messages))
 
     def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
-        """The value of each message."""
         return map(Message.value, messages)
 
     def details(self, messages: Sequence[Message]) -> Iterable[None]:
-        """None."""
         return repeat(None, len(messages))
 
     def digest(self, message: Message) -> int:

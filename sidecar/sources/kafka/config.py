@@ -15,6 +15,7 @@ from sidecar.config.base import HIDDEN, secret_name
 from sidecar.config.source.kafka import SESSION_TIMEOUT_MS, KafkaSettings
 
 HEARTBEAT_MS = 500
+"""The time of a takeover is promised, and a rebalance stops commits until each member hears of it."""
 JOIN_MS = 60_000
 """How long a rebalance waits for a member that does not join: by default 5 minutes, in which no member reads. It also
 limits the time between two polls; the main loop polls many times a second."""
@@ -40,7 +41,6 @@ def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[s
 
     Args:
         settings: The user's part; its `client.id` takes precedence.
-        client_id: The default client id.
     """
     return {
         "client.id": client_id,
@@ -139,7 +139,7 @@ def _complaint(make: Make, config: Mapping[str, Any]) -> str:
 
 
 def _culprit(text: str, properties: Mapping[str, str], make: Make, config: Mapping[str, Any]) -> str:
-    """The property that the complaint is about: it or its value is named, or there is no complaint without it."""
+    """The property at fault: the complaint names it or its value, or there is no complaint without it."""
     for name, value in properties.items():
         if _names(text, name) or (not secret_name(name) and len(value) > 2 and _names(text, value)):
             return name

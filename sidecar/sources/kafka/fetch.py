@@ -28,11 +28,7 @@ _SMALL_STEPS = {
 
 
 def fetcher_config(config: Mapping[str, object]) -> dict[str, object]:
-    """The configuration of the client that fetches.
-
-    Args:
-        config: The configuration of every client.
-    """
+    """Derive the fetching client's configuration from that of all clients."""
     return {**config, **_SMALL_STEPS, "enable.partition.eof": True, "group.id": "unused"}
 
 

@@ -23,29 +23,23 @@ class LaneColumns:
     """`records.Columns` for messages of the lane."""
 
     def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
-        """The offset of each message."""
         if isinstance(messages, LaneMessages):
             return messages.offsets()
         return [message.offset for message in messages]
 
     def timestamps(self, messages: Sequence[fastlane.Message]) -> Iterable[int | None]:
-        """The timestamp of each message in milliseconds since the epoch, None if it has none."""
         return [at_ms if kind else None for kind, at_ms in (message.timestamp for message in messages)]
 
     def keys(self, messages: Sequence[fastlane.Message]) -> Iterable[bytes | None]:
-        """The key of each message."""
         return [message.key for message in messages]
 
     def headers(self, messages: Sequence[fastlane.Message]) -> Iterable[Sequence[Header] | None]:
-        """The headers of each message."""
         return [message.headers for message in messages]
 
     def values(self, messages: Sequence[fastlane.Message]) -> Iterable[bytes | None]:
-        """The value of each message."""
         return [message.value for message in messages]
 
     def details(self, messages: Sequence[fastlane.Message]) -> Iterable[None]:
-        """None."""
         return repeat(None, len(messages))
 
     def digest(self, message: fastlane.Message) -> int:
@@ -214,7 +208,7 @@ def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: in
     """The lane, or the reason why there is none.
 
     Args:
-        refusal: What of the settings it does not do; empty if there is nothing.
+        refusal: The settings that the lane does not support; empty if there are none.
         queue_bytes: Limit of the client's queue.
 
     Raises:

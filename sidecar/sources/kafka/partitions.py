@@ -131,7 +131,7 @@ class WaitingPartitions:
             raise forbidden(error, topic, self._group_id)
 
     def due(self) -> list[TopicPartition]:
-        """All of them, if a retry is due."""
+        """All waiting partitions, if a retry is due."""
         return sorted(self._errors) if time.monotonic() >= self._retry_at_s else []
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
@@ -389,7 +389,7 @@ class KafkaRebalances:
         """Topics of the partitions that were lost last."""
 
     def assigned(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """Take these partitions, which are assigned."""
+        """Take these assigned partitions."""
         # Start offsets are requested after consume(): after a list_topics() here, the next callback aborts the process.
         self._partitions.give([TopicPartition(tp.topic, tp.partition) for tp in partitions])
         consumer.incremental_assign([])  # otherwise the client assigns all by itself

@@ -44,7 +44,7 @@ def text_of(error: KafkaError) -> str:
 
 
 def refused(servers: str, text: str) -> CredentialsError:
-    """The error for a connection that was refused, from the result of `text_of`."""
+    """The error for a refused connection, from the result of `text_of`."""
     return CredentialsError(f"Kafka at {servers} refused the connection: {text}", hint=_cure(text))
 
 
@@ -81,7 +81,6 @@ class ClientErrors:
         self.problems: dict[str, str] = {}
 
     def __call__(self, error: KafkaError) -> None:
-        """Note an error."""
         if is_credentials(error):
             self.refusal = text_of(error)
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
@@ -106,7 +105,7 @@ def await_topics(
         consumer: Asks; its callbacks are served.
         refusal: The reason for which the broker refused the credentials; empty if it did not.
         problems: The client's last error about the broker, under `client`.
-        waiting: Gets a text of what is waited for.
+        waiting: Gets a text that says what the start waits for.
 
     Raises:
         UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.

@@ -53,7 +53,7 @@ class KafkaClient:
         self.lane = lane
         self.made_again = MadeAgain(aloud="debug" in settings.properties)
         self.refusal = ""
-        """The reason for which the broker refused the credentials."""
+        """Why the broker refused the credentials."""
         self.failure: BaseException | None = None
         """The first error of a callback."""
         self._config = consumer_config(settings, queue_bytes, client_id)
@@ -139,7 +139,7 @@ class KafkaClient:
         return runs_and_errors(messages, one_topic=self._one_topic)
 
     def _strayed(self) -> list[Run | Failed]:
-        """Serve callbacks; what comes beside them is an error, or a message that went past the lane."""
+        """Serve callbacks; return errors, and messages that went past the lane."""
         found = []
         while (message := self.consumer.poll(0)) is not None:
             found.append(message)
@@ -159,7 +159,7 @@ class _PendingCommit:
     memories: dict[TopicPartition, CommitMemory]
     """The rows to remember by partition, once it is acknowledged."""
     told: bool = True
-    """Whether its end is still to be reported."""
+    """Whether its end must still be reported."""
 
 
 class KafkaCommits:
@@ -379,7 +379,6 @@ class KafkaSource:
         return self._rebalances.problems() if self._rebalances is not None else {}
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Pause these partitions, and read all other assigned ones."""
         self._partitions.pause(tps)
 
     def reload(self, tp: TopicPartition) -> None:

@@ -74,7 +74,7 @@ class Recall:
         self._short_since_s: dict[TopicPartition, float] = {}
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Forget since when the logs of these partitions have been too short."""
+        """Forget the times since when the logs of these partitions have been too short."""
         for tp in tps:
             self._short_since_s.pop(tp, None)
 
@@ -174,7 +174,6 @@ class CommitMemory(NamedTuple):
     """The kept row of a partition.
 
     Args:
-        text: The metadata of the commit.
         topic_id: The topic's id, empty if the broker has none.
         ancestors: See `Lineage`; pairs of token and number.
         fingerprints: See `Lineage`; pairs of offset and digest.
@@ -235,7 +234,7 @@ class Memories:
         return RememberedState(decoded.incarnation, state)
 
     def distrust(self, tp: TopicPartition) -> None:
-        """Another member went on from a commit before the row's."""
+        """Note that another member continued from a commit before the row's."""
         self._outdated.add(tp)
 
     def is_outdated(self, tp: TopicPartition) -> bool:
@@ -248,12 +247,12 @@ class Memories:
             threads.watch(self._disk.submit(self._write), "memory")
 
     def supersede(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
-        """Keep the rows of commits of others, synced: the stores may then forget what is void by them."""
+        """Keep the rows of other members' commits, synced: the stores may then forget messages that these void."""
         self._take(rows)
         self._disk.submit(self._write, durable=True).result()
 
     def _take(self, rows: Mapping[TopicPartition, CommitMemory]) -> bool:
-        """Take rows to be written; return whether a write that will have them was already asked for."""
+        """Take rows to be written; return whether a write that will include them was already requested."""
         self._known.update(rows)
         self._outdated.difference_update(rows)
         with self._lock:
@@ -310,7 +309,7 @@ class _NewGroup:
         self._is_new: bool | None = None
 
     def begin(self, tps: Sequence[TopicPartition]) -> None:
-        """The starts of these partitions are requested now."""
+        """Note that the starts of these partitions are requested now."""
         self._asked, self._is_new = tps, None
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
@@ -331,7 +330,6 @@ class KafkaStartOffsets:
     """Determines start offsets.
 
     Args:
-        offsets: Queries offsets from the broker.
         cluster_id: The id that the cluster reports.
         known: Returns the state file's snapshot of a partition.
         recall: Decides between broker and state folder.

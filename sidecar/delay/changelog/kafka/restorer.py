@@ -156,7 +156,7 @@ class KafkaRestorer:
                 self._appender = Appender(self._topics)
             return _Appending(self._appender, tp, self._patience_s).run(entries)
         except BaseException:
-            self._drop()  # nothing may be appended later of what the caller takes for lost
+            self._drop()  # entries that the caller takes for lost must not be appended later
             raise
         finally:
             self._appending.release()

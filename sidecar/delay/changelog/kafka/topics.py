@@ -38,7 +38,7 @@ TIMEOUT_S = 5.0
 AWAIT_S = 10.0
 """How long a new topic, or a new partition, may be unknown to the broker that is asked."""
 FRESH_S = 10.0
-"""How long the id of a topic counts: all partitions of an assignment are opened in this time."""
+"""How long the id of a topic is trusted: all partitions of an assignment are opened in this time."""
 _REFUSED = {KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG}
 _CHANGING: dict[str, Any] = {"operation_timeout": TIMEOUT_S, "request_timeout": AWAIT_S}
 _NEEDED = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}

@@ -36,7 +36,7 @@ def _is_missing(answer: object) -> bool:
 START_S = 10.0
 """Longest wait for the brokers."""
 PATIENCE_S = 30.0
-"""Longest time for all questions to them."""
+"""Longest time for all requests to the brokers."""
 _NEW = -1
 """An incarnation that no message has."""
 
@@ -104,8 +104,8 @@ class CommitLook:
         name_of: The name of a topic's changelog.
         rules: 4 bytes, the hash of the rules.
         now: The position of the present time.
-        left_of: Tells the topic of a changelog that the source does not read, or that does not exist, by its name and
-            the topics that exist; empty for any other name. None to look at the source's topics.
+        left_of: Returns, by a changelog's name and the topics that exist, its topic if the source does not read it, or
+            if it does not exist; empty for any other name. None to look at the source's topics.
     """
 
     settings: KafkaSettings

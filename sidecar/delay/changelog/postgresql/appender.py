@@ -22,7 +22,7 @@ from sidecar.postgresql import text_of
 WAITING_S = 5.0
 RETRY_S = 1.0
 CLOSING_S = 2.0
-"""Longest time that `close` waits for what was appended last."""
+"""Longest time that `close` waits for the last appends."""
 ENTRIES_MAX, BYTES_MAX = 5_000, 8 << 20
 """Limits of a transaction, unless one call exceeds them."""
 # Locks the row of the partition, as a claim does, until the transaction ends.
@@ -68,7 +68,7 @@ class PostgresqlChangelog:
         self._clock = clock
         self._db: Connection[Any] | None = None
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._calls: deque[_Call] = deque()
         self._ended: list[tuple[Done, int]] = []
         self._reason = ""

@@ -24,7 +24,7 @@ ALL = 1 << 62
 
 
 class UnclaimedTables(PostgresqlRestorer):
-    """Reads what partitions have now.
+    """Reads partitions as they are now.
 
     Args:
         now: The position of the present time.

@@ -85,5 +85,4 @@ class PostgresqlRestorer:
             return self._partitions[tp].place
 
     def close(self) -> None:
-        """Disconnect."""
         self._tables.close()

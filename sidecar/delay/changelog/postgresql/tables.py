@@ -57,7 +57,7 @@ class PartitionRow(NamedTuple):
     """A partition of the source in the tables."""
 
     place: int
-    """Its number there."""
+    """Number of the partition in the tables."""
     store: int
     """The identity of its records, 48 bits; never 0."""
 
@@ -83,7 +83,7 @@ class Tables:
         return f"PostgreSQL at {known.get('host', 'the local socket')}:{known.get('port', 5432)}"
 
     def connect(self) -> Connection[Any]:
-        """A connection of one's own.
+        """Open a connection for the caller alone.
 
         Raises:
             psycopg.Error: The server cannot be reached, or refuses.

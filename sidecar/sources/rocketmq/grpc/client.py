@@ -412,11 +412,9 @@ class GrpcClient:
         return messages
 
     def ack(self, handles: Collection[Hashable]) -> None:
-        """Begin to acknowledge."""
         self._loop.call_soon_threadsafe(self._leases.ack, list(handles))
 
     def extend(self, handles: Collection[Hashable]) -> None:
-        """Extend the leases of these messages."""
         self._loop.call_soon_threadsafe(self._leases.extend, list(handles))
 
     def is_leased(self, handle: Hashable) -> bool:
@@ -424,7 +422,6 @@ class GrpcClient:
         return self._leases.is_live(handle)
 
     def release(self, handles: Collection[Hashable]) -> None:
-        """Give these messages back."""
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))
 
     def receipt(self, handle: Hashable) -> str:
@@ -440,7 +437,6 @@ class GrpcClient:
         return self._do(add())
 
     def pause(self, full: bool) -> None:
-        """Stop receiving while `full`, or resume."""
         self._arrivals.is_full = full
         if not self._sessions.opened.is_set():
             return

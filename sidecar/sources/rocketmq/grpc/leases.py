@@ -37,7 +37,7 @@ class Attempts:
         """By topic and broker: ids under which messages unknown to this process may be unacknowledged, each with the
         number of requests that must confirm the opposite."""
         self._asked: dict[Use, int] = {}
-        """The same for ids of open requests."""
+        """By open request, the confirmations that its id still needs."""
         self._each: dict[str, float] = {}
         """Number of messages per queue in the last answer."""
 
@@ -51,7 +51,7 @@ class Attempts:
         return f"{self._place}-{use[1]}" if use is not None else ""
 
     def is_doubted(self, where: str) -> bool:
-        """Whether an id is to be requested as soon as it is free."""
+        """Whether an id must be requested as soon as it is free."""
         return bool(self._doubts.get(where))
 
     def free(self, where: str, queues: int) -> list[Use]:
@@ -206,7 +206,7 @@ class Acks:
 
 
 def _is_final(code: int) -> bool:
-    """Whether a retry would change nothing: it is done, or the handle is no longer owned."""
+    """Whether a retry would change nothing: the request is done, or the handle is no longer owned."""
     return code == OK or 40_000 <= code < 42_900
 
 

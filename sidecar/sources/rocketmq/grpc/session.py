@@ -46,7 +46,6 @@ class Session:
     """Opens a connection, and serves it until it breaks.
 
     Args:
-        server: The server to connect to.
         credentials: TLS credentials, None without TLS.
     """
 
@@ -218,7 +217,7 @@ class Session:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _watch(self) -> None:
-        """New brokers begin a new session."""
+        """Begin a new session when there are new brokers."""
         while True:
             await asyncio.sleep(ROUTE_S)
             before = [share.broker.name for share in self.queues]
@@ -315,7 +314,7 @@ class Sessions:
         return self._session is not None
 
     async def leave(self) -> None:
-        """Tell the proxy that this member has left for good."""
+        """Report to the proxy that this member has left for good."""
         if self.is_open:
             with contextlib.suppress(ConnectionError):  # the proxy finds out by itself
                 await self.call("NotifyClientTermination", self._requests.leave())

@@ -85,7 +85,7 @@ def _packed(identities: list[bytes]) -> str:
 def _unpacked(text: str) -> list[bytes]:
     try:
         raw = base64.b64decode(text, validate=True)
-    except ValueError:  # a damaged row: an unknown message is no duplicate
+    except ValueError:  # a damaged row: an unknown message is not a duplicate
         return []
     begins = range(0, len(raw) - IDENTITY_BYTES + 1, IDENTITY_BYTES)
     return [raw[begin : begin + IDENTITY_BYTES] for begin in begins]
@@ -97,7 +97,7 @@ class EndedCommit(NamedTuple):
     results: Mapping[TopicPartition, bool]
     """Whether each partition was this source's to commit."""
     error: StateError | None
-    """The reason for which nothing was written; the next commit has these rows too."""
+    """Why nothing was written; the next commit has these rows too."""
     elapsed_s: float
 
 
@@ -115,7 +115,7 @@ class LeasedCommits:
     """
 
     settled: SettledIdentities
-    """Messages that were settled not long ago; from `load` on."""
+    """Recently settled messages; from `load` on."""
 
     def __init__(self, state: State, group: str, disk: Executor, clock: Callable[[], float]) -> None:
         self._state = state
@@ -141,7 +141,6 @@ class LeasedCommits:
         self._unsaved |= self.settled.add(identities, self._clock())
 
     def begin(self, results: Mapping[TopicPartition, bool]) -> None:
-        """Begin a commit."""
         saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
         self._pending = _SavedRows(results, saved, self._clock())
 

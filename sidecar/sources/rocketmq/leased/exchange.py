@@ -33,7 +33,7 @@ class MissedExchange:
     """A member's side of the exchange.
 
     Args:
-        table: The one of the group.
+        table: The group's table.
         clock: Monotonic seconds.
     """
 
@@ -46,7 +46,7 @@ class MissedExchange:
 
     @property
     def problem(self) -> str:
-        """The reason for which the exchange is unavailable, or an empty text."""
+        """Why the exchange is unavailable; empty if it is available."""
         return self._table.problem
 
     def turn(

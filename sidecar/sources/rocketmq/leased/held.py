@@ -41,7 +41,7 @@ class HeldMessages:
         """Size of the largest held message; 0 after it has left."""
         self._by_number: defaultdict[TopicPartition, dict[int, LeasedMessage]] = defaultdict(dict)
         self._leaving: list[tuple[TopicPartition, list[LeasedMessage]]] = []
-        """Settled messages, not yet durably."""
+        """Settled messages whose settlement is not durable yet."""
         self._late: list[Hashable] = []
         """Further handles of settled messages."""
 
@@ -110,8 +110,6 @@ class ReceiveGate:
     """Lets the client receive while there is room, and extends the leases of held messages.
 
     Args:
-        held: Messages that were handed over.
-        held_max_bytes: Limit of held bytes.
         clock: Monotonic seconds.
         replays_first: Whether parts recovered from the state file come first: until then, the broker gives no more of
             these queues.

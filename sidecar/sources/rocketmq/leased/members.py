@@ -103,7 +103,6 @@ class IntentMembers:
         """The rows with the members of a state's new intents.
 
         Args:
-            state: The state that is committed.
             held: Unsettled messages, by group and number.
         """
         now = {(key, *intent) for key in held for intent in promised(state, key)}
@@ -186,7 +185,7 @@ class Awaited:
         return True
 
     def give_up(self, identities: Collection[bytes]) -> list[int]:
-        """Await these no longer; return the row of each."""
+        """Stop awaiting these messages; return the row of each."""
         given_up = [member for identity in identities for member in self._members.pop(identity, ())]
         self._missing.difference_update(number for number, _ in given_up)
         return [chunk for _, chunk in given_up]

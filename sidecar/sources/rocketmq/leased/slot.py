@@ -38,9 +38,7 @@ class Slot:
 
     Args:
         tp: The topic, and the slot's number for a partition.
-        identity: The identity of its offsets.
         rules: 4 bytes, the hash of the rules.
-        state: The state that it resumes.
         members: Members of its intents from before a crash, by row.
         resumed: Whether it was in the state file.
     """

@@ -175,7 +175,7 @@ class Numberings:
         return [topic.current.tp in self.paused for topic in self.topics.values()]
 
     def hand_on(self, listener: Listener, held: HeldMessages, *, is_full: bool) -> Iterable[Run | ReadPast]:
-        """The messages that the core gets now.
+        """The messages to hand to the core now.
 
         Args:
             listener: Called for numberings that begin.
@@ -275,7 +275,6 @@ class LeasedSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """Messages that arrived; calls the listener meanwhile."""
         numberings = self._numberings
         numberings.assign(self._listener)
         if (ended := self._commits.ended()) is not None:
@@ -325,7 +324,6 @@ class LeasedSource:
             slot.give_up(list(slot.awaited.missed))
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Pause these numberings, and read all others."""
         self._numberings.paused = frozenset(tps)
 
     def reload(self, tp: TopicPartition) -> None:
@@ -368,7 +366,7 @@ class LeasedSource:
         return results
 
     def _end(self, ended: EndedCommit | None) -> Mapping[TopicPartition, bool]:
-        """Acknowledge what a commit settled; return its results."""
+        """Acknowledge the messages that a commit settled; return its results."""
         if ended is None:
             return {}
         if ended.error is not None:

@@ -34,7 +34,7 @@ class Messages:
 
     Args:
         cluster: Has the names of brokers, and notes which messages were read.
-        namespace: What precedes the names of topics; empty without one.
+        namespace: Prefix of the names of topics; empty without one.
         held_bytes_max: Limit of what is taken at once.
     """
 
@@ -170,7 +170,6 @@ class NativeClient:
             raise
 
     def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
-        """Messages that arrived; waits for the first, at most for the time."""
         early, self._early = self._early, []
         self._cluster.turn()
         children, messages = self._children, self._messages
@@ -229,7 +228,6 @@ class NativeClient:
     # Messages
 
     def ack(self, handles: Collection[Hashable]) -> None:
-        """Begin to acknowledge."""
         self._children.ack(handles)
 
     def extend(self, handles: Collection[Hashable]) -> None:
@@ -251,7 +249,6 @@ class NativeClient:
         raise AssertionError(topic, message_id, receipt)
 
     def pause(self, full: bool) -> None:
-        """Stop receiving while `full`, or resume."""
         self._children.pause(full=full)
 
     def problems(self) -> Mapping[str, str]:

@@ -181,7 +181,7 @@ class Restarts:
 
     @property
     def is_due(self) -> bool:
-        """Whether a child is to be started now."""
+        """Whether a child must be started now."""
         return bool(self.problem) and time.monotonic() >= self._due_s
 
     def begun(self) -> None:

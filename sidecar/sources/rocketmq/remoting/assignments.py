@@ -33,7 +33,7 @@ class _Untaken:
     retry_at_s: float = 0.0
 
     def due(self) -> set[TopicPartition]:
-        """The queues whose start offset is to be requested again."""
+        """The queues whose start offset must be requested again."""
         return set(self.failed) if time.monotonic() >= self.retry_at_s else set()
 
     def asked(self, tps: Collection[TopicPartition], failed: dict[TopicPartition, str]) -> None:
@@ -56,7 +56,7 @@ class _Leaving:
     """Time until which their messages may settle."""
 
     def are(self, tps: set[TopicPartition]) -> bool:
-        """Set them; return whether the listener must be asked: there are some, or were until now."""
+        """Set the queues; return whether the listener must be asked: there are some, or were until now."""
         has_changed = tps != self.tps
         if has_changed:
             self.tps, self.by_s = tps, time.monotonic() + HAND_OVER_S

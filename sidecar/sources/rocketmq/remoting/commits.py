@@ -83,7 +83,7 @@ class OwnedQueue:
             self.marks = with_newest(self.marks, newest)
 
     def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> QueueProgress:
-        """The row of a state that is to be durable."""
+        """The row of a state to be made durable."""
         self.put_mark()
         watermark = item.state.watermark
         text = encode(self.identity, rules, item.state)
@@ -263,7 +263,7 @@ class QueueCommits:
         self._disk = threads.Pool("progress")
 
     def _may_commit(self, tp: TopicPartition) -> bool:
-        """The state file is enough until the queue's master is back."""
+        """Whether a queue may be committed; while it has no master, the state file is enough."""
         return self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp)
 
     def meet(self, boots: Mapping[str, Boot]) -> None:

@@ -24,7 +24,6 @@ class Popped:
 
     Args:
         routes: Connections to name servers and brokers.
-        topics: The topics of the group.
     """
 
     def __init__(self, asks: Asks, routes: Routes, topics: Sequence[str]) -> None:

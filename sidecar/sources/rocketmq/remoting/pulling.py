@@ -136,11 +136,7 @@ class Findings:
 
 
 class QueueProofs:
-    """Asks for proofs.
-
-    Args:
-        queues: The queues that are read.
-    """
+    """Requests proof that queues are still the same."""
 
     def __init__(self, asks: Asks, queues: Mapping[TopicPartition, Pulling], findings: Findings) -> None:
         self._asks = asks

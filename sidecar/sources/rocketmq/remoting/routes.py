@@ -28,7 +28,7 @@ class NameServers:
         self._asks = asks
         self.addresses = list(addresses)
         self._unreachable = ""
-        """The reason for which no server can be reached."""
+        """Why no server can be reached."""
         self._refused: dict[str, str] = {}
         """The error of the last request for a route, by topic."""
         for address in self.addresses:
@@ -91,11 +91,7 @@ class NameServers:
 
 
 class Routes:
-    """Keeps routes.
-
-    Args:
-        topics: Topics to find routes of.
-    """
+    """The routes of these topics, and the connections to their brokers."""
 
     def __init__(self, network: Network, asks: Asks, name_servers: Sequence[str], topics: Sequence[str]) -> None:
         self._network = network

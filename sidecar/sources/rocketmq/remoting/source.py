@@ -111,7 +111,6 @@ class RocketMqSource:
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
-        """Messages that arrived, in the order of each queue; calls the listener meanwhile."""
         self._pulls.ask()
         self._cluster.network.turn(timeout_s, lambda: self._pulls.is_full)
         self._cluster.routes.refresh()
@@ -142,7 +141,6 @@ class RocketMqSource:
                 self._listener.event("body.not_unpacked", "warning", {**run.tp.fields(), "offset": message.offset})
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Pause these queues, and read all other assigned ones."""
         self._pulls.pause(frozenset(tps) & self._assignments.tps)
 
     def end(self, tp: TopicPartition) -> int | None:

@@ -49,7 +49,7 @@ class ResetError(UnknownError):
 
 
 class Marked:
-    """Asks for marked messages.
+    """Requests marked messages.
 
     Args:
         room_bytes: Limit of messages that are requested at the same time; one is always allowed.
@@ -171,7 +171,7 @@ class QueueStartOffsets:
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
         """Time until which it is a problem, and the offset, due to a crash or to an ignored reset of an operator."""
         self.resets: dict[TopicPartition, int] = {}
-        """Offsets that an operator set, as reported by the broker, for queues that are yet to be taken."""
+        """Offsets that an operator set, as reported by the broker, for queues that are not taken yet."""
 
     def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]) -> set[str]:
         """Decide at startup where a new group begins in these queues.

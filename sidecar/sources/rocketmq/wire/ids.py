@@ -134,7 +134,7 @@ def decode(text: str) -> MessageId:
 
 
 def offset_id(text: bytes) -> bytes | None:
-    """A broker's id as bytes, from its digits; None if the text is no id, or a producer's."""
+    """A broker's id as bytes, from its digits; None if the text is not an id, or is a producer's."""
     try:
         message_id = text.decode()
         return bytes.fromhex(message_id) if isinstance(decode(message_id), OffsetMessageId) else None

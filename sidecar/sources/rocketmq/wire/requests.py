@@ -109,7 +109,6 @@ class Asks:
         return Ask(RequestCode.QUERY_CONSUMER_OFFSET, self._of_group(tp) | {"setZeroIfNotFound": "false"})
 
     def commit(self, tp: TopicPartition, offset: int) -> Ask:
-        """Commit an offset."""
         return Ask(RequestCode.UPDATE_CONSUMER_OFFSET, self._of_group(tp) | {"commitOffset": str(offset)})
 
     def send_back(self, tp: TopicPartition, position: int, level: int) -> Ask:

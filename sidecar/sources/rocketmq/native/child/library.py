@@ -32,8 +32,7 @@ def replace(library: Any, symbol: str, function: Any) -> None:
     """Let the library call `function` where it calls its own `symbol`.
 
     Args:
-        library: The library, loaded by `ctypes`.
-        symbol: Its name in the file.
+        symbol: Name of the function in the library's file.
         function: A `ctypes` function; the caller keeps it alive.
 
     Raises:

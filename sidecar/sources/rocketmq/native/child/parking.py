@@ -35,7 +35,7 @@ class _AwaitedPull(NamedTuple):
 
 
 class BytesAhead:
-    """Room for what the library reads ahead; its threads ask.
+    """Room for messages that the library reads ahead, requested by its threads.
 
     Args:
         bytes_max: Limit of all that is read ahead.
@@ -156,7 +156,7 @@ class Turns:
 
 
 class Watch:
-    """Whether messages arrive or wait, so that the memory read ahead has to be measured."""
+    """Whether messages arrive or wait, so that the memory read ahead must be measured."""
 
     def __init__(self) -> None:
         self.is_on = False
