@@ -71,7 +71,7 @@ query = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 7).lo
 query = query.queryName("rate").option("checkpointLocation", sys.argv[2]).start()
 told, deadline = "", time.monotonic() + 60
 while not any(f'rows_total{{query="rate"}} {n}.0' in told for n in (7, 14)) and time.monotonic() < deadline:
-    told = urlopen(listener.url + "/metrics").read().decode()
+    told = urlopen(listener.url + "/metrics", timeout=10).read().decode()
     time.sleep(0.1)
 query.stop()
 listener.close()
