@@ -284,8 +284,16 @@ class AdminServer:
         self._history.close()
         if self._state_dir is not None:
             remove_address(self._state_dir)
-        # The sockets belong to the server's thread: it closes them itself, and ends when none is left.
-        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._map, ignore_all=True))
+        # The sockets belong to the server's thread: it closes them itself, and ends when none is left. If it is awake
+        # already, it must not close the trigger before it was pulled: the number may be another file's by then.
+        pulled = threading.Event()
+
+        def end() -> None:
+            pulled.wait(STOP_SECONDS)
+            wasyncore.close_all(self._map, ignore_all=True)
+
+        self._server.trigger.pull_trigger(end)
+        pulled.set()
         self._thread.join(STOP_SECONDS)
         self._server.task_dispatcher.shutdown(timeout=STOP_SECONDS)
 

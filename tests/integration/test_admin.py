@@ -419,3 +419,19 @@ def test_a_request_needs_the_token_that_only_the_daemons_user_can_read(tmp_path:
 def test_without_requests_nothing_can_be_posted(daemon: Daemon) -> None:
     """405, as for any other path."""
     assert daemon.ask("/delay/echo", "POST", "{}")[0] == 405
+
+
+def test_a_server_that_is_awake_when_it_is_closed_waits_for_the_call(tmp_path: Path) -> None:
+    """It does not close what the call still writes to, which could be another file by then."""
+    server = Daemon(tmp_path).server
+    pull = server._server.trigger._physical_pull
+
+    def pull_late() -> None:
+        pull()  # it was awake for another reason
+        assert server._thread
+        server._thread.join(0.3)
+        pull()
+
+    server._server.trigger._physical_pull = pull_late
+    server.close()
+    assert server._thread and not server._thread.is_alive()

@@ -105,7 +105,8 @@ def test_what_is_told_to_be_pinned_is_pinned() -> None:
     """The keys that the table of docs/spark.md calls pinned are those whose change is refused, and no others."""
     told = {option.name for option in options() if re.search(r"\bpinned\b", option.on_spark)}
     settings = make_settings("http://localhost:1/", dedup={"by": "key", "ledger": {"sqlite": {}}})
-    source = SourceSection.model_validate({"rocketmq": {"name_servers": "localhost:1", "group": "g", "topics": ["t"]}})
+    rocketmq = {"name_servers": "localhost:1", "group": "g", "topics": ["t"], "sql": "a = 1"}
+    source = SourceSection.model_validate({"rocketmq": rocketmq})
     from_rocketmq = settings.model_copy(update={"source": source})
     rules = (rules_of(settings).keys() | rules_of(from_rocketmq).keys()) - {"version"}
     assert {rule for rule in rules if not any(f"{rule}.".startswith(f"{key}.") for key in told)} == set()
