@@ -25,7 +25,7 @@ from sidecar.cli.daemon.status import status
 from sidecar.core.books import Books
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.admin import CONNECTIONS_MAX, AdminServer, Ask, open_probes
-from sidecar.ops.client import ADDRESS_FILE, read_address
+from sidecar.ops.client import ADDRESS_FILE, read_address, write_address
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
@@ -374,6 +374,28 @@ def test_status_does_not_take_another_program_for_the_daemon(tmp_path: Path) -> 
             run_status("-c", config(tmp_path, f"127.0.0.1:{other.server_address[1]}"))
         other.shutdown()
         thread.join()
+
+
+def test_status_asks_a_daemon_that_does_not_answer_once(tmp_path: Path) -> None:
+    """A daemon that hangs costs one limit of time, and not another one after the whole file was read."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write_address(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", "")
+        asked = []
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = silent.accept()
+                    asked.append(connection)
+                    connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(SidecarError, match="no running sidecar"):
+            run_status("-c", config(tmp_path, "off"))
+        silent.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(asked) == 1
 
 
 def _echo(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:

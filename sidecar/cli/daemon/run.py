@@ -22,10 +22,11 @@ def run(path: str) -> None:
     signals = Signals()
     signals.install()  # before the imports, the longest part of startup: a stop during them must be orderly too
     gc.set_threshold(100_000, 20, 100)  # imported objects are never garbage
-    sys.modules["rich"] = None  # type: ignore[assignment]  # structlog's tracebacks would use it: 0.04 s for nothing
-    import structlog  # noqa: F401
+    if "rich" not in sys.modules:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # structlog's tracebacks would use it: 0.04 s for nothing
+        import structlog  # noqa: F401
 
-    del sys.modules["rich"]
+        del sys.modules["rich"]
 
     from sidecar.config.loader import load
     from sidecar.daemon.lifecycle import Daemon

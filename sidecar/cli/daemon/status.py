@@ -35,7 +35,8 @@ _EXPECTED = {*BOOKS, "group_id", "health", "ready", "started_at", "partitions", 
 @click.option("--check", is_flag=True, help="Print only its health; exit with 69 unless it is healthy or degraded.")
 def status(path: str, as_json: bool, check: bool) -> int:
     """Show what the running daemon has consumed, delivered and still holds."""
-    snapshot = _of_file(Path(path)) or ask(_load(path))
+    folder = _folder_of(Path(path))
+    snapshot = (_of_folder(folder) if folder else None) or ask(_load(path), silent=folder)
     if check:
         health = Health(**snapshot["health"])
         if as_json:
@@ -56,15 +57,15 @@ def _load(path: str) -> Settings:
     return load(path)
 
 
-def _of_file(file: Path) -> dict[str, Any] | None:
-    """The status object of the daemon in this file's state folder; None if only the whole settings show the folder."""
+def _folder_of(file: Path) -> Path | None:
+    """The state folder of a configuration file; None if only the whole settings show it."""
     try:
         data = parse(file.read_text("utf-8-sig"), _expanded).data or {}
         written, environ = (data.get("state") or {}).get("dir"), os.environ
         folder = Path(written) if written else default_dir(environ, next(iter(data["source"].values()))["group_id"])
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         return None
-    return _of_folder(folder) if not str(folder).startswith(("~", FILE_PREFIX)) else None
+    return None if str(folder).startswith(("~", FILE_PREFIX)) else folder
 
 
 def _expanded(text: str, path: KeyPath) -> str:
@@ -72,8 +73,11 @@ def _expanded(text: str, path: KeyPath) -> str:
     return expand(text, os.environ) if "${" in text and path[-1] in ("dir", "group_id") else text
 
 
-def ask(settings: Settings) -> dict[str, Any]:
+def ask(settings: Settings, silent: Path | None = None) -> dict[str, Any]:
     """The status object of the daemon that runs with these settings.
+
+    Args:
+        silent: A state folder whose daemon was asked before and did not answer.
 
     Raises:
         UnavailableError: No daemon runs, or something else answers at its address.
@@ -81,7 +85,7 @@ def ask(settings: Settings) -> dict[str, Any]:
     folder = settings.state.dir
     address = read_address(folder)
     tried = [address.url] if address else []
-    if (snapshot := _of_folder(folder)) is not None:
+    if folder != silent and (snapshot := _of_folder(folder)) is not None:
         return snapshot
     if settings.admin.listen and settings.admin.listen.port:
         url = reachable_url(*settings.admin.listen)
