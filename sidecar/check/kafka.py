@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 REACH_S = 4.0
 ASK_S = 4.0
-MARKS_AMONG = 10_000
-"""Records of a changelog that are searched for its mark: the first one, unless an earlier version made the topic."""
 ASSIGNOR = "cooperative-sticky"
 _WORDS = {AclOperation.READ: "Read", AclOperation.WRITE: "Write"}
 _READ = (AclOperation.READ,)
@@ -183,16 +181,15 @@ class _KafkaChecker:
                 judged = self._creatable(name, self._describe([source])[source].partitions or 1, changelog)
             else:
                 judged = self._judged(f"topic of delayed messages {name}", f"the topic {name}", found, needed)
-            yield self._ours(judged, source, name, changelog) if judged.ok else judged
+            yield self._ours(judged, name, changelog) if judged.ok else judged
 
-    def _ours(self, judged: Finding, source: str, name: str, changelog: ChangelogSettings) -> Finding:
+    def _ours(self, judged: Finding, name: str, changelog: ChangelogSettings) -> Finding:
         """The finding on a topic, or a finding that the topic is another group's."""
         topics = Topics(self._settings, changelog, lambda *_: None)
         with closing(KafkaRestorer(topics, ASK_S)) as restorer:
             try:
-                restorer.refuse_former(source)
                 if self._described[name].error is None:
-                    restorer.refuse_foreign(name, MARKS_AMONG)
+                    restorer.refuse_foreign(name)
             except SidecarError as error:
                 return failed(judged.subject, error)
         return judged

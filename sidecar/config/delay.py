@@ -85,18 +85,11 @@ class ChangelogSettings(Model):
 
     def name(self, group_id: str, topic: str) -> str:
         """The name of the topic that holds the delayed messages of a topic; it may be too long."""
-        return self._filled(_safe(group_id), topic)
-
-    def former_name(self, group_id: str, topic: str) -> str:
-        """The name of that topic in version 1.0, where several groups could have the same."""
-        return self._filled(_UNSAFE.sub("_", group_id), topic)
-
-    def _filled(self, group: str, topic: str) -> str:
-        return self.topic.replace("{group}", group).replace("{topic}", topic)
+        return self.topic.replace("{group}", _safe(group_id)).replace("{topic}", topic)
 
     def topic_of(self, group_id: str, name: str) -> str:
         """The topic whose delayed messages are in the topic of this name, for this group; empty if there is none."""
-        before, *behind = map(re.escape, self._filled(_safe(group_id), "\0").split("\0"))
+        before, *behind = map(re.escape, self.name(group_id, "\0").split("\0"))
         match = re.fullmatch(f"{before}(.+)" + r"\1".join(behind), name) if behind else None
         return match[1] if match else ""
 

@@ -21,7 +21,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.core.windows.dedup import KEY_BYTES
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.errors import SidecarError
-from sidecar.ops.health import Problem
+from sidecar.ops.health import Problem, first_of, problem
 from sidecar.ops.snapshot import IdsStatus
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Assignment, ReadPast
@@ -92,8 +92,7 @@ class _Kept:
 def overdue(loading: Mapping[TopicPartition, TakenPartition], now_s: float) -> str:
     """A text about the partitions that have waited for too long; empty if there is none."""
     late = [tp for tp, taken in loading.items() if now_s - taken.since_s >= OVERDUE_S]
-    others = f" and {len(late) - 1} more" if len(late) > 1 else ""
-    return f"{min(late)}{others} is not read yet" if late else ""
+    return f"{first_of(late)} is not read yet" if late else ""
 
 
 class IdJournal:
@@ -293,8 +292,8 @@ class IdKeeper:
         """Partitions that have waited too long."""
         if late := overdue(self.loading, now_s):
             failed = next((taken.failed for taken in self.loading.values() if taken.failed), "")
-            why = f"cannot be loaded: {failed}" if failed else "are being loaded"
-            yield Problem("ids_loading", f"{late}: its message ids {why}")
+            loading = problem("ids_loading", late=late)
+            yield problem("ids_loading", "failed", late=late, reason=failed) if failed else loading
 
     # Journalling
 

@@ -9,7 +9,7 @@ import structlog
 
 from sidecar.core.books import Histogram
 from sidecar.core.records import TopicPartition
-from sidecar.ops.health import Problem
+from sidecar.ops.health import Problem, first_of, problem
 from sidecar.ops.snapshot import SECONDS_BOUNDS
 from sidecar.state.interface import Damage
 
@@ -96,8 +96,7 @@ class CommitRecord:
         late = [tp for tp, since_s in self._since_s.items() if now_s - since_s >= OVERDUE_S]
         _, kind, reason = self._cause or (self._step, self._step, "no answer")
         if late and kind != LEDGER:  # which has a problem of its own
-            others = f" and {len(late) - 1} more" if len(late) > 1 else ""
-            yield Problem(kind, f"{min(late)}{others} could not be committed for {OVERDUE_S:.0f} s: {reason}")
+            yield problem(kind, late=first_of(late), seconds=OVERDUE_S, reason=reason)
 
 
 class LoopRecord:
@@ -155,16 +154,16 @@ class LoopRecord:
             storing_letters: Whether any dead letter is being stored.
         """
         if not self._assigned:
-            what = f"waits for {self.waits_for}" if self.waits_for else "no partition is assigned yet"
-            yield Problem("starting", what)
+            waits_for = self.waits_for
+            yield problem("starting", what=waits_for) if waits_for else problem("starting", "unassigned")
         yield from self.commits.problems(now_s)
         if not storing_letters:
             self._unstored.clear()
         for since_s, reason in self._unstored.values():
             if now_s - since_s >= OVERDUE_S:
-                yield Problem("dead_letters_store", f"dead letters cannot be stored: {reason}")
+                yield problem("dead_letters_store", reason=reason)
                 break
         if self._snapshot_failed:
-            yield Problem("state", f"the state file cannot be written: {self._snapshot_failed}")
+            yield problem("state", reason=self._snapshot_failed)
         if self._damaged is not None and now_s - self._damaged[0] < TOLD_S:
-            yield Problem("state_damaged", f"stored data was damaged or lost: {self._damaged[1]}")
+            yield problem("state_damaged", reason=self._damaged[1])

@@ -258,8 +258,8 @@ def _health(now: StatusSnapshot) -> Iterator[Metric]:
         labels=["reason", "state", "next_step"],
     )
     present = {problem.kind for problem in now.problems}
-    for kind, (state, next_step) in KINDS.items():
-        problem.add_metric([kind, state, next_step], kind in present)
+    for name, kind in KINDS.items():
+        problem.add_metric([name, kind.state, kind.next_step], name in present)
     yield problem
 
 

@@ -23,7 +23,7 @@ from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.ops.admin import AdminServer
-from sidecar.ops.health import Problem
+from sidecar.ops.health import problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
 from sidecar.spark.driver import quietly
@@ -188,7 +188,7 @@ class Queries:
             totals=totals,
             lag=sum(lags) if lags else None,
             partitions=partitions,
-            problems=tuple(Problem("ended", f"query {query.name}: {query.problem}") for query in failed),
+            problems=tuple(problem("ended", reason=f"query {query.name}: {query.problem}") for query in failed),
         )
 
 

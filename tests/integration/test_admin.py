@@ -102,7 +102,7 @@ def test_health_follows_the_snapshot(daemon: Daemon) -> None:
     """Healthy and degraded are ready, starting and stopped are not; a daemon without progress is not live."""
     for kind, ready in (("starting", False), ("halted", False), ("group", True), ("memory", True)):
         daemon.now = replace(READY, problems=(Problem(kind, "why"), Problem("dead_letters", "some")))
-        state, next_step = KINDS[kind]
+        state, next_step = KINDS[kind].state, KINDS[kind].next_step
         code, text, _ = daemon.ask("/readyz")
         assert code == (200 if ready else 503)
         assert text.splitlines()[0] == f"{state}: why. Next: {next_step}"

@@ -244,7 +244,7 @@ def test_the_group_that_came_first_keeps_a_topic(kafka: Broker, topic: str) -> N
         groups = sorted(groups, key=lambda group: group == first)
 
 
-def test_a_topic_of_an_earlier_version_is_marked_by_the_first_group(kafka: Broker, topic: str) -> None:
+def test_a_topic_with_records_and_without_a_mark_is_marked_by_the_first_group(kafka: Broker, topic: str) -> None:
     """Its mark lies behind what it had, and keeps other groups out."""
     name, first, second = unique("held"), unique("group"), unique("group")
     kafka.create_topic(name, 1, COMPACT)
@@ -254,17 +254,6 @@ def test_a_topic_of_an_earlier_version_is_marked_by_the_first_group(kafka: Broke
         assert kafka.end_offsets(name) == {0: 3_001}
     with pytest.raises(ConfigError, match=first):
         Member(topic, kafka.bootstrap, group=second, template=name).restorer.open(TopicPartition(topic, 0))
-
-
-def test_a_topic_that_had_another_name_is_not_left_behind(kafka: Broker, member: Member) -> None:
-    """A group is told of a topic under the name that an earlier version gave it, unless it is marked by another one."""
-    former = f"sidecar-delay-g_1-{member.source}"
-    kafka.create_topic(former, 1, COMPACT)
-    with pytest.raises(ConfigError) as refused:
-        member.restorer.open(member.tp())
-    assert missing(f"{refused.value} {refused.value.hint}", former, member.name, "delay.changelog.topic") == []
-    assert Member(member.source, kafka.bootstrap, group="g_1").restorer.open(member.tp())
-    assert member.restorer.open(member.tp())
 
 
 # Entries

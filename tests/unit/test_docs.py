@@ -194,14 +194,14 @@ def test_every_problem_is_told() -> None:
     """The table of health has a row for each kind of problem, with its state and its next step, and no other."""
     text = section(OPERATION, "## Health")
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| [^|]* \| ([^|]*) \|$", text, flags=re.MULTILINE)
-    assert rows == [(kind, state, next_step) for kind, (state, next_step) in KINDS.items()]
+    assert rows == [(name, kind.state, kind.next_step) for name, kind in KINDS.items()]
 
 
 def test_every_problem_is_found_by_what_is_seen() -> None:
     """Troubleshooting has a row for each kind of problem, under the heading of its state, and for each alert."""
     stops = section(TROUBLESHOOTING, "## Nothing flows")
     flows = section(TROUBLESHOOTING, "## Something is wrong, and messages flow").partition("\n### ")[0]
-    told = {kind for kind, (state, _) in KINDS.items() if state != DEGRADED}
+    told = {name for name, kind in KINDS.items() if kind.state != DEGRADED}
     assert set(first_column(stops)) == told
     assert set(first_column(flows)) == KINDS.keys() - told
     alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())

@@ -18,7 +18,7 @@ from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.daemon.ids import TakenPartition
 from sidecar.daemon.record import STORE
 from sidecar.ops.admin import Ask
-from sidecar.ops.health import Problem
+from sidecar.ops.health import Problem, first_of, problem
 from sidecar.ops.snapshot import DelayStatus
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
@@ -66,10 +66,8 @@ class NoTakeovers:
         """The partitions whose messages are elsewhere."""
         if not self._elsewhere:
             return []
-        tp, others = min(self._elsewhere), len(self._elsewhere) - 1
-        more = f" and of {others} more" if others else ""
-        cure = "set delay.store to changelog again, or to postgresql"
-        return [Problem("delay", f"the changelog of {tp}{more} may hold messages: {cure}")]
+        reason = f"the changelog of {first_of(self._elsewhere)} may hold messages: set delay.store to changelog again"
+        return [problem("delay", reason=f"{reason}, or to postgresql")]
 
     def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:  # noqa: ARG002
         """Handlers of the inbox's messages; they give the core partitions that were taken over."""

@@ -42,7 +42,7 @@ from sidecar.delay.disk.blocks import NO_TIMESTAMP, Leave, Unread
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
 from sidecar.ops.admin import Ask
-from sidecar.ops.health import Problem
+from sidecar.ops.health import Problem, problem
 from sidecar.ops.snapshot import DelayStatus
 from sidecar.runtime.build import sought_of
 from sidecar.runtime.worker import Inbox
@@ -119,9 +119,9 @@ class Delays(NoDelays):
     @override
     def problems(self) -> list[Problem]:
         found = self.takeovers.problems()
-        if problem := self.problem:
-            found.append(Problem("delay", f"delayed messages wait: {problem}"))
-        return found + [Problem("delay_left", str(left)) for left in self.left.found]
+        if reason := self.problem:
+            found.append(problem("delay", reason=reason))
+        return found + [problem("delay_left", left=left) for left in self.left.found]
 
     @property
     @override

@@ -17,7 +17,7 @@ from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.status.problems import Problems
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import StateError
-from sidecar.ops.health import Problem, in_order
+from sidecar.ops.health import Problem, in_order, problem
 from sidecar.ops.snapshot import (
     COMMIT_RESULTS,
     LEDGER_KINDS,
@@ -80,12 +80,13 @@ class StatusKeeper:
         if late_s < 0:  # the loop has not begun, so there is no refresh
             return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, storing_letters=False)))
         if failure := threads.failure():
-            problem = Problem("loop", f"{failure}: the process ends")
-            return replace(self._latest, live=False, problems=(problem, *self._latest.problems))
+            return self._hangs(problem("loop", "thread", reason=failure))
         if late_s < LIVE_WITHIN_S:
             return replace(self._latest, reload=self._reload.status)
-        problem = Problem("loop", f"the main loop has made no progress for {LIVE_WITHIN_S:.0f} s")
-        return replace(self._latest, live=False, problems=(problem, *self._latest.problems))
+        return self._hangs(problem("loop", seconds=LIVE_WITHIN_S))
+
+    def _hangs(self, why: Problem) -> StatusSnapshot:
+        return replace(self._latest, live=False, problems=(why, *self._latest.problems))
 
     def refresh(self) -> None:
         """Take a new snapshot, and log a change of health."""

@@ -14,7 +14,7 @@ from sidecar.core.records import TopicPartition, group_label
 from sidecar.daemon.record import OVERDUE_S, TOLD_S
 from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.ops.health import STOPPED, Problem, all_filtered, causes
+from sidecar.ops.health import STOPPED, Problem, causes, first_of, problem
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
 from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import POPPED, SESSION
@@ -46,15 +46,10 @@ class Lasting(Generic[T]):
         return [key for key, since_s in self._since_s.items() if now_s - since_s >= seconds]
 
 
-def _unread(reason: str) -> str:
-    return f"nothing is read: {reason}"
-
-
 def _spent(span: SpentSpan) -> Problem:
     if span.group is None:
-        return Problem("commit_slow", f"{span.tp} waits: commits are batch.span_max behind")
-    does = "fails" if span.fails else "waits"
-    return Problem("span", f"{span.tp} is not read: group {group_label(span.group)} {does}, batch.span_max behind")
+        return problem("commit_slow", tp=span.tp)
+    return problem("span", tp=span.tp, group=group_label(span.group), does="fails" if span.fails else "waits")
 
 
 class Problems:
@@ -92,42 +87,40 @@ class Problems:
         supervisor = self._supervisor
         problems = list(supervisor.record.problems(now_s, storing_letters=now.storing_letters))
         problems += supervisor.ids.problems(now_s)
-        told = _unread(supervisor.delays.problem)
-        problems += [problem for problem in self._intake(now, now_s) if problem.text != told]
+        problems += self._intake(now, now_s, told=supervisor.delays.problem)
         problems += supervisor.delays.problems()
         source = supervisor.source
         for key, text in source.problems().items():
-            problems.append(Problem(_KIND_OF.get(key, "broker"), f"{source.name}: {text}"))
+            problems.append(problem(_KIND_OF.get(key, "broker"), source=source.name, reason=text))
         if self._ledger.problem:
-            problems.append(Problem("ledger", f"nothing is sent: the ledger is unavailable: {self._ledger.problem}"))
+            problems.append(problem("ledger", reason=self._ledger.problem))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:
-            problems.append(
-                Problem("group", f"group {group_label(group.group)} fails since {group.since}: {group.reason}")
-            )
+            label = group_label(group.group)
+            problems.append(problem("group", group=label, since=group.since, reason=group.reason))
         problems += map(_spent, now.spent)
         problems += self._dead_letters(now.totals, now_s)
         problems += self._odd_ids(now.unusable_ids, now_s)
         if now.all_filtered is not None:
-            problems.append(Problem("all_filtered", all_filtered(now.all_filtered)))
+            problems.append(problem("all_filtered", tags=now.all_filtered))
         # Waits that a known stop causes are not a further problem.
-        stopped = any(problem.state == STOPPED for problem in problems)
+        stopped = any(found.state == STOPPED for found in problems)
         self._look(now, () if stopped else partitions, now_s, stopped=stopped)
         return causes([*problems, *self._stuck(now_s)])
 
-    def _intake(self, now: PipelineStatus, now_s: float) -> list[Problem]:
+    def _intake(self, now: PipelineStatus, now_s: float, told: str) -> list[Problem]:
         stops = now.stops
         self._stops.look(stops, now_s)
         lasting = self._stops.longer_than(FULL_S, now_s)
         worth = [word for word in stops if word != "memory" or word in lasting]
         self._chronicle.intake(stops, worth, now_s)
-        return [Problem(word, _unread(stops[word])) for word in worth]
+        return [problem(word, reason=stops[word]) for word in worth if stops[word] != told]
 
     def _dead_letters(self, totals: Books, now_s: float) -> Iterator[Problem]:
         if totals.dead_lettered > self._lettered:
             self._lettered_at_s, self._lettered_at = now_s, datetime.now(UTC).isoformat(timespec="seconds")
         self._lettered = totals.dead_lettered
         if self._lettered_at and now_s - self._lettered_at_s < TOLD_S:
-            yield Problem("dead_letters", f"dead letters were added, the last at {self._lettered_at}")
+            yield problem("dead_letters", last=self._lettered_at)
 
     def _odd_ids(self, odd: UnusableIds, now_s: float) -> Iterator[Problem]:
         if odd.last is None:
@@ -136,7 +129,7 @@ class Problems:
             self._chronicle.ids_unusable(odd.last, odd.why, odd.messages - self._odd, now_s)
             self._odd, self._odd_at_s = odd.messages, now_s
         if now_s - self._odd_at_s < TOLD_S:
-            yield Problem("ids_unusable", f"ids of {odd.last.topic} count as missing: {odd.why}")
+            yield problem("ids_unusable", topic=odd.last.topic, reason=odd.why)
 
     def _look(self, now: PipelineStatus, partitions: Iterable[PartitionStatus], now_s: float, *, stopped: bool) -> None:
         if now_s < self._look_at_s:
@@ -161,13 +154,11 @@ class Problems:
         # Messages that have arrived in the client, behind those of other partitions, are not a problem of the broker.
         unread = self._unread.longer_than(OVERDUE_S, self._supervisor.emptied_s)
         if unread:
-            tp = unread[0][0]
-            more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-            yield Problem("unread", f"{tp}{more}: no message arrived for {OVERDUE_S:.0f} s, and the log grows")
+            yield problem("unread", tps=first_of([tp for tp, _ in unread]), seconds=OVERDUE_S)
         waiting = self._waiting.longer_than(OVERDUE_S, now_s)
         if waiting:
             group, _ = waiting[0]
             what = self._waits[waiting[0]].most_common(1)[0][0]
-            kind = "commit_slow" if what == A_COMMIT else "waiting"
+            kind = ("commit_slow", "waiting") if what == A_COMMIT else ("waiting",)
             name = "all groups of a partition" if group is None else f"group {group_label(group)}"
-            yield Problem(kind, f"messages of {name} have waited for {what} for {OVERDUE_S:.0f} s")
+            yield problem(*kind, group=name, what=what, seconds=OVERDUE_S)

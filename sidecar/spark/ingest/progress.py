@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from sidecar.core.books import Distribution, Histogram
 from sidecar.errors import ZoneError
-from sidecar.ops.health import Problem
+from sidecar.ops.health import problem
 from sidecar.ops.metrics import Metrics, maintenance
 from sidecar.ops.snapshot import StatusSnapshot
 from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, MicroBatches, table_counters
@@ -148,7 +148,7 @@ class IngestProgress:
             version=VERSION,
             live=self._live,
             lag=self.behind.rows if self.behind else None,
-            problems=() if self._live else (Problem("ended", self._problem or "the queries have ended"),),
+            problems=() if self._live else (problem("ended", reason=self._problem or "the queries have ended"),),
         )
 
 

@@ -16,7 +16,7 @@ from sidecar.core.intake.intake import FIRST
 from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
-from sidecar.ops.health import Problem, all_filtered
+from sidecar.ops.health import problem
 from sidecar.ops.snapshot import NO_SECONDS, Activity, IdsStatus, PartitionStatus, StatusSnapshot
 from sidecar.spark.metrics import MICRO_BATCH_BOUNDS
 from sidecar.spark.reports import observed_rows, places_in, seconds
@@ -256,7 +256,7 @@ class RunProgress:
             try:
                 self._store_letters(batch, books or {})
             except SidecarError as error:  # for example a full disk: they stay where they are, and are retried
-                self._problem = f"dead letters of micro-batch {batch} wait for room: {error}"
+                self._problem = f"micro-batch {batch}: {error}"
                 if self._problem != known:
                     log.error("dead_letters.not_stored", batch=batch, reason=str(error))
                 if last:
@@ -283,7 +283,7 @@ class RunProgress:
                 self._state.letters.put(letters_in(path))
                 self._twins.forget_letters(path)
         except SidecarError as error:
-            self._problem = f"dead letters wait for room: {error}"
+            self._problem = str(error)
             if last:
                 raise
 
@@ -311,17 +311,17 @@ class RunProgress:
         # Copies: other threads read the status while books are being entered.
         partitions = tuple(replace(self._tally.partitions[tp]) for tp in sorted(self._tally.partitions))
         lags = [partition.lag for partition in partitions if partition.lag is not None]
-        kind, text = ("dead_letters_store", "") if self._live else ("ended", "the query has ended")
-        problems = [Problem(kind, self._problem or text)] if self._problem or text else []
+        problems = [] if self._live else [problem("ended", reason=self._problem or "the query has ended")]
+        if self._live and self._problem:
+            problems.append(problem("dead_letters_store", reason=self._problem))
         if self._resolver is not None and self._resolver.problem is not None:
             problems.append(self._resolver.problem)
         if self._tally.unwanted:
-            problems.append(Problem("all_filtered", all_filtered(self._tally.unwanted)))
+            problems.append(problem("all_filtered", tags=self._tally.unwanted))
         if self._tally.odd_ids:
-            problems.append(
-                Problem("ids_unusable", "ids of messages count as missing: they are no single text or number")
-            )
-        problems += [Problem("group", f"{name}: {text}") for name, text in self._folder.notes.all().items()]
+            problems.append(problem("ids_unusable", topic="messages", reason="they are not a single text or number"))
+        notes = self._folder.notes.all()
+        problems += [problem("group", "task", name=name, reason=reason) for name, reason in notes.items()]
         return StatusSnapshot(
             group_id=self._group_id,
             started_at=self._started.isoformat(timespec="milliseconds"),

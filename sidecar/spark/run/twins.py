@@ -29,7 +29,7 @@ from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.records import Fragment, TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ledger.interface import Ledger, LedgerError
-from sidecar.ops.health import Problem
+from sidecar.ops.health import Problem, problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
 from sidecar.spark.ranges.broker import SingleMessages
 from sidecar.spark.run.deliver import DeliveryStoppedError, Task, deliver_carried
@@ -150,9 +150,9 @@ class Resolver:
         if self.problem is None:
             log.error("twins.not_settled", reason=reason)
         if isinstance(error, LedgerError):
-            self.problem = Problem("ledger", f"nothing is sent: the ledger is unavailable: {reason}")
+            self.problem = problem("ledger", reason=reason)
         else:
-            self.problem = Problem("group", f"messages wait for their twins: {reason}")
+            self.problem = problem("group", "twins", reason=reason)
 
     def _round(self, single: SingleMessages) -> None:
         waiting = 0

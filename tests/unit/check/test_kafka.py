@@ -184,11 +184,7 @@ class Restorer:
     def __init__(self, *_: Any) -> None:
         self.looked: list[str] = []
 
-    def refuse_former(self, source: str) -> None:
-        """There is no former topic."""
-
-    def refuse_foreign(self, name: str, among: int) -> None:
-        """See above."""
+    def refuse_foreign(self, name: str) -> None:
         if Restorer.foreign:
             raise UnavailableError("it is another group's", hint="set another topic")
 

@@ -450,7 +450,6 @@ def test_no_two_groups_have_one_changelog() -> None:
     names = {ChangelogSettings().name(group, "orders") for group in groups}
     assert len(names) == len(groups)
     assert {"sidecar-delay-X_eu-orders", "sidecar-delay-X-eu-orders"} < names
-    assert ChangelogSettings().former_name("X/eu", "orders") == "sidecar-delay-X_eu-orders"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import confluent_kafka as ck
@@ -22,9 +22,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.kafka.clients import reader_config
 from sidecar.delay.changelog.kafka.producer import Appender
-from sidecar.delay.changelog.kafka.rules import LOCAL
 from sidecar.delay.changelog.kafka.topics import Topics
-from sidecar.errors import ConfigError, UnavailableError
+from sidecar.errors import UnavailableError
 from sidecar.owner import Owner, read
 from sidecar.sources.kafka.reach import text_of
 
@@ -56,16 +55,6 @@ def refuse_foreign(me: Owner, found: Owner, servers: str, name: str) -> None:
     """
     store = f"the topic {name} of Kafka at {servers}, which holds delayed messages,"
     me.refuse(found, store, "set delay.changelog.topic so that each group has its own", "delete the topic")
-
-
-def former_name(group_id: str, topic: str, former: str, name: str) -> ConfigError:
-    """The error of a topic that this group had under another name."""
-    return ConfigError(
-        f"delayed messages of the topic {topic} may be in {former}: an earlier version used this name for the group "
-        f"{group_id!r}, and for others that differ only in characters that no topic can have; now it would be {name}",
-        hint=f"set delay.changelog.topic to a name that gives {former}; or, if nothing is held there or another group "
-        f"uses it, create the topic {name}: compacted; {LOCAL}",
-    )
 
 
 PATIENCE_S = 10.0
@@ -100,7 +89,6 @@ class KafkaRestorer:
             ConfigError: The topic cannot be used, or is another group's.
             UnavailableError: No broker answers.
         """
-        self.refuse_former(tp.topic)
         number = self._topics.open(tp)
         with self._claiming:
             if number not in self._ours:
@@ -108,31 +96,17 @@ class KafkaRestorer:
                 self._ours.add(number)
         return number
 
-    def refuse_foreign(self, name: str, records_max: int | None = None) -> bool:
+    def refuse_foreign(self, name: str) -> bool:
         """Refuse a topic that is another group's; return whether it has a mark.
-
-        Args:
-            records_max: The number of records after which nothing more is read; None to read to the end.
 
         Raises:
             ConfigError: It is another group's.
             UnavailableError: It cannot be read.
         """
-        found = self._owner(name, records_max)
+        found = self._owner(name)
         if found is not None:
             refuse_foreign(self._topics.owner, found, self._topics.servers, name)
         return found is not None
-
-    def refuse_former(self, topic: str) -> None:
-        """Refuse to begin a topic while the one that an earlier version used is there: it may hold messages.
-
-        Raises:
-            ConfigError: It is there, and not another group's.
-            UnavailableError: No broker answers.
-        """
-        former, me = self._topics.former(topic), self._topics.owner
-        if former and me.is_same(self._owner(former, None) or me):
-            raise former_name(me.group, topic, former, self._topics.name(topic))
 
     def _claim(self, tp: TopicPartition) -> None:
         name = self._name(tp)
@@ -140,11 +114,10 @@ class KafkaRestorer:
             self.append(TopicPartition(tp.topic, 0), [mark_entry(self._topics.owner)])
             self.refuse_foreign(name)
 
-    def _owner(self, name: str, records_max: int | None) -> Owner | None:
+    def _owner(self, name: str) -> Owner | None:
         reading = _Reading(self._topics, name, 0, 0, self._patience_s)
         with closing(reading):
-            records = chain.from_iterable(reading.run())
-            marks = map(read_mark, islice(records, records_max))
+            marks = map(read_mark, chain.from_iterable(reading.run()))
             return next((mark for mark in marks if mark is not None), None)
 
     def append(self, tp: TopicPartition, entries: Iterable[ChangelogEntry]) -> int:

@@ -108,25 +108,6 @@ class Topics:
         """The group, whose mark its topics have."""
         return Owner(self.kafka.group_id)
 
-    def former(self, topic: str) -> str:
-        """The topic that an earlier version used for this one, if it can be read and the present one is not there.
-
-        Raises:
-            UnavailableError: No broker answers.
-        """
-        former, name = self._changelog.former_name(self.kafka.group_id, topic), self.name(topic)
-        if former == name or name in self._opened:
-            return ""
-        with self._busy:
-            return former if self._is_there(former) and not self._is_there(name) else ""
-
-    def _is_there(self, name: str) -> bool:
-        """Whether a topic exists and may be described."""
-        try:
-            return self._admin.list_topics(name, timeout=TIMEOUT_S).topics[name].error is None
-        except KafkaException as error:
-            raise self._unavailable(error.args[0], name) from error
-
     def open(self, tp: TopicPartition) -> int:
         """Like `Restorer.open`; settings are checked once for each id, and an id is trusted for 10 s."""
         name = self.name(tp.topic)

@@ -84,7 +84,7 @@ def test_dead_letters_that_find_no_room_wait(run: Run, monkeypatch: pytest.Monke
         run.progress.settle()
         (problem,) = run.progress.latest().problems
         assert (problem.kind, problem.text) == (
-            "dead_letters_store", "dead letters of micro-batch 0 wait for room: the disk is full"
+            "dead_letters_store", "dead letters cannot be stored: micro-batch 0: the disk is full"
         )  # fmt: skip
         with pytest.raises(StateError, match="the disk is full"):
             run.progress.settle(last=True)

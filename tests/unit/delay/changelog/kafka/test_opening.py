@@ -294,21 +294,3 @@ def test_a_broker_without_topic_ids_is_used(scene: Scene) -> None:
     scene.broker.topics[NAME], scene.broker.fails = Topic(), {"describe": KafkaError._UNSUPPORTED_FEATURE}
     assert scene.topics.open(TP) == number_of(NAME)
     assert list(scene.topics.watch()) == []
-
-
-@pytest.mark.parametrize(
-    ("is_there", "is_used", "former"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_the_topic_of_an_earlier_version_counts_until_there_is_another(
-    scene: Scene, is_there: bool, is_used: bool, former: bool
-) -> None:
-    """Its messages would be left behind."""
-    template = "held-{group}-{topic}"
-    topics = scene.made("X/eu", topic=template)
-    before, name = ChangelogSettings(topic=template).former_name("X/eu", "orders"), topics.name("orders")
-    scene.broker.topics |= dict.fromkeys([before] * is_there + [name] * is_used, Topic())
-    assert topics.former("orders") == (before if former else "")
-    assert scene.made(topic=template).former("orders") == ""
-    scene.broker.fails = {"list": KafkaError._TRANSPORT}
-    with pytest.raises(UnavailableError):
-        topics.former("orders")
