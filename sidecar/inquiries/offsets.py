@@ -28,7 +28,6 @@ from sidecar.sources.kafka.reach import ClientErrors, await_topics, forbidden, i
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds
 from sidecar.sources.rocketmq.progress import QueueProgress
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
-from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import RETRY, commit_waves, read_offset
 from sidecar.state.database import DATABASE_FILE
@@ -236,12 +235,9 @@ class QueueOffsets(Inquiry):
         tps, asks = self.queues(), self.asks
         wanted = [(tp.broker, ask) for tp in tps for ask in (asks.committed(tp), asks.low(tp), asks.high(tp))]
         answers = self.answers(wanted, also=[Code.QUERY_NOT_FOUND])
-        boots = Brokers(self.network, asks, self.routes.link).boots({tp.broker for tp in tps})
+        boots = self.brokers.boots({tp.broker for tp in tps})
         known = self._progress()  # after the brokers: the daemon writes progress before it commits
-        return [
-            self._one(tp, answers[3 * i : 3 * i + 3], boots[tp.broker].stamp if tp.broker in boots else 0, known)
-            for i, tp in enumerate(tps)
-        ]
+        return [self._one(tp, answers[3 * i : 3 * i + 3], boots.get(tp.broker, 0), known) for i, tp in enumerate(tps)]
 
     def at_time(self, tp: TopicPartition, at_ms: int) -> int | None:
         """The offset of the first message that is not older; the end of the log if there is none."""

@@ -109,15 +109,15 @@ def test_where_a_queue_begins_anew_outlasts_a_late_commit(node: RocketMqNode, so
     try:
         cluster.open()
         other = QueueMark(offset=0, position=1, stored_ms=1)
-        for tp in cluster.queues:
+        for tp in cluster.queues():
             cluster.marks.read(tp, other)
-        assert {start.tp for start in cluster.rewinds.commit()} == set(cluster.queues)
+        assert {start.tp for start in cluster.rewinds.commit()} == set(cluster.queues())
         node.commit(bodies.group, bodies.topic, 3, 7)
         assert not cluster.rewinds.are_kept()
         assert cluster.rewinds.are_kept()
         assert node.committed(bodies.group, bodies.topic, QUEUES) == dict.fromkeys(range(QUEUES), 0)
     finally:
-        cluster.close()
+        cluster.network.close()
 
 
 def test_a_retried_message_is_not_mistaken_for_another(

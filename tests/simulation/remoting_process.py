@@ -16,7 +16,6 @@ from sidecar.sources.rocketmq.remoting import (
     cluster,
     commits,
     fetch,
-    joining,
     members,
     pulling,
     pulls,
@@ -117,8 +116,8 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
 
     modules = (
         assignments,
+        cluster,
         commits,
-        joining,
         members,
         pulling,
         pulls,

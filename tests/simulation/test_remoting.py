@@ -62,7 +62,7 @@ def trust_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: QueueStartOffsets, tp: Any, facts: Any, progress: Any, reset: Any) -> Any:
         if facts.is_same or not progress or not progress.mark:
             return real(self, tp, facts, progress, reset)
-        (frame,) = self.brokers.ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
+        (frame,) = self._brokers.ask([(tp, self._asks.at_time(tp, progress.mark.stored_ms))])
         at = min(read_offset(frame), facts.high) if frame else facts.low
         return self._fresh(tp, max(at, facts.low)), ()
 

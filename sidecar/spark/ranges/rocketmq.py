@@ -29,7 +29,6 @@ from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
-from sidecar.sources.rocketmq.remoting.joining import check_filter
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, as_stored, decode_some
 from sidecar.sources.rocketmq.wire.network import Ask
@@ -116,7 +115,7 @@ class RocketMqRanges(BrokerRanges):
         with Inquiry(self.rocketmq, start_ms=self.rocketmq.start_timeout_ms) as inquiry:
             if self.rocketmq.sql is not None:
                 brokers = list(inquiry.routes.brokers().values())
-                check_filter(inquiry.network, inquiry.asks, brokers, self._subscription(self.rocketmq.topics[0]))
+                inquiry.check_filter(brokers, self._subscription(self.rocketmq.topics[0]))
             return inquiry.asks.wire(inquiry.routes.cluster)
 
     @override

@@ -15,7 +15,6 @@ from sidecar.config.model import Settings
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.inquiries import offsets as module
 from sidecar.inquiries.offsets import ELSEWHERE, GroupOffsets, PartitionOffsets, QueueOffsets, offsets_of
 from sidecar.sources.rocketmq.progress import QueueProgress, Told
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
@@ -50,6 +49,7 @@ class Scene(QueueOffsets):
         super().__init__(settings(folder))
         self.there = queues
         self.network = self.routes = SimpleNamespace(link=None, cluster="cluster")  # type: ignore[assignment]
+        self.brokers = SimpleNamespace(boots=lambda _: {"a": BOOT})  # type: ignore[assignment]
         self.asks = SimpleNamespace(  # type: ignore[assignment]
             committed=lambda tp: ("committed", tp), low=lambda tp: ("low", tp), high=lambda tp: ("high", tp),
             commit=lambda tp, offset: ("commit", tp, offset), at_time=lambda tp, at_ms: ("at_time", tp, at_ms),
@@ -85,13 +85,6 @@ class Scene(QueueOffsets):
         """What is shown of the first queue: committed, seen, and who committed."""
         first = self.partitions()[0]
         return first.committed, first.seen, first.writer
-
-
-@pytest.fixture(autouse=True)
-def boots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The brokers run since the same time."""
-    found = {"a": SimpleNamespace(stamp=BOOT)}
-    monkeypatch.setattr(module, "Brokers", lambda *_: SimpleNamespace(boots=lambda _: found))
 
 
 def progress(folder: Path, watermark: int, seen: int, told: Told = Told(), group: str = "g") -> QueueProgress:  # noqa: B008

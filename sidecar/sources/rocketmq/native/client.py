@@ -157,7 +157,7 @@ class NativeClient:
         """
         try:
             self._cluster.open()
-            self._children.start(self._messages.next_number, len(self._cluster.queues))
+            self._children.start(self._messages.next_number, len(self._cluster.queues()))
             until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
             while not self._children.is_ready:
                 self._early = list(self.receive(0.1))
@@ -213,7 +213,7 @@ class NativeClient:
             self._restarts.plan("a topic was made again: librocketmq's process is started again")
         if self._children.child is None and self._restarts.is_due and not self._closed:
             if _rewind(self._cluster, self._tell):
-                self._children.start(self._messages.next_number, len(self._cluster.queues))
+                self._children.start(self._messages.next_number, len(self._cluster.queues()))
             else:
                 self._restarts.plan(self._restarts.problem, KEPT_S)
 
@@ -261,7 +261,7 @@ class NativeClient:
             return
         self._closed = True
         self._children.leave()
-        self._cluster.close()
+        self._cluster.network.close()
 
 
 def _child_settings(

@@ -47,22 +47,6 @@ class _Untaken:
         self.replaced.discard(tp)
 
 
-@dataclass(slots=True)
-class _Leaving:
-    """Assigned queues that belong to another member now."""
-
-    tps: set[TopicPartition] = field(default_factory=set)
-    by_s: float = 0.0
-    """Time until which their messages may settle."""
-
-    def are(self, tps: set[TopicPartition]) -> bool:
-        """Set the queues; return whether the listener must be asked: there are some, or were until now."""
-        has_changed = tps != self.tps
-        if has_changed:
-            self.tps, self.by_s = tps, time.monotonic() + HAND_OVER_S
-        return has_changed or bool(tps)
-
-
 class Assignments:
     """The queues that are assigned to this member."""
 
@@ -82,7 +66,10 @@ class Assignments:
         self._state = state
         self._listener = listener
         self._untaken = _Untaken()
-        self._leaving = _Leaving()
+        self._leaving: set[TopicPartition] = set()
+        """Assigned queues that belong to another member now."""
+        self._leave_by_s = 0.0
+        """Time until which their messages may settle."""
         self._assigned_once = False
         self.tps: set[TopicPartition] = set()
         """Queues that are read."""
@@ -109,10 +96,12 @@ class Assignments:
 
     def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
         self._unlock((self._cluster.members.locked | set(self._untaken.failed)) - targets)
-        if not self._leaving.are(tps):
+        if tps != self._leaving:
+            self._leaving, self._leave_by_s = tps, time.monotonic() + HAND_OVER_S
+        elif not tps:
             return
         settled = self._listener.handing_over(tps)
-        if tps and (settled or time.monotonic() >= self._leaving.by_s):
+        if tps and (settled or time.monotonic() >= self._leave_by_s):
             self._listener.revoking(tps)
             self._drop(tps)
             self._unlock(tps)
@@ -145,7 +134,7 @@ class Assignments:
         for tp in sorted(moved):
             self.reload(tp)
         saved = self._commits.owned.saved()
-        self._commits.meet(self._start_offsets.brokers.boots({tp.broker for tp in returned}))
+        self._cluster.brokers.boots({tp.broker for tp in returned})
         self._commits.start_at({tp: saved[tp] for tp in returned - moved})
 
     def _take(self, tps: Sequence[TopicPartition]) -> None:
@@ -155,15 +144,14 @@ class Assignments:
             self._start_offsets.find(tps, known, self._untaken.replaced) if tps else QueueStarts([], {}, {}, {}, {})
         )
         self._cluster.members.hold(tps)
-        self._commits.meet(self._start_offsets.brokers.boots({start.tp.broker for start in start_offsets.assignments}))
+        self._cluster.brokers.boots({start.tp.broker for start in start_offsets.assignments})
         self._untaken.asked(tps, start_offsets.failed)
         for start in start_offsets.assignments:
             tp = start.tp
             self._untaken.replaced.discard(tp)
-            identity = self._start_offsets.identity(start)
-            self._commits.owned.own(
-                start, identity, known.get(tp), start_offsets.marks[tp], start_offsets.committed[tp]
-            )
+            identity = self._start_offsets.identity(start.incarnation)
+            marks, committed = start_offsets.marks[tp], start_offsets.committed[tp]
+            self._commits.owned.own(start, identity, known.get(tp), marks, committed)
             self._read(start, start_offsets.lows[tp])
         self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.assignments})
         self.tps.update(start.tp for start in start_offsets.assignments)

@@ -1,50 +1,205 @@
-"""The cluster as one member sees it: connections, routes, membership, and the node of each queue. Reads nothing."""
+"""The cluster as one client sees it: connections, routes, start, membership, the node of each queue. Reads nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.config import sign_of, tls_of
-from sidecar.sources.rocketmq.remoting.joining import ASK_TIMEOUT_S
+from sidecar.errors import ConfigError, UnavailableError
+from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
+from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
 from sidecar.sources.rocketmq.remoting.members import SHARES, Members
 from sidecar.sources.rocketmq.remoting.pulling import Node
-from sidecar.sources.rocketmq.remoting.routes import Routes
-from sidecar.sources.rocketmq.wire.frames import Frame
-from sidecar.sources.rocketmq.wire.network import Link, Network
-from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, Subscription
+from sidecar.sources.rocketmq.remoting.routes import Brokers, Routes
+from sidecar.sources.rocketmq.wire.frames import Code, Frame
+from sidecar.sources.rocketmq.wire.network import Link, Network, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.requests import MASTER, Asks, MemberAsks, Subscription
 
+ASK_TIMEOUT_S = 2.0
+BROKER_HINT = "the address is the one that the broker tells the name server: check its brokerIP1 and listenPort"
 _TWIN = "another process has this one's client id, so both read every queue: give them other hostnames or state.dir"
 
 
-class RemotingCluster:
-    """The cluster.
+class RocketMqCluster:
+    """Connections to name servers and brokers.
 
     Args:
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.
-        expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
+        topics: Topics whose routes are refreshed.
         take_request: Called with requests that brokers send.
 
     Attributes:
         asks: Makes the requests.
-        subscriptions: By topic, the retry topic among them.
         network: All connections.
         routes: Queues and brokers of the topics.
+        brokers: The brokers that have the queues.
+
+    Raises:
+        ConfigError: A certificate cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client_id: str,
+        topics: Collection[str],
+        take_request: Callable[[Frame], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self.asks = Asks(client_id, settings.group, settings.namespace or "")
+        self.network = Network(sign_of(settings), tls_of(settings), take_request)
+        self.routes = Routes(self.network, self.asks, (settings.name_servers or "").split(","), list(topics))
+        self.brokers = Brokers(self.network, self.asks, self.routes.link)
+        self._until_s = 0.0
+
+    def queues(self) -> list[TopicPartition]:
+        """All queues of the source's topics."""
+        return [tp for topic in self._settings.topics for tp in self.routes.queues(topic)]
+
+    def fetcher(self) -> QueueFetcher:
+        """A reader of single messages, with connections of its own; the caller closes it."""
+        sign, tls = sign_of(self._settings), tls_of(self._settings)
+        return QueueFetcher(self.asks, sign, tls, lambda: self.routes.addresses)
+
+    def await_routes(self) -> None:
+        """Wait until name servers know all topics of the source; `start_timeout` begins now.
+
+        Raises:
+            UnavailableError: They do not within the start-up time.
+            CredentialsError: They refuse the credentials.
+        """
+        settings, missing = self._settings, list(self._settings.topics)
+        self._until_s = time.monotonic() + settings.start_timeout_ms / 1000
+        while True:
+            left_s = self._left_s
+            try:
+                missing, reason = self.routes.find(missing, min(ASK_TIMEOUT_S, max(1.0, left_s))), ""
+            except NoAnswerError as error:
+                reason = str(error)
+            except RefusedError as error:
+                reason = unless_refused(error)
+            if not missing:
+                return
+            if left_s <= 0:
+                what = "could not be reached" if reason else f"do not know the topic {', '.join(missing)}"
+                hint = "create the topic, start its broker, or correct source.rocketmq.topics"
+                if reason:
+                    hint = "check source.rocketmq.name_servers, and that a name server runs and is reachable from here"
+                raise self._late(f"the name servers at {settings.name_servers} {what}", reason, hint)
+            self.network.turn(0.1)
+
+    @property
+    def _left_s(self) -> float:
+        return self._until_s - time.monotonic()
+
+    def _late(self, what: str, reason: str, hint: str) -> UnavailableError:
+        """The error of a start that took longer than `start_timeout`."""
+        waited = f"for {self._settings.start_timeout_ms / 1000:g} s (source.rocketmq.start_timeout)"
+        return UnavailableError(f"RocketMQ: {what} {waited}{': ' if reason else ''}{reason}", hint=hint)
+
+    def _silence(self) -> str:
+        """Why no broker answers."""
+        return "; ".join(f"{link.address}: {link.problem or 'no answer'}" for link in self.routes.brokers().values())
+
+    def check_filter(self, links: Sequence[Link], subscription: Subscription) -> None:
+        """Check a filter at these brokers; those that do not answer are passed over, and refuse each pull later.
+
+        Raises:
+            ConfigError: A broker cannot filter by this subscription.
+        """
+        check = MemberAsks(self.asks).check(subscription)
+        answers = self.network.ask_all([(link, check) for link in links], ASK_TIMEOUT_S)
+        for link, frame in zip(links, answers, strict=True):
+            if frame is not None and frame.code != Code.SUCCESS:
+                raise ConfigError(
+                    f"RocketMQ cannot filter by source.rocketmq.sql: {RefusedError(frame, link.address)}",
+                    hint="correct source.rocketmq.sql, or set enablePropertyFilter=true on the brokers",
+                )
+
+
+def unless_refused(error: RefusedError) -> str:
+    """The error's text, unless rights are missing.
+
+    Raises:
+        CredentialsError: Rights are missing.
+    """
+    if is_refusal(error):
+        raise refused(error)
+    return str(error)
+
+
+class RemotingCluster(RocketMqCluster):
+    """The cluster of a member that pulls.
+
+    Args:
+        expression: The tags that brokers filter by, `a || b`, or `*`; ignored if there is an SQL expression.
+
+    Attributes:
+        subscriptions: By topic, the retry topic among them.
         members: Membership in the group.
     """
 
     def __init__(
         self, settings: Settings, client_id: str, expression: str, take_request: Callable[[Frame], None]
     ) -> None:
-        self.asks = asks = Asks(client_id, settings.group, settings.namespace or "")
-        kind = "SQL92" if settings.sql else "TAG"
+        kind, retry = "SQL92" if settings.sql else "TAG", Asks(client_id, settings.group).retry_topic
         self.subscriptions = {topic: Subscription(topic, settings.sql or expression, kind) for topic in settings.topics}
-        self.subscriptions[asks.retry_topic] = Subscription(asks.retry_topic)
-        self.network = Network(sign_of(settings), tls_of(settings), take_request)
-        name_servers = (settings.name_servers or "").split(",")
-        self.routes = Routes(self.network, asks, name_servers, list(self.subscriptions))
-        self.members = Members(self.routes, asks, SHARES[settings.share], self.subscriptions.values())
+        self.subscriptions[retry] = Subscription(retry)
+        super().__init__(settings, client_id, self.subscriptions, take_request)
+        self.members = Members(self.routes, self.asks, SHARES[settings.share], self.subscriptions.values())
+
+    # Start
+
+    def join(self, waiting: Callable[[str], None]) -> None:
+        """Find the topics, and become a member at the first broker that answers; the others' queues are taken later.
+
+        Args:
+            waiting: Takes the servers that the start waits for, as text.
+
+        Raises:
+            UnavailableError: No name server or broker answers within the start-up time, or a topic is unknown.
+            CredentialsError: A server refuses the credentials.
+            ConfigError: A broker cannot filter by `source.rocketmq.sql`.
+        """
+        settings, routes = self._settings, self.routes
+        waiting(f"the name servers at {settings.name_servers} to report the topic {', '.join(settings.topics)}")
+        self.await_routes()
+        where = ", ".join(routes.addresses.values())
+        masterless = f"a master of {', '.join(sorted(routes.masterless))}, of which name servers know only slaves"
+        waiting(f"a broker at {where}" if where else masterless)
+        while not any(self.members.is_known(broker) for broker in routes.addresses):
+            routes.refresh()
+            self.members.keep(())
+            self.network.turn(0.02)
+            if self.members.refusal is not None:
+                unless_refused(self.members.refusal)
+            if self._left_s <= 0:
+                raise self._late("no broker could be reached", self._silence() or masterless, BROKER_HINT)
+        if settings.sql:
+            links = [link for link in routes.brokers().values() if link.is_up]
+            self.check_filter(links, self.subscriptions[settings.topics[0]])
+
+    def await_start(self, begin: Callable[[], Collection[str]], waiting: Callable[[str], None]) -> None:
+        """Wait until all brokers have reported where a new group begins: a commit at any of them decides for all.
+
+        Args:
+            begin: Asks the brokers, and returns those that did not answer.
+
+        Raises:
+            UnavailableError: A broker is silent for the whole start-up time.
+        """
+        while silent := ", ".join(sorted(begin())):
+            waiting(f"the broker {silent}")
+            if self._left_s <= 0:
+                what = f"{silent} did not report whether the group is new, so source.rocketmq.start cannot be applied"
+                hint = "start it when all brokers answer, or set source.rocketmq.start: earliest"
+                raise self._late(what, "", hint)
+            self.network.turn(0.1)
+            self.routes.refresh()
+
+    # Queues
 
     def link(self, tp: TopicPartition) -> Link | None:
         """The connection of a queue, None while this member does not have its lock."""
@@ -79,7 +234,6 @@ class RemotingCluster:
         return problems
 
     def unlock(self, tps: Iterable[TopicPartition]) -> None:
-        """Unlock these queues."""
         for link, ask in self.members.release(tps):
             link.tell(ask)
 

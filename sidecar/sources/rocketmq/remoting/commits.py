@@ -18,7 +18,6 @@ from sidecar.errors import StateError
 from sidecar.sources.base import Assignment, Listener
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told, with_newest
 from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
-from sidecar.sources.rocketmq.remoting.routes import Boot
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.requests import commit_waves
 from sidecar.state.interface import ProgressKey, State
@@ -246,18 +245,11 @@ class QueueCommits:
         owned: The queues that may be committed; after one is owned, `start_at` must follow.
     """
 
-    def __init__(
-        self,
-        cluster: RemotingCluster,
-        state: State,
-        listener: Listener,
-        rules: bytes,
-    ) -> None:
+    def __init__(self, cluster: RemotingCluster, state: State, listener: Listener, rules: bytes) -> None:
         self._cluster = cluster
         self._state = state
         self._listener = listener
         self.owned = OwnedQueues(rules, self._may_commit, cluster.connection)
-        self._boots: dict[str, Boot] = {}
         self._pending: _PendingQueues | None = None
         self._note_at_s = 0.0
         self._disk = threads.Pool("progress")
@@ -265,10 +257,6 @@ class QueueCommits:
     def _may_commit(self, tp: TopicPartition) -> bool:
         """Whether a queue may be committed; while it has no master, the state file is enough."""
         return self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp)
-
-    def meet(self, boots: Mapping[str, Boot]) -> None:
-        """Set the present run of each broker."""
-        self._boots = dict(boots)
 
     def begin(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` reports the end."""
@@ -328,9 +316,8 @@ class QueueCommits:
     def _took(self, tp: TopicPartition, offset: int, connection: int, frame: Frame | None) -> bool:
         good = frame is not None and frame.code == Code.SUCCESS
         if good:
-            boot = self._boots.get(tp.broker)
-            stamp = boot.stamp if boot and boot.connection == connection else 0
-            self.owned.took(tp, Told(stamp, offset), connection)
+            boot = self._cluster.brokers.boot_of(tp.broker, connection)
+            self.owned.took(tp, Told(boot, offset), connection)
         elif frame is not None:
             reason = frame.remark or f"code {frame.code}"
             self._listener.event("commit.failed", "warning", {**tp.fields(), "reason": reason})

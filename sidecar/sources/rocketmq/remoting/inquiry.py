@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from typing import Self
 
 from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.core.records import Original, TopicPartition
 from sidecar.errors import ConfigError, SidecarError, UnavailableError
-from sidecar.sources.rocketmq.config import is_refusal, refused, sign_of, tls_of
-from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
-from sidecar.sources.rocketmq.remoting.joining import await_routes
-from sidecar.sources.rocketmq.remoting.routes import Routes
+from sidecar.sources.rocketmq.config import is_refusal, refused
+from sidecar.sources.rocketmq.remoting.cluster import RocketMqCluster
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
-from sidecar.sources.rocketmq.wire.network import Ask, Link, Network, NoAnswerError, RefusedError
-from sidecar.sources.rocketmq.wire.requests import Asks, MemberAsks, read_members
+from sidecar.sources.rocketmq.wire.network import Ask, Link, NoAnswerError, RefusedError
+from sidecar.sources.rocketmq.wire.requests import MemberAsks, read_members
 
 START_MS = 10_000
 """Longest wait for name servers: a person waits."""
@@ -25,7 +22,7 @@ NO_MEMBERS = 1
 """A broker's answer where a group has no member: its general error."""
 
 
-class Inquiry:
+class Inquiry(RocketMqCluster):
     """Asks name servers and brokers, between `with` and its end.
 
     Args:
@@ -40,50 +37,34 @@ class Inquiry:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        topics: Sequence[str] = (),
-        beside: Sequence[str] = (),
-        *,
-        start_ms: int = START_MS,
+        self, settings: Settings, topics: Sequence[str] = (), beside: Sequence[str] = (), *, start_ms: int = START_MS
     ) -> None:
         if settings.name_servers is None:
             raise ConfigError(
                 "this command asks RocketMQ's name servers and brokers, and client: grpc has only proxies",
                 hint="run it with a copy of the file that has client: remoting and name_servers",
             )
-        self._settings = settings.model_copy(
-            update={
-                "start_timeout_ms": min(settings.start_timeout_ms, start_ms),
-                "topics": list(topics or settings.topics),
-            }
-        )
-        self._beside = list(beside)
-        self.asks = Asks("sidecar-command", settings.group, settings.namespace or "")
-        self._stack = ExitStack()
+        asked = list(topics or settings.topics)
+        most = {"start_timeout_ms": min(settings.start_timeout_ms, start_ms), "topics": asked}
+        super().__init__(settings.model_copy(update=most), "sidecar-command", [*asked, *beside])
+        self._beside = beside
 
     def __enter__(self) -> Self:
-        settings = self._settings
-        self.network = Network(sign_of(settings), tls_of(settings), lambda _: None)
-        self._stack.callback(self.network.close)
-        topics = [*settings.topics, *self._beside]
-        self.routes = Routes(self.network, self.asks, (settings.name_servers or "").split(","), topics)
         try:
-            until_s = time.monotonic() + settings.start_timeout_ms / 1000
-            await_routes(settings, self.network, self.routes, until_s)
+            self.await_routes()
             with suppress(NoAnswerError, RefusedError):
                 self.routes.find(self._beside, PATIENCE_S)
         except BaseException:
-            self._stack.close()
+            self.network.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.network.close()
 
     def queues(self) -> list[TopicPartition]:
         """All queues of the topics, in order."""
-        return sorted(tp for topic in [*self._settings.topics, *self._beside] for tp in self.routes.queues(topic))
+        return sorted([*super().queues(), *(tp for topic in self._beside for tp in self.routes.queues(topic))])
 
     def members(self) -> list[str]:
         """The client id of each member of the group, whichever broker knows it; raises like `answers`."""
@@ -120,11 +101,6 @@ class Inquiry:
         """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
         with closing(self.fetcher()) as fetcher:
             return fetcher.fetch(tp, offset)
-
-    def fetcher(self) -> QueueFetcher:
-        """A fetcher that reads single messages or hands them back; the caller closes it before the end."""
-        sign, tls = sign_of(self._settings), tls_of(self._settings)
-        return QueueFetcher(self.asks, sign, tls, lambda: self.routes.addresses)
 
 
 def problem_of(link: Link, frame: Frame | None, also: Collection[int] = ()) -> SidecarError | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError, RequestCode
@@ -233,15 +232,6 @@ PATIENCE_S = 2.0
 LinkOf = Callable[[str], Link | None]
 
 
-class Boot(NamedTuple):
-    """A run of a broker's process."""
-
-    connection: int
-    """Connection of the answer: no connection outlives its process."""
-    stamp: int
-    """Start of the broker's process, in milliseconds; 0 if it is not reported."""
-
-
 class Brokers:
     """The brokers of a group.
 
@@ -253,20 +243,26 @@ class Brokers:
         self.link_of = link_of
         self._network = network
         self._asks = asks
-        self._boots: dict[str, Boot] = {}
+        self._boots: dict[str, tuple[int, int]] = {}
+        """By broker, the connection of the answer, which never outlives a process, and the start of the process."""
 
-    def boots(self, brokers: Iterable[str]) -> dict[str, Boot]:
-        """The present runs of these brokers, as far as they report them."""
+    def boots(self, brokers: Iterable[str]) -> dict[str, int]:
+        """The starts of the processes of these brokers, by broker: milliseconds, 0 if not reported."""
         for name in brokers:
             link, known = self.link_of(name), self._boots.get(name)
-            if link is not None and known and link.is_up and known.connection == link.connection:
+            if link is not None and known and link.is_up and known[0] == link.connection:
                 continue
             self._boots.pop(name, None)  # that run may be over
             if link is not None:
                 (frame,) = self._network.ask_all([(link, Ask(RequestCode.GET_BROKER_RUNTIME_INFO, {}))], PATIENCE_S)
                 if frame is not None:
-                    self._boots[name] = Boot(link.connection, read_boot(frame))
-        return self._boots
+                    self._boots[name] = link.connection, read_boot(frame)
+        return {name: stamp for name, (_, stamp) in self._boots.items()}
+
+    def boot_of(self, broker: str, connection: int) -> int:
+        """The start of the process that this connection leads to, as last asked; 0 if unknown."""
+        known, stamp = self._boots.get(broker, (0, 0))
+        return stamp if known == connection else 0
 
     def ask(self, asks: Sequence[tuple[TopicPartition, Ask]]) -> list[Frame | None]:
         """The answers, in the order of the requests: None without an answer, and all None if a queue has no master."""

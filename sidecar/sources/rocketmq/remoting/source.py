@@ -12,14 +12,11 @@ from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import POPPED, WAKING_POLL_S, Listener, ReadPast
 from sidecar.sources.context import SourceContext
-from sidecar.sources.rocketmq.config import sign_of, tls_of
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.assignments import Assignments, known_of
 from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.commits import QueueCommits
-from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
-from sidecar.sources.rocketmq.remoting.joining import Joining
 from sidecar.sources.rocketmq.remoting.popped import Popped
 from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
@@ -43,18 +40,12 @@ class RocketMqSource:
     lane_bytes = 0
     columns: Columns = RocketMqColumns()
 
-    def __init__(
-        self,
-        settings: RocketMqSettings,
-        context: SourceContext,
-    ) -> None:
+    def __init__(self, settings: RocketMqSettings, context: SourceContext) -> None:
         self._settings = settings
         self._context = context
         self._cluster = cluster = RemotingCluster(settings, context.place, context.expression, self._take_request)
         self._pulls = Pulls(cluster.asks, QUEUE_SHARE * context.queue_bytes)
-        self._fetcher = QueueFetcher(
-            cluster.asks, sign_of(settings), tls_of(settings), lambda: cluster.routes.addresses
-        )
+        self._fetcher = cluster.fetcher()
         self._popped = Popped(cluster.asks, cluster.routes, settings.topics)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._closed = False
@@ -72,30 +63,20 @@ class RocketMqSource:
         """
         self._listener = listener
         cluster, settings = self._cluster, self._settings
-        network, asks, routes = cluster.network, cluster.asks, cluster.routes
-        joining = Joining(settings, network, asks, routes, cluster.members, listener.waiting)
+        asks = cluster.asks
         try:
-            joining.await_routes()
-            joining.await_brokers()
-            if settings.sql:
-                joining.check_filter(cluster.subscriptions[settings.topics[0]])
-            state, rules = self._context.state, self._context.rules.digest
-            state.bind(routes.cluster, asks.wire(asks.group))
+            cluster.join(listener.waiting)
+            state, rules, room_bytes = self._context.state, self._context.rules.digest, self._context.queue_bytes
+            cluster_id = cluster.routes.cluster
+            state.bind(cluster_id, asks.wire(asks.group))
             self._commits = QueueCommits(cluster, state, listener, rules)
             starts = QueueStartOffsets(
-                network,
-                asks,
-                routes.link,
-                routes.cluster,
-                settings.start,
-                rules,
-                listener.event,
-                self._context.queue_bytes,
+                cluster.brokers, asks, cluster_id, settings.start, rules, listener.event, room_bytes
             )
-            queues, known = [tp for topic in settings.topics for tp in routes.queues(topic)], known_of(state)
-            joining.await_start(lambda: starts.begin(queues, known))
+            queues, known = cluster.queues(), known_of(state)
+            cluster.await_start(lambda: starts.begin(queues, known), listener.waiting)
         except BaseException:
-            network.close()
+            cluster.network.close()
             raise
         self._assignments = Assignments(cluster, starts, self._commits, self._pulls, state, listener)
 

@@ -16,10 +16,10 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import Assignment, Tell
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
-from sidecar.sources.rocketmq.remoting.routes import Boot, Brokers, LinkOf
+from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import as_stored
-from sidecar.sources.rocketmq.wire.network import Network, RefusedError
+from sidecar.sources.rocketmq.wire.network import RefusedError
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription, read_offset
 from sidecar.state.offset_map import Decoded, Identity, Origin
 
@@ -143,7 +143,6 @@ class QueueStartOffsets:
     """Determines start offsets.
 
     Args:
-        link_of: Returns the connection to a broker.
         start: Start of a new group: ``earliest``, ``latest``, or milliseconds since the epoch.
         rules: A 4-byte hash of the settings that decide where a message goes.
         room_bytes: Limit of messages that are requested at the same time; one is always allowed.
@@ -151,22 +150,21 @@ class QueueStartOffsets:
 
     def __init__(
         self,
-        network: Network,
+        brokers: Brokers,
         asks: Asks,
-        link_of: LinkOf,
         cluster_id: str,
         start: str | int,
         rules: bytes,
         tell: Tell,
         room_bytes: int,
     ) -> None:
-        self.brokers = Brokers(network, asks, link_of)
+        self._brokers = brokers
         self._asks = asks
         self._cluster_id = cluster_id
         self._start = start
         self._rules = rules
         self._tell = tell
-        self._marked = Marked(self.brokers, asks, room_bytes)
+        self._marked = Marked(brokers, asks, room_bytes)
         self._beginnings: dict[TopicPartition, int] = {}
         self._doubts: dict[TopicPartition, tuple[float, int]] = {}
         """Time until which it is a problem, and the offset, due to a crash or to an ignored reset of an operator."""
@@ -183,8 +181,8 @@ class QueueStartOffsets:
         """
         if self._start == "earliest" or {tp.topic for tp in tps} & {tp.topic for tp in known}:
             return set()
-        tps = [tp for tp in tps if self.brokers.link_of(tp.broker) is not None]  # those without a master come later
-        committed = self.brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
+        tps = [tp for tp in tps if self._brokers.link_of(tp.broker) is not None]  # those without a master come later
+        committed = self._brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
         if any(frame is not None and frame.code != Code.QUERY_NOT_FOUND for frame in committed):
             return set()
         if silent := {tp.broker for tp, frame in zip(tps, committed, strict=True) if frame is None}:
@@ -193,7 +191,7 @@ class QueueStartOffsets:
             asks = [(tp, self._asks.high(tp)) for tp in tps]
         else:
             asks = [(tp, self._asks.at_time(tp, int(self._start))) for tp in tps]
-        answers = self.brokers.ask(asks)
+        answers = self._brokers.ask(asks)
         for tp, frame in zip(tps, answers, strict=True):
             if frame is not None and frame.code == Code.SUCCESS:
                 self._beginnings[tp] = read_offset(frame)
@@ -242,11 +240,11 @@ class QueueStartOffsets:
             ours: The newest commits of this process.
             known: Progress of queues in the state file; the broker may accept its commit after reporting a reset.
         """
-        answers = self.brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
-        boots = self.brokers.boots({tp.broker for tp in tps})
+        answers = self._brokers.ask([(tp, self._asks.committed(tp)) for tp in tps])
+        boots = self._brokers.boots({tp.broker for tp in tps})
 
         def is_foreign(tp: TopicPartition, committed: int) -> bool:
-            boot, row = boots[tp.broker].stamp if tp.broker in boots else 0, known.get(tp)
+            boot, row = boots.get(tp.broker, 0), known.get(tp)
             newest = max(ours.get(tp, -1), row.watermark if row else -1)
             return committed > newest or (row is not None and row.was_set_back(committed, boot))
 
@@ -260,11 +258,11 @@ class QueueStartOffsets:
         self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]
     ) -> dict[TopicPartition, _Facts | str]:
         marks = {tp: mark for tp in tps if tp in known and (mark := known[tp].mark) is not None}
-        answers = self.brokers.ask(
+        answers = self._brokers.ask(
             [(tp, ask) for tp in tps for ask in (self._asks.committed(tp), self._asks.low(tp), self._asks.high(tp))]
         )
         looked = dict(zip(marks, self._marked.look(list(marks.items())), strict=True))
-        boots = self.brokers.boots({tp.broker for tp in tps})
+        boots = self._brokers.boots({tp.broker for tp in tps})
         facts: dict[TopicPartition, _Facts | str] = {}
         for i, tp in enumerate(tps):
             try:
@@ -288,7 +286,7 @@ class QueueStartOffsets:
         committed, boot, low, high, is_same = facts
         if progress is not None and committed is not None and progress.was_set_back(committed, boot):
             reset = committed  # set after any offset that an answer to a pull reported
-        decoded = progress.decoded(self._identity(0), self._rules) if progress else Decoded(Origin.NONE)
+        decoded = progress.decoded(self.identity(0), self._rules) if progress else Decoded(Origin.NONE)
         marks = progress.marks if progress else ()
         if is_same and (decoded.origin is not Origin.OURS or decoded.state is None or decoded.state.seen <= high):
             start_offset = self._same(tp, facts, progress, decoded, reset)
@@ -352,7 +350,7 @@ class QueueStartOffsets:
         assert decoded.state is not None
         if low > progress.watermark:
             self._tell_expired(progress.watermark, low, fields)
-        scope = self._identity(decoded.incarnation).scope
+        scope = self.identity(decoded.incarnation).scope
         read_from = max(decoded.state.watermark, low)
         return Assignment(
             tp,
@@ -391,12 +389,13 @@ class QueueStartOffsets:
         self._tell("offset.expired", "error", {**fields, "expired": low - offset, "action": action})
 
     def _low(self, tp: TopicPartition) -> int:
-        (frame,) = self.brokers.ask([(tp, self._asks.low(tp))])
+        (frame,) = self._brokers.ask([(tp, self._asks.low(tp))])
         if frame is None or frame.code != Code.SUCCESS:
             raise UnknownError("no answer came" if frame is None else str(RefusedError(frame, tp.broker)))
         return max(0, read_offset(frame))
 
-    def _identity(self, incarnation: int) -> Identity:
+    def identity(self, incarnation: int) -> Identity:
+        """The identity of a queue's offsets."""
         return Identity(self._cluster_id, self._asks.wire(self._asks.group), "", incarnation)
 
     def _fresh(
@@ -410,13 +409,9 @@ class QueueStartOffsets:
                 that watermark did not reach the broker: these may come twice, and none is lost.
         """
         incarnation = secrets.randbits(64)
-        scope, state = self._identity(incarnation).scope, PartitionState(offset, offset)
+        scope, state = self.identity(incarnation).scope, PartitionState(offset, offset)
         held_below = offset if held_below is None else held_below
         return Assignment(tp, scope, state, "", incarnation, resumed, read_from=offset, held_below=held_below)
-
-    def identity(self, assignment: Assignment) -> Identity:
-        """The identity of a queue's offsets."""
-        return self._identity(assignment.incarnation)
 
 
 _ALL = 1 << 63
@@ -427,7 +422,7 @@ _AGAIN = "a crash lost commits, or an operator reset the offset: then reset it a
 _RULES = "tags, groups, ids or format were changed in the configuration"
 
 
-def _read(answers: Iterable[Frame | None], boot: Boot | None) -> _Facts:
+def _read(answers: Iterable[Frame | None], boot: int | None) -> _Facts:
     """The facts, except for `is_same`."""
     committed, low, high = answers
     if committed is None or low is None or high is None or boot is None:
@@ -440,4 +435,4 @@ def _read(answers: Iterable[Frame | None], boot: Boot | None) -> _Facts:
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))
-    return _Facts(offset, boot.stamp, at_low, at_high, is_same=True)
+    return _Facts(offset, boot, at_low, at_high, is_same=True)

@@ -45,13 +45,13 @@ def begun(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> list[tuple[int, 
         "start": "latest",
     })  # fmt: skip
     cluster = NativeCluster(settings, "me")
-    monkeypatch.setattr(NativeCluster, "queues", property(lambda _: QUEUES))
+    monkeypatch.setattr(NativeCluster, "queues", lambda _: QUEUES)
     brokers: Any = answers
-    cluster._brokers = brokers
+    cluster.brokers = brokers
     try:
         assert cluster._begin() == ""
     finally:
-        cluster.close()
+        cluster.network.close()
     return answers.commits
 
 

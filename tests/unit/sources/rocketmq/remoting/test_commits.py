@@ -64,6 +64,7 @@ def commits_of(state: MemoryState, link: TakingLink | None = None) -> QueueCommi
         asks=Asks("me", "g"),
         network=SimpleNamespace(ask_all=lambda asks, timeout_s: [TAKEN for _ in asks]),
         members=SimpleNamespace(is_orphaned=lambda _: broker.is_orphaned),
+        brokers=SimpleNamespace(boot_of=lambda *_: 0),
         link=lambda _: broker if broker.is_up else None,
         connection=lambda _: broker.connection if broker.is_up else 0,
     )

@@ -9,7 +9,7 @@ import pytest
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.errors import UnavailableError
 from sidecar.sources.context import SourceContext
-from sidecar.sources.rocketmq.remoting.joining import Joining
+from sidecar.sources.rocketmq.remoting.cluster import RocketMqCluster
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource as Source
 from sidecar.sources.rocketmq.wire.network import Network
 from sidecar.state.interface import Rules
@@ -28,11 +28,11 @@ def test_a_start_that_fails_disconnects(monkeypatch: pytest.MonkeyPatch) -> None
         closed.append(True)
         close(network)
 
-    def fail(_: Joining) -> None:
+    def fail(_: RocketMqCluster) -> None:
         raise UnavailableError("no name server")
 
     monkeypatch.setattr(Network, "close", noted)
-    monkeypatch.setattr(Joining, "await_routes", fail)
+    monkeypatch.setattr(RocketMqCluster, "await_routes", fail)
     source = Source(settings, SourceContext(MemoryState(), Rules(b"rule"), 1 << 20, "me"))
     listener: Any = type("Listener", (), {"waiting": lambda *_: None, "event": lambda *_: None})()
     with pytest.raises(UnavailableError, match="no name server"):

@@ -11,6 +11,7 @@ import pytest
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
+from sidecar.sources.rocketmq.remoting.routes import Brokers
 from sidecar.sources.rocketmq.remoting.start import MESSAGE_BYTES, QueueStartOffsets
 from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask, Network
@@ -64,9 +65,9 @@ def starts_of(*links: MadeUpLink, tell: Callable[..., None] = lambda *told: None
     network = Network(None, None, lambda _: None)
     network.links.update({str(i): link for i, link in enumerate(links)})  # type: ignore[misc]
     found = dict(zip("ab", links, strict=True))
-    return QueueStartOffsets(
-        network, Asks("me", "g"), found.get, "cluster", "latest", b"rule", tell, 8 * MESSAGE_BYTES  # type: ignore[arg-type]
-    )  # fmt: skip
+    asks = Asks("me", "g")
+    brokers = Brokers(network, asks, found.get)  # type: ignore[arg-type]
+    return QueueStartOffsets(brokers, asks, "cluster", "latest", b"rule", tell, 8 * MESSAGE_BYTES)
 
 
 def test_a_broker_that_is_down_costs_no_answer_of_another() -> None:
