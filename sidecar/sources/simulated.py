@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import TOKEN_BITS, Lineage
@@ -52,40 +52,27 @@ class _SimulatedLog:
     """The lowest offset that can be read."""
 
 
-@dataclass(slots=True)
-class _SimulatedTopic:
-    id: str
-    logs: list[_SimulatedLog]
-
-
-class SimulatedMember(Protocol):
-    """A member that shares a group's partitions with others."""
-
-    group: str
-    topics: Sequence[str]
-
-
 class SimulatedMembers:
     """The members of each group, and the partitions that they own; from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: dict[str, list[SimulatedMember]] = defaultdict(list)
-        self._owners: dict[tuple[str, TopicPartition], SimulatedMember] = {}
+        self._members: dict[str, list[SimulatedSource]] = defaultdict(list)
+        self._owners: dict[tuple[str, TopicPartition], SimulatedSource] = {}
 
-    def join(self, member: SimulatedMember) -> None:
+    def join(self, member: SimulatedSource) -> None:
         """Let a member share the group's partitions."""
         with self._lock:
             self._members[member.group].append(member)
 
-    def leave(self, member: SimulatedMember) -> None:
+    def leave(self, member: SimulatedSource) -> None:
         """Remove a member that left or whose session ended; its partitions are free. Harmless when repeated."""
         with self._lock:
             if member in self._members[member.group]:
                 self._members[member.group].remove(member)
             self._owners = {key: owner for key, owner in self._owners.items() if owner is not member}
 
-    def share(self, member: SimulatedMember, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
+    def share(self, member: SimulatedSource, topics: Mapping[str, Sequence[TopicPartition]]) -> set[TopicPartition]:
         """The partitions of these topics that this member should own: each topic is divided among its members."""
         with self._lock:
             shares: set[TopicPartition] = set()
@@ -94,14 +81,14 @@ class SimulatedMembers:
                 shares.update(tps[readers.index(member) :: len(readers)] if member in readers else ())
             return shares
 
-    def acquire(self, member: SimulatedMember, tps: Collection[TopicPartition]) -> list[TopicPartition]:
+    def acquire(self, member: SimulatedSource, tps: Collection[TopicPartition]) -> list[TopicPartition]:
         """Become the owner of those partitions that have none; return these, sorted."""
         with self._lock:
             free = [tp for tp in sorted(tps) if (member.group, tp) not in self._owners]
             self._owners |= {(member.group, tp): member for tp in free}
             return free
 
-    def release(self, member: SimulatedMember, tps: Collection[TopicPartition]) -> None:
+    def release(self, member: SimulatedSource, tps: Collection[TopicPartition]) -> None:
         """Stop owning these partitions."""
         with self._lock:
             for tp in tps:
@@ -119,7 +106,8 @@ class SimulatedBroker:
     def __init__(self) -> None:
         self.failing = ""
         self._lock = threading.RLock()
-        self._topics: dict[str, _SimulatedTopic] = {}
+        self._topics: dict[str, tuple[str, list[_SimulatedLog]]] = {}
+        """The id of each topic, and a log for each of its partitions."""
         self.members = SimulatedMembers()
         self._committed: dict[tuple[str, TopicPartition], SimulatedCommit] = {}
 
@@ -130,7 +118,7 @@ class SimulatedBroker:
         with self._lock:
             if name in self._topics:
                 raise ValueError(f"there is a topic {name} already")
-            self._topics[name] = _SimulatedTopic(secrets.token_hex(8), [_SimulatedLog() for _ in range(partitions)])
+            self._topics[name] = secrets.token_hex(8), [_SimulatedLog() for _ in range(partitions)]
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic; as with Kafka, groups keep their offsets."""
@@ -149,7 +137,7 @@ class SimulatedBroker:
     ) -> int:
         """Append a message; return its offset."""
         with self._lock:
-            log = self._topics[topic].logs[partition]
+            log = self._topics[topic][1][partition]
             offset = log.messages[-1].offset + 1 if log.messages else log.first
             log.messages.append(SimulatedMessage(offset, value, key, headers, timestamp_ms))
             return offset
@@ -157,27 +145,27 @@ class SimulatedBroker:
     def expire(self, topic: str, partition: int, below: int) -> None:
         """Delete the messages below an offset, as retention does."""
         with self._lock:
-            log = self._topics[topic].logs[partition]
+            log = self._topics[topic][1][partition]
             log.messages = [message for message in log.messages if message.offset >= below]
             log.first = max(log.first, below)
 
     def topic_id(self, topic: str) -> str:
         """The topic's id, empty while there is no such topic."""
         with self._lock:
-            return self._topics[topic].id if topic in self._topics else ""
+            return self._topics[topic][0] if topic in self._topics else ""
 
     def partitions(self, topic: str) -> Sequence[TopicPartition]:
         """The topic's partitions, none while there is no such topic."""
         with self._lock:
-            known = self._topics.get(topic)
-            return [TopicPartition(topic, number) for number in range(len(known.logs) if known else 0)]
+            _, logs = self._topics.get(topic, ("", ()))
+            return [TopicPartition(topic, number) for number in range(len(logs))]
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
         """The lowest offset that can be read, and that of the next message; zeros if there is no such topic."""
         with self._lock:
             if tp.topic not in self._topics:
                 return 0, 0
-            log = self._topics[tp.topic].logs[tp.partition]
+            log = self._topics[tp.topic][1][tp.partition]
             return log.first, log.messages[-1].offset + 1 if log.messages else log.first
 
     def read(self, tp: TopicPartition, offset: int, count: int = CHUNK_MESSAGES) -> list[SimulatedMessage]:
@@ -185,7 +173,7 @@ class SimulatedBroker:
         with self._lock:
             if self.failing or tp.topic not in self._topics:
                 return []
-            log = self._topics[tp.topic].logs[tp.partition]
+            log = self._topics[tp.topic][1][tp.partition]
             start = max(0, offset - log.messages[0].offset) if log.messages else 0
             return log.messages[start : start + count]
 
@@ -231,49 +219,6 @@ class _Owned:
             yield ReadPast(tp, self.position)
 
 
-class _Commits:
-    """Makes states durable; their ends are reported later."""
-
-    def __init__(
-        self,
-        broker: SimulatedBroker,
-        group: str,
-        rules: bytes,
-        owned: Mapping[TopicPartition, _Owned],
-        listener: Listener,
-    ) -> None:
-        self._broker = broker
-        self._group = group
-        self._rules = rules
-        self._owned = owned
-        self._listener = listener
-        self._begun: list[Mapping[TopicPartition, bool]] = []
-
-    def begin(self, items: Sequence[CommitItem]) -> None:
-        self._begun.append(self._commit(items))
-
-    def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        self._begun.clear()
-        return self._commit(items)
-
-    def tell(self) -> None:
-        begun, self._begun = self._begun, []
-        for results in begun:
-            self._listener.committed(results, 0.0)
-
-    def _commit(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        ours = [item for item in items if item.tp in self._owned]
-        ours = [item for item in ours if self._owned[item.tp].identity.scope == item.scope]
-        if self._broker.failing and ours:
-            self._listener.event("commit.failed", "warning", {"reason": self._broker.failing})
-            return dict.fromkeys((item.tp for item in ours), False)
-        for item in ours:
-            parent = item.lineage.parent if item.lineage is not None else None
-            text = encode(self._owned[item.tp].identity, self._rules, item.state, item.stamp, parent)
-            self._broker.commit(self._group, item.tp, SimulatedCommit(item.state.watermark, text))
-        return dict.fromkeys((item.tp for item in ours), True)
-
-
 class SimulatedSource:
     """A `Source`: a member of a group on a simulated broker.
 
@@ -297,6 +242,8 @@ class SimulatedSource:
         self._owned: dict[TopicPartition, _Owned] = {}
         self._paused: frozenset[TopicPartition] = frozenset()
         self._joined = False
+        self._begun: list[Mapping[TopicPartition, bool]] = []
+        """The results of commits whose ends are not reported yet."""
 
     def open(self, listener: Listener) -> None:
         """Join the group.
@@ -308,14 +255,15 @@ class SimulatedSource:
         missing = [topic for topic in self.topics if not self._broker.topic_id(topic)]
         if self._broker.failing or missing:
             raise UnavailableError(self._broker.failing or f"there is no topic {missing[0]}")
-        self._commits = _Commits(self._broker, self.group, self._rules, self._owned, listener)
         self._broker.members.join(self)
 
     # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:  # noqa: ARG002
         """Messages that arrived, in the order of each partition; calls the listener meanwhile, and never waits."""
-        self._commits.tell()
+        begun, self._begun = self._begun, []
+        for committed in begun:
+            self._listener.committed(committed, 0.0)
         if self._broker.failing:
             return []
         self._rebalance()
@@ -352,10 +300,21 @@ class SimulatedSource:
 
     def commit(self, items: Sequence[CommitItem]) -> None:
         """Make these states durable; the next poll reports the end to the listener."""
-        self._commits.begin(items)
+        begun = self._begun
+        self._begun = [*begun, self.commit_now(items)]
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        return self._commits.now(items)
+        self._begun = []
+        ours = [item for item in items if item.tp in self._owned]
+        ours = [item for item in ours if self._owned[item.tp].identity.scope == item.scope]
+        if self._broker.failing and ours:
+            self._listener.event("commit.failed", "warning", {"reason": self._broker.failing})
+            return dict.fromkeys((item.tp for item in ours), False)
+        for item in ours:
+            parent = item.lineage.parent if item.lineage is not None else None
+            text = encode(self._owned[item.tp].identity, self._rules, item.state, item.stamp, parent)
+            self._broker.commit(self.group, item.tp, SimulatedCommit(item.state.watermark, text))
+        return dict.fromkeys((item.tp for item in ours), True)
 
     # The group
 

@@ -19,11 +19,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.sources.base import SESSION, Listener, Tell
+from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.group import evict_predecessors, leave_behind_nothing, members_called
 from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.reach import forbidden, is_forbidden, text_of
-from sidecar.sources.kafka.start import KafkaStartOffsets, KafkaStarts
+from sidecar.sources.kafka.start import KafkaStartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
@@ -197,7 +197,7 @@ class Partitions:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading partitions; a partition whose start is unknown is retried, and delays no other."""
         begun_s = time.monotonic()
-        assignments, failed = self._start_offsets.find(tps, START_PATIENCE_S) if tps else KafkaStarts([], {})
+        assignments, failed = self._start_offsets.find(tps, START_PATIENCE_S) if tps else ([], {})
         self._waiting.tried(tps, failed, begun_s)
         for tp, error in failed.items():
             self._waiting.check_permission(error, tp.topic)
@@ -314,12 +314,13 @@ MEMBER_PATIENCE_S = 1.0
 
 
 class Membership:
-    """The own member of the group.
+    """The own member of the group, and the client's callbacks at a rebalance.
 
     Args:
         consumer: The group's consumer, used on its own thread.
         admin: Has its own connections; None if the cluster does not answer requests about members.
-        tell: Writes a log event; failures here cost time and lose no message.
+        listener: Called for revoked and lost partitions.
+        troubles: Get the end of the session.
     """
 
     def __init__(
@@ -328,13 +329,19 @@ class Membership:
         admin: AdminClient | None,
         settings: KafkaSettings,
         state: State,
-        tell: Tell,
+        partitions: Partitions,
+        listener: Listener,
+        troubles: Troubles,
     ) -> None:
         self._consumer = consumer
         self._admin = admin
         self._settings = settings
         self._state = state
-        self._tell = tell
+        self._partitions = partitions
+        self._listener = listener
+        self._troubles = troubles
+        self._lost: set[str] = set()
+        """Topics of the partitions that were lost last."""
 
     def evict_predecessors(self, client_id: str) -> None:
         """Remove the member in the state, or else those with this client id, unless that is empty."""
@@ -344,7 +351,7 @@ class Membership:
         def find() -> Sequence[str]:
             return members_called(admin, group, client_id) if admin is not None and client_id else ()
 
-        evict_predecessors(self._settings, member, find, self._tell)
+        evict_predecessors(self._settings, member, find, self._listener.event)
 
     def remember(self) -> None:
         """Save the member id before the join ends: if this process is killed from now on, its successor evicts it."""
@@ -354,46 +361,26 @@ class Membership:
         if member:
             self._save(member)
 
-    def save(self) -> None:
-        """Save the member id."""
-        self._save(self._consumer.memberid() or "")
-
     def _save(self, member: str) -> None:
         try:
             self._state.save_member(self._settings.group_id, member)
         except StateError as error:  # a full disk delays the next start by 9 s, and loses no message
-            self._tell("member.not_saved", "warning", {"reason": str(error)})
+            self._listener.event("member.not_saved", "warning", {"reason": str(error)})
 
     def leave(self) -> None:
         """Disconnect; assigned partitions are revoked first."""
         member = self._consumer.memberid() or "" if self._admin is not None else ""
         self._consumer.close()
         if self._admin is not None:
-            leave_behind_nothing(self._settings, self._admin, member, self._tell)
+            leave_behind_nothing(self._settings, self._admin, member, self._listener.event)
 
-
-class KafkaRebalances:
-    """Rebalance callbacks of the client.
-
-    Args:
-        listener: Called for revoked and lost partitions.
-        troubles: Get the end of the session.
-    """
-
-    def __init__(self, partitions: Partitions, membership: Membership, listener: Listener, troubles: Troubles) -> None:
-        self._partitions = partitions
-        self._membership = membership
-        self._listener = listener
-        self._troubles = troubles
-        self._lost: set[str] = set()
-        """Topics of the partitions that were lost last."""
+    # Callbacks
 
     def assigned(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """Take these assigned partitions."""
         # Start offsets are requested after consume(): after a list_topics() here, the next callback aborts the process.
         self._partitions.give([TopicPartition(tp.topic, tp.partition) for tp in partitions])
         consumer.incremental_assign([])  # otherwise the client assigns all by itself
-        self._membership.save()
+        self._save(self._consumer.memberid() or "")
 
     def revoked(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         """Give up these partitions, which are revoked when this returns."""

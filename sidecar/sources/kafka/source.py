@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import confluent_kafka as ck
@@ -25,7 +24,7 @@ from sidecar.sources.kafka.config import client_config, consumer_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.sources.kafka.offsets import Offsets
-from sidecar.sources.kafka.partitions import Ends, KafkaRebalances, Membership, Partitions
+from sidecar.sources.kafka.partitions import Ends, Membership, Partitions
 from sidecar.sources.kafka.reach import await_topics, is_credentials, metadata_characters, text_of
 from sidecar.sources.kafka.start import CommitMemory, KafkaStartOffsets, Memories, Recall
 from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
@@ -151,17 +150,6 @@ class KafkaClient:
             self.lane.close()
 
 
-@dataclass(slots=True)
-class _PendingCommit:
-    """A commit that is under way."""
-
-    begun_s: float
-    memories: dict[TopicPartition, CommitMemory]
-    """The rows to remember by partition, once it is acknowledged."""
-    told: bool = True
-    """Whether its end must still be reported."""
-
-
 class KafkaCommits:
     """Makes states durable.
 
@@ -183,7 +171,10 @@ class KafkaCommits:
         self._rules = rules
         self._identities = identities
         self._memories = memories
-        self._pending: deque[_PendingCommit] = deque()
+        self._pending: deque[tuple[float, dict[TopicPartition, CommitMemory]]] = deque()
+        """The beginnings of pending commits, and the rows to remember once they are acknowledged."""
+        self._untold = 0
+        """Number of the first of these whose end is not reported."""
 
     def begin(self, items: Sequence[CommitItem]) -> None:
         """Begin to make these states durable; `Listener.committed` reports the end."""
@@ -191,7 +182,7 @@ class KafkaCommits:
         try:
             if memories:  # commit() without offsets skips a change of metadata only
                 self._consumer.commit(offsets=_offsets(memories), asynchronous=True)
-                self._pending.append(_PendingCommit(time.monotonic(), memories))
+                self._pending.append((time.monotonic(), memories))
                 return
         except KafkaException as error:
             self._failed(error.args[0].str())
@@ -199,8 +190,7 @@ class KafkaCommits:
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         """Make these states durable after any pending commit, whose end is no longer reported."""
-        for pending in self._pending:
-            pending.told = False
+        self._untold = len(self._pending)
         memories = self._made(items)
         if not memories:
             return {}
@@ -215,15 +205,17 @@ class KafkaCommits:
 
     def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
         """Handle the end of the oldest commit begun by `begin`; return whether all of it succeeded."""
-        pending = self._pending.popleft()
-        results = dict.fromkeys(pending.memories, False)
+        begun_s, memories = self._pending.popleft()
+        results = dict.fromkeys(memories, False)
         results |= {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}
         good = error is None and all(results.values())
-        if pending.told:
-            self._keep(pending.memories, results)
-            if not good:
-                self._failed(str(error or next(tp.error for tp in done if tp.error is not None)))
-            self._listener.committed(results, time.monotonic() - pending.begun_s)
+        if self._untold:
+            self._untold -= 1
+            return good
+        self._keep(memories, results)
+        if not good:
+            self._failed(str(error or next(tp.error for tp in done if tp.error is not None)))
+        self._listener.committed(results, time.monotonic() - begun_s)
         return good
 
     def close(self) -> None:
@@ -275,12 +267,7 @@ class KafkaSource:
     def lane_bytes(self) -> int:
         return self._client.lane.memory_bytes if self._client.lane is not None else 0
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        context: SourceContext,
-        lane: FastLane | str,
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, context: SourceContext, lane: FastLane | str) -> None:
         taken = lane if isinstance(lane, FastLane) else None
         self.no_lane: str | None = "" if isinstance(lane, FastLane) else lane
         self.columns: Columns = LaneColumns() if taken else KafkaColumns()
@@ -288,7 +275,7 @@ class KafkaSource:
         self._context = context
         self._client = KafkaClient(settings, context.queue_bytes, context.place or "sidecar", taken)
         self._fetcher = KafkaFetcher(client_config(settings))
-        self._rebalances: KafkaRebalances | None = None
+        self._membership: Membership | None = None
 
     # Joining
 
@@ -321,30 +308,24 @@ class KafkaSource:
         state.bind(cluster_id, settings.group_id)
         memories = self._memories = Memories(state, listener.event)
         topic_ids = TopicIds(admin, cluster_id, client.made_again)
-        self._membership = Membership(consumer, admin if answers else None, settings, state, listener.event)
-        # A `client.id` of the settings may be shared, so no member is looked up by it.
-        self._membership.evict_predecessors("" if "client.id" in settings.properties else self._context.place)
+        recall, known = Recall(memories, rules, self._fetcher.digest, listener.event), state.load_partitions().get
         starts = KafkaStartOffsets(
-            Offsets(consumer),
-            topic_ids,
-            settings,
-            cluster_id,
-            rules,
-            state.load_partitions().get,
-            Recall(memories, rules, self._fetcher.digest, listener.event),
-            listener.event,
+            Offsets(consumer), topic_ids, settings, cluster_id, rules, known, recall, listener.event
         )
         ends = Ends(admin, client.isolation_level)
         self._partitions = Partitions(consumer, settings, listener, troubles, starts, ends, topic_ids, client.lane)
         self._commits = KafkaCommits(consumer, listener, rules, self._partitions.identities, memories)
-        self._rebalances = KafkaRebalances(self._partitions, self._membership, listener, troubles)
+        asked = admin if answers else None
+        self._membership = member = Membership(consumer, asked, settings, state, self._partitions, listener, troubles)
+        # A `client.id` of the settings may be shared, so no member is looked up by it.
+        member.evict_predecessors("" if "client.id" in settings.properties else self._context.place)
         consumer.subscribe(
             settings.topics,
-            on_assign=client.safely(self._rebalances.assigned),
-            on_revoke=client.safely(self._rebalances.revoked),
-            on_lost=client.safely(self._rebalances.lost),
+            on_assign=client.safely(member.assigned),
+            on_revoke=client.safely(member.revoked),
+            on_lost=client.safely(member.lost),
         )
-        self._membership.remember()
+        member.remember()
 
     # Reading
 
@@ -376,7 +357,7 @@ class KafkaSource:
         return [result for result in results if result.tp not in reloaded] if reloaded else results
 
     def problems(self) -> Mapping[str, str]:
-        return self._rebalances.problems() if self._rebalances is not None else {}
+        return self._membership.problems() if self._membership is not None else {}
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         self._partitions.pause(tps)
@@ -404,8 +385,9 @@ class KafkaSource:
 
     def close(self) -> None:
         self._client.release()
-        with contextlib.suppress(RuntimeError):
-            self._membership.leave()
+        if self._membership is not None:
+            with contextlib.suppress(RuntimeError):
+                self._membership.leave()
         self._commits.close()
         self._fetcher.close()
         self._client.check()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -78,7 +78,7 @@ class Recall:
         for tp in tps:
             self._short_since_s.pop(tp, None)
 
-    def remembers(self, tp: TopicPartition, known: Identity) -> RememberedState | None:
+    def remembers(self, tp: TopicPartition, known: Identity) -> tuple[int, Remembered] | None:
         """The folder's row of a partition, of any incarnation."""
         return self._memories.find(tp, known, self._rules.digest)
 
@@ -89,7 +89,7 @@ class Recall:
 
     def recall(
         self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: LogBounds
-    ) -> tuple[Recalled, RememberedState | None]:
+    ) -> tuple[Recalled, Remembered | None]:
         """The state to continue from, and the folder's row of its incarnation.
 
         Args:
@@ -99,17 +99,12 @@ class Recall:
         Raises:
             KafkaException: The log seems to be too short, or cannot be read; retriable.
         """
-        memory = self.remembers(tp, known)
-        if memory is not None and memory.incarnation != known.incarnation:
-            memory = None
-        remembered = memory.state if memory is not None else None
+        incarnation, remembered = self.remembers(tp, known) or (0, None)
+        if incarnation != known.incarnation:
+            remembered = None
+        log = _CheckedLog(tp, *bounds, self._digest_at, self._confirm_end)
         try:
-            recalled = recall(
-                committed,
-                remembered,
-                _CheckedLog(tp, *bounds, self._digest_at, self._confirm_end),
-                is_outdated=self._memories.is_outdated(tp),
-            )
+            recalled = recall(committed, remembered, log, is_outdated=self._memories.is_outdated(tp))
         except UnavailableError as error:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
         if recalled.fresh:
@@ -118,7 +113,7 @@ class Recall:
             self._tell_unknown(tp, committed, remembered.state)
         elif remembered is not None and recalled.compared and recalled.whose is not Basis.BROKER:
             self._tell_behind(tp, committed, remembered.state, recalled)
-        return recalled, memory
+        return recalled, remembered
 
     def _confirm_end(self, tp: TopicPartition, seen: int, high: int) -> None:
         """Raise for 2 s, so that the end is requested again, before a log counts as truncated."""
@@ -131,42 +126,32 @@ class Recall:
         self, tp: TopicPartition, committed: Committed | None, memory: PartitionState, recalled: Recalled
     ) -> None:
         if committed is None:
-            action = {"action": "going on from the state folder"}
-            self._tell("commit.expired", "warning", {**tp.fields(), "offset": memory.watermark, **action})
+            known = {**tp.fields(), "offset": memory.watermark}
+            self._tell("commit.expired", "warning", known | {"action": "going on from the state folder"})
             return
-        fields = {**tp.fields(), "committed": committed.state.watermark, "remembered": memory.watermark}
-        if recalled.agreed is not None and not recalled.settled_below:
-            action = {
-                "action": "the broker's commit is older than the state folder, another member went on from it, and "
-                "may have read again what this one had held or parked: going on from the commit; messages may be "
-                "delivered again"
-            }
-            self._tell("commit.behind", "error", fields | action)
-            return
-        if recalled.agreed is not None:
-            action = {"action": "the broker's commit is older than the state folder: going on from the folder"}
-            self._tell("commit.behind", "warning", fields | action)
-            return
-        action = {
-            "action": "the broker's commit is older than the state folder, and no message by which to check the folder "
-            "is in the log any more: going on from the commit; messages may be delivered again"
-        }
-        self._tell("commit.behind", "error", fields | action)
+        older, level = "the broker's commit is older than the state folder", "error"
+        again = "going on from the commit; messages may be delivered again"
+        if recalled.agreed is None:
+            action = f"{older}, and no message by which to check the folder is in the log any more: {again}"
+        elif recalled.settled_below:
+            level, action = "warning", f"{older}: going on from the folder"
+        else:
+            read_again = "may have read again what this one had held or parked"
+            action = f"{older}, another member went on from it, and {read_again}: {again}"
+        fields = {"committed": committed.state.watermark, "remembered": memory.watermark, "action": action}
+        self._tell("commit.behind", level, tp.fields() | fields)
 
     def _tell_unknown(self, tp: TopicPartition, committed: Committed, memory: PartitionState) -> None:
-        action = (
-            "other owners have committed since, more than a commit names: going on from the commit, without the state "
-            "folder"
-        )
+        since = "other owners have committed since, more than a commit names"
+        action = f"{since}: going on from the commit, without the state folder"
         fields = {"committed": committed.state.watermark, "remembered": memory.watermark, "action": action}
         self._tell("folder.outdated", "info", tp.fields() | fields)
 
     def _tell_truncated(self, tp: TopicPartition, recalled: Recalled, bounds: LogBounds) -> None:
         start = min(max(recalled.state.watermark, bounds.low), bounds.high)
         fields = {**tp.fields(), "log_start": bounds.low, "log_end": bounds.high, "offset": start}
-        action = (
-            "the log has lost messages that were read, and others may stand at their offsets: delivering from offset"
-        )
+        lost = "the log has lost messages that were read, and others may stand at their offsets"
+        action = f"{lost}: delivering from offset"
         self._tell("partition.truncated", "error", fields | {"action": action})
 
 
@@ -201,13 +186,6 @@ class CommitMemory(NamedTuple):
             return None
 
 
-class RememberedState(NamedTuple):
-    """A row that applies to a partition, decoded."""
-
-    incarnation: int
-    state: Remembered
-
-
 class Memories:
     """Keeps the newest row of each partition."""
 
@@ -222,8 +200,8 @@ class Memories:
         self._disk = threads.Pool("memory")
         self._failing = False
 
-    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> RememberedState | None:
-        """The row that applies: of the same group, topic and rules; None if there is none."""
+    def find(self, tp: TopicPartition, known: Identity, rules: bytes) -> tuple[int, Remembered] | None:
+        """Incarnation and state of the row that applies: of the same group, topic and rules; None if there is none."""
         memory = self._known.get(tp)
         if memory is None or memory.topic_id != known.topic_id:
             return None
@@ -231,7 +209,7 @@ class Memories:
         if decoded.state is None or decoded.stamp is None:
             return None
         state = Remembered(decoded.state, decoded.stamp, dict(memory.ancestors), tuple(memory.fingerprints))
-        return RememberedState(decoded.incarnation, state)
+        return decoded.incarnation, state
 
     def distrust(self, tp: TopicPartition) -> None:
         """Note that another member continued from a commit before the row's."""
@@ -287,11 +265,8 @@ _REASONS = {
 }
 
 
-class KafkaStarts(NamedTuple):
-    """Start offsets of partitions, and for the others the reason why they are unknown."""
-
-    assignments: list[Assignment]
-    failed: dict[TopicPartition, KafkaError]
+KafkaStarts: TypeAlias = tuple[list[Assignment], dict[TopicPartition, KafkaError]]
+"""Start offsets of partitions, and for the others the reason why they are unknown."""
 
 
 class _NewGroup:
@@ -367,42 +342,31 @@ class KafkaStartOffsets:
             ids = self._ids.find({tp.topic for tp in tps}, self._offsets.left_s())
             committed, bounds = self._offsets.committed(tps), self._offsets.bounds(tps)
         except KafkaException as error:
-            return KafkaStarts([], dict.fromkeys(tps, error.args[0]))
-        result = KafkaStarts([], {})
+            return [], dict.fromkeys(tps, error.args[0])
+        assignments: list[Assignment] = []
+        failed: dict[TopicPartition, KafkaError] = {}
         self._new_group.begin(tps)
         for tp in tps:
             commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
             reason = topic_id if isinstance(topic_id, KafkaError) else commit.error
             if reason is not None:
-                result.failed[tp] = reason
+                failed[tp] = reason
             elif isinstance(between, KafkaError):
-                result.failed[tp] = between
+                failed[tp] = between
             else:
-                self._add(result, tp, commit.offset, commit.metadata, str(topic_id), between)
+                try:
+                    assignments.append(self._one(tp, commit.offset, commit.metadata, str(topic_id), between))
+                    self._topic_ids[tp] = str(topic_id)
+                    self.forget([tp])
+                except KafkaException as error:
+                    failed[tp] = error.args[0]
         self._recall.supersede(self._superseding)
         self._superseding = {}
-        return result
+        return assignments, failed
 
     def identity(self, assignment: Assignment) -> Identity:
         """The identity that is committed with the partition's state."""
         return Identity(self._cluster_id, self._settings.group_id, assignment.topic_id, assignment.incarnation)
-
-    def _add(
-        self,
-        result: KafkaStarts,
-        tp: TopicPartition,
-        offset: int,
-        metadata: str | None,
-        topic_id: str,
-        bounds: LogBounds,
-    ) -> None:
-        try:
-            result.assignments.append(self._one(tp, offset, metadata, topic_id, bounds))
-        except KafkaException as error:
-            result.failed[tp] = error.args[0]
-            return
-        self._topic_ids[tp] = topic_id
-        self.forget([tp])
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """Drop the notes of earlier failed attempts on these partitions."""
@@ -418,7 +382,7 @@ class KafkaStartOffsets:
         self, tp: TopicPartition, offset: int, metadata: str | None, topic_id: str, bounds: LogBounds
     ) -> Assignment:
         low, high = bounds
-        fields = {"topic": tp.topic, "partition": tp.partition, "committed": offset, "log_start": low, "log_end": high}
+        fields = tp.fields() | {"committed": offset, "log_start": low, "log_end": high}
         recreated = self._recreated(tp, topic_id)
         if offset < 0 and not recreated:
             return self._without_commit(tp, topic_id, bounds)
@@ -433,9 +397,9 @@ class KafkaStartOffsets:
             return self._fresh(tp, self._within(tp, offset, low, high), topic_id)
         committed = Committed(decoded.state, decoded.stamp, decoded.parent, decoded.ancestors)
         known = replace(known, incarnation=decoded.incarnation)
-        recalled, memory = self._recall.recall(tp, committed, known, bounds)
-        assignment = self._resumed(tp, known, committed, recalled, memory, bounds)
-        if memory is not None and recalled.state is committed.state and memory.state.stamp != committed.stamp:
+        recalled, remembered = self._recall.recall(tp, committed, known, bounds)
+        assignment = self._resumed(tp, known, committed, recalled, remembered, bounds)
+        if remembered is not None and recalled.state is committed.state and remembered.stamp != committed.stamp:
             self._superseding[tp] = CommitMemory.of(offset, metadata or "", topic_id, assignment.lineage)
         return assignment
 
@@ -450,7 +414,7 @@ class KafkaStartOffsets:
         before: Identity,
         committed: Committed | None,
         recalled: Recalled,
-        memory: RememberedState | None,
+        remembered: Remembered | None,
         bounds: LogBounds,
     ) -> Assignment:
         state, below = recalled.state, recalled.settled_below
@@ -460,7 +424,6 @@ class KafkaStartOffsets:
             state, identity = PartitionState(start, start), replace(before, incarnation=secrets.randbits(64))
         elif bounds.low > state.watermark:
             self._tell_expired(tp, state.watermark, bounds)
-        remembered = memory.state if memory is not None else None
         lineage = Lineage(
             secrets.randbits(TOKEN_BITS),
             committed.stamp if committed is not None else None,
@@ -490,15 +453,14 @@ class KafkaStartOffsets:
     def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: LogBounds) -> Assignment:
         low, high = bounds
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
-        memory = self._recall.remembers(tp, known)
-        if memory is not None:
-            known = replace(known, incarnation=memory.incarnation)
+        if (memory := self._recall.remembers(tp, known)) is not None:
+            known = replace(known, incarnation=memory[0])
             return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
         snapshot = self._known(tp)
         if snapshot is not None and topic_id and snapshot.topic_id == topic_id:  # the memory is of other rules
             start = min(max(snapshot.watermark, low), high)
-            fields = {"topic": tp.topic, "partition": tp.partition, "offset": start}
-            self._tell("commit.expired", "warning", fields | {"action": "going on from the state folder"})
+            fields = tp.fields() | {"offset": start, "action": "going on from the state folder"}
+            self._tell("commit.expired", "warning", fields)
             return self._fresh(tp, start, topic_id, resumed=True)
         return self._fresh(tp, self._beginning(tp, low, high), topic_id)
 

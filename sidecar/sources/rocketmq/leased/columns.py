@@ -45,17 +45,14 @@ class LeasedMessage:
         """Its accounted size."""
 
 
-class Keys:
-    """Keys of groups in a partition's state; those of some are remembered."""
+LANE_KEYS: Memo[str, int] = Memo(lane_key)
+"""Keys of groups in a partition's state."""
 
-    def __init__(self, groups_of: GroupsOf) -> None:
-        self._groups_of = groups_of
-        self._known: Memo[str, int] = Memo(lane_key)
 
-    def give(self, topic: str, messages: Sequence[LeasedMessage]) -> None:
-        """Give messages the keys of their groups."""
-        for message, group in zip(messages, self._groups_of(TopicPartition(topic, 0), messages), strict=True):
-            message.key = None if group is None else self._known[group]
+def give_keys(topic: str, messages: Sequence[LeasedMessage], groups_of: GroupsOf) -> None:
+    """Give messages the keys of their groups."""
+    for message, group in zip(messages, groups_of(TopicPartition(topic, 0), messages), strict=True):
+        message.key = None if group is None else LANE_KEYS[group]
 
 
 def identity_of(handed: HandedMessage) -> bytes:

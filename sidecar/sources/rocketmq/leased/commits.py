@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from typing import NamedTuple
+from typing import TypeAlias
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
@@ -91,20 +91,8 @@ def _unpacked(text: str) -> list[bytes]:
     return [raw[begin : begin + IDENTITY_BYTES] for begin in begins]
 
 
-class EndedCommit(NamedTuple):
-    """A commit that has ended."""
-
-    results: Mapping[TopicPartition, bool]
-    """Whether each partition was this source's to commit."""
-    error: StateError | None
-    """Why nothing was written; the next commit has these rows too."""
-    elapsed_s: float
-
-
-class _SavedRows(NamedTuple):
-    results: Mapping[TopicPartition, bool]
-    saved: Future[None]
-    begun_s: float
+EndedCommit: TypeAlias = tuple[Mapping[TopicPartition, bool], StateError | None, float]
+"""Whether each partition was the source's to commit, why nothing was written (the next commit does it), and seconds."""
 
 
 class LeasedCommits:
@@ -123,7 +111,8 @@ class LeasedCommits:
         self._disk = disk
         self._clock = clock
         self._unsaved: dict[ProgressKey, str] = {}
-        self._pending: _SavedRows | None = None
+        self._pending: tuple[Mapping[TopicPartition, bool], Future[None], float] | None = None
+        """The results of a commit, its write, and its beginning."""
 
     def load(self) -> Mapping[ProgressKey, str]:
         """All rows of the group."""
@@ -142,20 +131,19 @@ class LeasedCommits:
 
     def begin(self, results: Mapping[TopicPartition, bool]) -> None:
         saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
-        self._pending = _SavedRows(results, saved, self._clock())
+        self._pending = results, saved, self._clock()
 
     def ended(self, *, wait: bool = False) -> EndedCommit | None:
         """The commit that was begun, returned once after it has ended; with `wait`, waits for that."""
-        pending = self._pending
-        if pending is None or not (wait or pending.saved.done()):
+        if self._pending is None or not (wait or self._pending[1].done()):
             return None
-        self._pending = None
-        error = pending.saved.exception()
+        (results, saved, begun_s), self._pending = self._pending, None
+        error = saved.exception()
         if error is not None and not isinstance(error, StateError):
             raise error
         if error is None:
             self._unsaved.clear()
-        return EndedCommit(pending.results, error, self._clock() - pending.begun_s)
+        return results, error, self._clock() - begun_s
 
     def close(self) -> None:
         """End the thread."""

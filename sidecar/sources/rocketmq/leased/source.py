@@ -22,10 +22,10 @@ from sidecar.sources.base import WAKING_POLL_S, Listener, ReadPast, run_length
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import (
-    Keys,
     LeasedColumns,
     LeasedMessage,
     details_of,
+    give_keys,
     identity_of,
     key_of,
 )
@@ -249,7 +249,7 @@ class LeasedSource:
         self._recovery = LeasedRecovery(client, exchange, clock)
         self._held = HeldMessages()
         self._gate = ReceiveGate(client, self._held, context.held_max_bytes, clock, replays_first=keep_rows)
-        self._keys = Keys(context.groups_of(self.columns))
+        self._groups_of = context.groups_of(self.columns)
         self._commits = LeasedCommits(context.state, group, disk or threads.Pool("progress"), clock)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._clock = clock
@@ -278,7 +278,7 @@ class LeasedSource:
         numberings = self._numberings
         numberings.assign(self._listener)
         if (ended := self._commits.ended()) is not None:
-            self._listener.committed(self._end(ended), ended.elapsed_s)
+            self._listener.committed(self._end(ended), ended[2])
         self._gate.turn(self._recovery, is_idle=all(numberings.are_paused()))
         self._sort(self._recovery.stored() or self._client.receive(timeout_s))
         self._sort(self._recovery.exchanged(self._held.unsettled, self._commits.settled))
@@ -313,7 +313,7 @@ class LeasedSource:
                 topic.line.append(message)
                 new[handed.topic].append(message)
         for name, arrived in new.items():
-            self._keys.give(name, arrived)
+            give_keys(name, arrived, self._groups_of)
 
     def _give_up(self) -> None:
         """Give up missing messages that are overdue."""
@@ -367,15 +367,13 @@ class LeasedSource:
 
     def _end(self, ended: EndedCommit | None) -> Mapping[TopicPartition, bool]:
         """Acknowledge the messages that a commit settled; return its results."""
-        if ended is None:
-            return {}
-        if ended.error is not None:
-            self._listener.event("commit.failed", "warning", {"reason": str(ended.error), "at": "state"})
-            return dict.fromkeys(ended.results, False)
-        handles = self._held.saved()
-        if handles:
+        results, error, _ = ended or ({}, None, 0.0)
+        if error is not None:
+            self._listener.event("commit.failed", "warning", {"reason": str(error), "at": "state"})
+            return dict.fromkeys(results, False)
+        if ended is not None and (handles := self._held.saved()):
             self._client.ack(handles)
-        return ended.results
+        return results
 
     # The end
 

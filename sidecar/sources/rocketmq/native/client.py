@@ -19,7 +19,7 @@ from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.columns import OVERHEAD_BYTES
 from sidecar.sources.rocketmq.native.child.frames import FrameKind, LibraryMessage, unpack_messages
 from sidecar.sources.rocketmq.native.cluster import NativeCluster
-from sidecar.sources.rocketmq.native.process import UNREADABLE, Children, Restarts
+from sidecar.sources.rocketmq.native.process import UNREADABLE, Children
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.frames import SysFlag
 from sidecar.sources.rocketmq.wire.messages import properties, unpack
@@ -141,8 +141,7 @@ class NativeClient:
         check_installed(self._folder)
         self._cluster = NativeCluster(settings, f"sidecar@{secrets.token_hex(8)}")
         child = _child_settings(settings, expression, held_bytes_max, self._folder, self._cluster.asks)
-        self._restarts = Restarts()
-        self._children = Children(home, child, self._restarts)
+        self._children = Children(home, child)
         self._messages = Messages(self._cluster, settings.namespace or "", held_bytes_max, tell)
         self._early: list[HandedMessage] = []
         self._closed = False
@@ -162,7 +161,7 @@ class NativeClient:
             while not self._children.is_ready:
                 self._early = list(self.receive(0.1))
                 if time.monotonic() >= until_s:
-                    why = self._restarts.problem or "no answer"
+                    why = self._children.problem or "no answer"
                     hint = f"its output and logs are in {self._home}"
                     raise UnavailableError(f"RocketMQ: librocketmq did not start: {why}", hint=hint)
         except BaseException:
@@ -199,7 +198,7 @@ class NativeClient:
             except ValueError as error:
                 self._failed(f"{UNREADABLE}: {error}")
         elif kind is FrameKind.READY:
-            self._children.is_ready, self._restarts.problem = True, ""
+            self._children.is_ready, self._children.problem = True, ""
         elif kind in (FrameKind.FAILED, FrameKind.UNUSABLE):
             self._failed(payload.decode("utf-8", "replace"), is_final=kind is FrameKind.UNUSABLE)
 
@@ -210,12 +209,12 @@ class NativeClient:
         if self._children.child is not None and self._cluster.marks.replaced:
             self._children.end()
             self._messages.waiting.clear()
-            self._restarts.plan("a topic was made again: librocketmq's process is started again")
-        if self._children.child is None and self._restarts.is_due and not self._closed:
+            self._children.plan("a topic was made again: librocketmq's process is started again")
+        if self._children.child is None and self._children.is_due and not self._closed:
             if _rewind(self._cluster, self._tell):
                 self._children.start(self._messages.next_number, len(self._cluster.queues()))
             else:
-                self._restarts.plan(self._restarts.problem, KEPT_S)
+                self._children.plan(self._children.problem, KEPT_S)
 
     def _failed(self, why: str, *, is_final: bool = False) -> None:
         """End the child and plan its restart; the broker hands its messages over again."""
@@ -223,7 +222,7 @@ class NativeClient:
         self._messages.waiting.clear()
         if is_final and not self._children.is_ready:
             raise ConfigError(f"source.rocketmq.native_path: {why}", hint=_install(self._folder))
-        self._tell("native.ended", "warning", {"reason": why, "again_seconds": self._restarts.failed(why)})
+        self._tell("native.ended", "warning", {"reason": why, "again_seconds": self._children.failed(why)})
 
     # Messages
 
@@ -252,7 +251,7 @@ class NativeClient:
         self._children.pause(full=full)
 
     def problems(self) -> Mapping[str, str]:
-        own = {"native": self._restarts.problem} if self._restarts.problem else {}
+        own = {"native": self._children.problem} if self._children.problem else {}
         return {**self._cluster.problems(), **own}
 
     def close(self) -> None:
@@ -285,14 +284,15 @@ def _child_settings(
 def _rewind(cluster: NativeCluster, tell: Tell) -> bool:
     """Commit the starts of replaced queues; whether the brokers have confirmed all of them."""
     starts = cluster.rewinds.commit()
-    for tp, offset, has_older in starts:
-        fields = {**tp.fields(), "offset": offset}
+    for tp, (offset, has_older) in starts.items():
+        name, level, where = "topic.recreated", "warning", "the first message"
         if has_older:
-            action = f"going on at {offset}, after the last message that was read and is there still"
-            tell("partition.truncated", "error", fields | {"action": action})
-        else:
-            action = f"going on at {offset}, the first message"
-            tell("topic.recreated", "warning", fields | {"action": action})
+            name, level, where = (
+                "partition.truncated",
+                "error",
+                "after the last message that was read and is there still",
+            )
+        tell(name, level, {**tp.fields(), "offset": offset, "action": f"going on at {offset}, {where}"})
     return not starts and cluster.rewinds.are_kept()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import TopicPartition
@@ -108,15 +107,6 @@ def mark_at(offset: int, frame: Frame) -> QueueMark | None:
     return QueueMark(offset, messages[-1].position, messages[-1].stored_ms) if messages else None
 
 
-class Rewound(NamedTuple):
-    """The start of a queue that was replaced."""
-
-    tp: TopicPartition
-    offset: int
-    has_older: bool
-    """Whether older messages that were read are still there: then the queue lost its end and is not new."""
-
-
 class Rewinds:
     """Finds the start of replaced queues, and commits it until the brokers keep it."""
 
@@ -127,22 +117,23 @@ class Rewinds:
         self._unconfirmed: dict[TopicPartition, int] = {}
         """Commits that brokers have not confirmed yet."""
 
-    def commit(self) -> list[Rewound]:
-        """Commit the starts of replaced queues.
+    def commit(self) -> dict[TopicPartition, tuple[int, bool]]:
+        """Commit the starts of replaced queues; those whose broker does not answer are left out, and found again.
 
-        Queues whose broker does not answer are left out, and found again.
+        Returns:
+            The starts, and whether older messages that were read are still there: then the queue is not new.
         """
         last_read = self._last_read()
         lows = zip(last_read, self._brokers.ask([(tp, self._asks.low(tp)) for tp in last_read]), strict=True)
-        starts = [
-            Rewound(tp, max(read_offset(frame), mark.offset + 1 if (mark := last_read[tp]) else 0), mark is not None)
+        starts = {
+            tp: max(read_offset(frame), mark.offset + 1 if (mark := last_read[tp]) else 0)
             for tp, frame in lows
             if frame is not None and frame.code == Code.SUCCESS
-        ]
-        accepted = self._commit({start.tp: start.offset for start in starts})
+        }
+        accepted = self._commit(starts)
         self._unconfirmed |= accepted
         self._marks.forget(accepted)
-        return [start for start in starts if start.tp in accepted]
+        return {tp: (offset, last_read[tp] is not None) for tp, offset in accepted.items()}
 
     def _last_read(self) -> dict[TopicPartition, QueueMark | None]:
         """The newest message that was read and is there still, of each replaced queue; None if none is."""

@@ -170,23 +170,32 @@ THREADS_MAX = 512
 THREADS_PER_QUEUE = 32
 
 
-class Restarts:
-    """The restart of a child: why, and when."""
+class Children:
+    """The present child, and why, when and with which settings the next one is started.
 
-    def __init__(self) -> None:
+    Args:
+        home: Folder for the child; it is emptied.
+        settings: Settings of each child, see `native.child.subscribe`.
+    """
+
+    def __init__(self, home: Path, settings: Mapping[str, object]) -> None:
+        self._home = home
+        self._settings = settings
         self.problem = ""
         """The reason for which a child is not ready; empty while it is, and before the first has failed."""
         self._begun_s = self._due_s = 0.0
         self._delay_s = AGAIN_MIN_S
+        self.child: ChildProcess | None = None
+        self.is_ready = False
+        """Whether it has subscribed."""
+        self.is_paused = self._is_away = False
+        self._first = 0
+        """First number of the present child's messages."""
 
     @property
     def is_due(self) -> bool:
         """Whether a child must be started now."""
         return bool(self.problem) and time.monotonic() >= self._due_s
-
-    def begun(self) -> None:
-        """Note that a child was started."""
-        self._begun_s = time.monotonic()
 
     def plan(self, problem: str, delay_s: float = AGAIN_MIN_S) -> None:
         """Plan the restart after this time."""
@@ -201,26 +210,6 @@ class Restarts:
         self._delay_s = min(2 * delay_s, AGAIN_MAX_S)
         return delay_s
 
-
-class Children:
-    """The present child, and the settings of the next one.
-
-    Args:
-        home: Folder for the child; it is emptied.
-        settings: Settings of each child, see `native.child.subscribe`.
-    """
-
-    def __init__(self, home: Path, settings: Mapping[str, object], restarts: Restarts) -> None:
-        self._home = home
-        self._settings = settings
-        self._restarts = restarts
-        self.child: ChildProcess | None = None
-        self.is_ready = False
-        """Whether it has subscribed."""
-        self.is_paused = self._is_away = False
-        self._first = 0
-        """First number of the present child's messages."""
-
     def start(self, first: int, queues: int) -> None:
         """Start a child that numbers its messages from `first` on and reads this many queues."""
         self._first, self.is_ready = first, False
@@ -231,7 +220,7 @@ class Children:
             self.child.pause(full=True)
         if self._is_away:
             self.child.reach(can=False)
-        self._restarts.begun()
+        self._begun_s = time.monotonic()
 
     def ack(self, handles: Collection[Hashable]) -> None:
         """Begin to acknowledge those messages that the present child handed over."""

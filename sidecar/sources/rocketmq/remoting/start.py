@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
@@ -27,13 +27,11 @@ MESSAGE_BYTES = 4 << 20
 """Size of the largest message by a broker's default: an answer with one message may take as much."""
 
 
-class Looked(NamedTuple):
-    """Result of a look at a mark's offset."""
+Looked: TypeAlias = tuple[Frame | None, bool | None]
+"""The answer about a mark's offset, without its large body; and whether it has the mark's message.
 
-    answer: Frame | None
-    """The broker's answer without its body, which may be large; None without an answer."""
-    stands: bool | None
-    """Whether the answer has the mark's message; None if compaction removed that."""
+None stands for no answer, and for a message that compaction removed.
+"""
 
 
 class UnknownError(Exception):
@@ -68,7 +66,7 @@ class Marked:
             for (_, mark), answer in zip(some, self._brokers.ask(asks), strict=True):
                 is_there = answer is not None and answer.code == Code.SUCCESS
                 stands = mark.found_in(as_stored(answer.body)) if answer is not None and is_there else False
-                yield Looked(answer and answer._replace(body=b""), stands)
+                yield answer and answer._replace(body=b""), stands
 
     def newest_standing(self, tp: TopicPartition, marks: Sequence[QueueMark]) -> QueueMark | None:
         """The newest of these marks that is still there. No clock is used: a corrected clock would skip messages.
@@ -76,12 +74,12 @@ class Marked:
         If none is, the newest that compaction may have removed: no older one has another message.
         """
         removed = None
-        for mark, looked in zip(marks, self.look([(tp, mark) for mark in marks]), strict=True):
-            if looked.answer is None:
+        for mark, (answer, stands) in zip(marks, self.look([(tp, mark) for mark in marks]), strict=True):
+            if answer is None:
                 raise UnknownError("no answer came")
-            if looked.stands:
+            if stands:
                 return mark
-            removed = (removed or mark) if looked.stands is None else None
+            removed = (removed or mark) if stands is None else None
         return removed
 
     def is_still_same(self, tp: TopicPartition, progress: QueueProgress, low: int, high: int) -> bool:
@@ -94,7 +92,7 @@ class Marked:
 
 def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None:
     """Whether the mark's message is still there, or has expired; None if compaction removed it."""
-    message = looked.answer
+    message, stands = looked
     if message is None:
         raise UnknownError("no answer came")
     if message.code == Code.PULL_OFFSET_MOVED:  # use its own ends: the other answers may already count more messages
@@ -104,7 +102,7 @@ def is_same(mark: QueueMark, looked: Looked, low: int, high: int) -> bool | None
     if mark.offset < low:
         return True
     if message.code == Code.SUCCESS:
-        return looked.stands
+        return stands
     if mark.offset >= high:
         return False
     raise UnknownError(str(RefusedError(message, "the broker")))

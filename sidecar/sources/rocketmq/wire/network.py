@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import queue
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -22,43 +22,20 @@ CONNECT_TIMEOUT_S = 3.0
 REDIAL_S = 0.5
 
 
-class Dial:
-    """Connects, one attempt at a time.
+def dial(address: str, tls: ssl.SSLContext | None) -> Future[socket.socket]:
+    """Begin to connect, on a thread; the exception is always an `OSError`."""
+    dialled: Future[socket.socket] = Future()
 
-    Args:
-        tls: None without TLS.
-    """
-
-    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
-        self._address = address
-        self._tls = tls
-        self._found: queue.SimpleQueue[socket.socket | OSError] = queue.SimpleQueue()
-        self._under_way = False
-        self._at_s = 0.0
-
-    def turn(self, now_s: float, *, wanted: bool) -> socket.socket | OSError | None:
-        """The result of the present attempt, None while it lasts; without one, begin it if it is wanted and due."""
-        if self._under_way:
-            with contextlib.suppress(queue.Empty):
-                result = self._found.get_nowait()
-                self._under_way = False
-                return result
-        elif wanted and now_s >= self._at_s:
-            self._under_way = True
-            threads.start(self._dial, f"dial {self._address}")
-        return None
-
-    def put_off(self) -> None:
-        """Begin no attempt for a while."""
-        self._at_s = time.monotonic() + REDIAL_S
-
-    def _dial(self) -> None:
+    def connect() -> None:
         try:
-            self._found.put(_connect(self._address, self._tls))
+            dialled.set_result(_connect(address, tls))
         except OSError as error:
-            self._found.put(error)
+            dialled.set_exception(error)
         except Exception as error:  # noqa: BLE001  # such as an invalid host name or port: the owner waits for an answer
-            self._found.put(OSError(str(error) or type(error).__name__))
+            dialled.set_exception(OSError(str(error) or type(error).__name__))
+
+    threads.start(connect, f"dial {address}")
+    return dialled
 
 
 def _connect(address: str, tls: ssl.SSLContext | None) -> socket.socket:
@@ -194,7 +171,8 @@ class Link:
         self._reader = FrameReader()
         self._out = bytearray()
         self._awaited = _SentAsks()
-        self._dial = Dial(address, network.tls)
+        self._dialled: Future[socket.socket] | None = None
+        self._dial_at_s = 0.0
         self._closed = False
 
     @property
@@ -264,23 +242,28 @@ class Link:
         """Connect if necessary; drop a connection whose peer leaves a request unanswered."""
         if self._awaited.look(now_s):
             self.drop("no answer came in time")
-        dialled = self._dial.turn(now_s, wanted=self._socket is None and not self._closed)
-        if dialled is not None:
-            self._on_dialled(dialled)
+        if self._dialled is None:
+            if self._socket is None and not self._closed and now_s >= self._dial_at_s:
+                self._dialled = dial(self.address, self._network.tls)
+        elif self._dialled.done():
+            dialled, self._dialled = self._dialled, None
+            self._take_dialled(dialled)
 
-    def _on_dialled(self, dialled: socket.socket | OSError) -> None:
-        if isinstance(dialled, OSError):
-            self.problem = text_of(dialled)
-            self._dial.put_off()
+    def _take_dialled(self, dialled: Future[socket.socket]) -> None:
+        try:
+            made = dialled.result()
+        except OSError as error:
+            self.problem = text_of(error)
+            self._dial_at_s = time.monotonic() + REDIAL_S
             return
         if self._closed:
-            dialled.close()
+            made.close()
             return
-        self._socket, self._reader = dialled, FrameReader()
+        self._socket, self._reader = made, FrameReader()
         self._out.clear()
         self._network.connections += 1
         self.connection = self._network.connections
-        self._network.watch(dialled, self, writing=False)
+        self._network.watch(made, self, writing=False)
 
     def drop(self, problem: str) -> None:
         """Give up the connection; pending requests are answered with None."""
@@ -288,7 +271,7 @@ class Link:
             self._network.forget(self._socket)
             self._socket.close()
             self._socket = None
-            self._dial.put_off()
+            self._dial_at_s = time.monotonic() + REDIAL_S
         self.problem = problem
         self._awaited.give_up()
 

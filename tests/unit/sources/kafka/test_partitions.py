@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import TopicPartition
-from sidecar.sources.kafka.partitions import KafkaRebalances, Membership, Partitions
+from sidecar.sources.kafka.partitions import Membership, Partitions
 from sidecar.sources.kafka.start import KafkaStarts
 from sidecar.sources.troubles import Troubles
 from sidecar.state.memory import MemoryState
@@ -30,7 +30,7 @@ class Starts:
     def find(self, tps: Sequence[TopicPartition], _: float) -> KafkaStarts:
         self.asked.append(list(tps))
         found: list[Any] = [SimpleNamespace(tp=tp, read_from=5) for tp in tps if tp in self.known]
-        return KafkaStarts(found, {tp: KafkaError(KafkaError._TIMED_OUT) for tp in tps if tp not in self.known})
+        return found, {tp: KafkaError(KafkaError._TIMED_OUT) for tp in tps if tp not in self.known}
 
     def identity(self, assignment: Any) -> Any:
         return assignment.tp
@@ -116,9 +116,8 @@ def test_the_member_that_got_partitions_is_in_the_state() -> None:
     """A successor after a crash evicts it by this id."""
     scene, state = Scene("orders"), MemoryState()
     consumer: Any = scene.consumer
-    membership = Membership(consumer, None, scene.settings, state, lambda *_: None)
-    rebalances = KafkaRebalances(scene.partitions, membership, scene.listener, scene.troubles)
-    rebalances.assigned(consumer, [ck.TopicPartition("orders", 0)])
+    membership = Membership(consumer, None, scene.settings, state, scene.partitions, scene.listener, scene.troubles)
+    membership.assigned(consumer, [ck.TopicPartition("orders", 0)])
     assert state.member() == ("g", "me-1")
 
 

@@ -86,10 +86,10 @@ def test_a_frozen_leader_keeps_back_its_own_partitions_alone() -> None:
     begun_s = time.monotonic()
     found = starts.find([HERE, THERE], 1.0)
     assert time.monotonic() - begun_s < 2.0
-    assert [one.tp for one in found.assignments] == [THERE]
-    assert found.failed[HERE].code() == KafkaError._TIMED_OUT
+    assert [one.tp for one in found[0]] == [THERE]
+    assert found[1][HERE].code() == KafkaError._TIMED_OUT
     brokers.frozen = set()
-    assert [one.tp for one in starts.find([HERE], 0.3).assignments] == [HERE]
+    assert [one.tp for one in starts.find([HERE], 0.3)[0]] == [HERE]
 
 
 def test_all_partitions_of_a_leader_are_one_question() -> None:
@@ -98,7 +98,7 @@ def test_all_partitions_of_a_leader_are_one_question() -> None:
     brokers.list_topics = lambda **_: SimpleNamespace(  # type: ignore[method-assign]
         topics={"orders": SimpleNamespace(partitions={p: SimpleNamespace(leader=0) for p in (0, 1)})}
     )
-    assert len(starts_of(brokers, []).find([HERE, THERE], 1).assignments) == 2
+    assert len(starts_of(brokers, []).find([HERE, THERE], 1)[0]) == 2
     assert brokers.asked == [[HERE, THERE]] * 2
 
 
@@ -107,7 +107,7 @@ def test_partitions_of_several_topics_are_found_at_once() -> None:
     brokers, other = Brokers(), TopicPartition("payments", 0)
     brokers.starts[other], brokers.ends[other] = 0, 10
     found = starts_of(brokers, []).find([HERE, other], 1)
-    assert ([one.tp for one in found.assignments], found.failed) == ([HERE, other], {})
+    assert ([one.tp for one in found[0]], found[1]) == ([HERE, other], {})
 
 
 def test_a_partition_of_a_new_group_that_waited_is_still_one() -> None:
@@ -115,12 +115,12 @@ def test_a_partition_of_a_new_group_that_waited_is_still_one() -> None:
     brokers = Brokers()
     starts = starts_of(brokers, [], "latest")
     brokers.frozen = {1}
-    (here,) = starts.find([HERE, THERE], 1.0).assignments
+    (here,) = starts.find([HERE, THERE], 1.0)[0]
     brokers.commits[HERE] = (100, "")
     brokers.frozen = set()
-    (there,) = starts.find([THERE], 1.0).assignments
+    (there,) = starts.find([THERE], 1.0)[0]
     assert (here.read_from, there.read_from) == (100, 100)
-    assert starts.find([THERE], 1.0).assignments[0].read_from == 0  # a new partition of an old group
+    assert starts.find([THERE], 1.0)[0][0].read_from == 0  # a new partition of an old group
 
 
 def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,15 +130,15 @@ def test_a_log_counts_as_truncated_when_it_stays_short(monkeypatch: pytest.Monke
     identity = Identity(CLUSTER, GROUP, TOPIC_ID, 7)
     brokers.commits[HERE] = (90, encode(identity, RULES, PartitionState(90, 120)))
     found = starts.find([HERE, THERE], 1)
-    assert ([one.tp for one in found.assignments], list(found.failed)) == ([THERE], [HERE])
-    assert "120 was read before" in found.failed[HERE].str()
+    assert ([one.tp for one in found[0]], list(found[1])) == ([THERE], [HERE])
+    assert "120 was read before" in found[1][HERE].str()
     brokers.ends[HERE] = 120
-    (start,) = starts.find([HERE], 1).assignments
+    (start,) = starts.find([HERE], 1)[0]
     assert (start.scope, told) == (identity.scope, [])
     brokers.ends[HERE] = 100
-    assert not starts.find([HERE], 1).assignments
+    assert not starts.find([HERE], 1)[0]
     monkeypatch.setattr("sidecar.sources.kafka.start.TRUNCATION_PATIENCE_S", 0.0)
-    (start,) = starts.find([HERE], 1).assignments
+    (start,) = starts.find([HERE], 1)[0]
     assert (start.read_from, told) == (90, ["partition.truncated"])
     assert start.scope != identity.scope
 
@@ -161,7 +161,7 @@ def test_an_expired_commit_is_not_one_that_is_behind() -> None:
     brokers, state, told = Brokers(), MemoryState(), list[str]()
     text = encode(Identity(CLUSTER, GROUP, TOPIC_ID, 7), RULES, PartitionState(40, 40), Stamp(2, 3))
     state.save_progress({ProgressKey.of(HERE): json.dumps(CommitMemory(40, text, TOPIC_ID, [], []))})
-    (start,) = starts_of(brokers, told, state=state).find([HERE], 1).assignments
+    (start,) = starts_of(brokers, told, state=state).find([HERE], 1)[0]
     assert (start.read_from, start.is_remembered, told) == (40, False, ["commit.expired"])
 
 
@@ -169,7 +169,7 @@ def test_what_retention_took_from_a_reset_offset_is_counted() -> None:
     """An operator's offset below the log's start is moved there, and the event has the number of lost messages."""
     brokers, told = Brokers(), list[str]()
     brokers.commits[HERE], brokers.starts[HERE] = (30, ""), 70
-    (start,) = starts_of(brokers, told).find([HERE], 1).assignments
+    (start,) = starts_of(brokers, told).find([HERE], 1)[0]
     assert (start.read_from, told) == (70, ["partition.reset", "offset.expired: 40"])
 
 
@@ -177,5 +177,5 @@ def test_an_offset_of_an_operator_behind_the_end_is_moved_there_and_told() -> No
     """The log was truncated, or the offset was never in it."""
     brokers, told = Brokers(), list[str]()
     brokers.commits[HERE] = (130, "")
-    (start,) = starts_of(brokers, told).find([HERE], 1).assignments
+    (start,) = starts_of(brokers, told).find([HERE], 1)[0]
     assert (start.read_from, told) == (100, ["partition.reset", "partition.truncated"])

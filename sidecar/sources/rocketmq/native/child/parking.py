@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from sidecar.sources.rocketmq.native.child.frames import FrameKind, frame, pack_message
 from sidecar.sources.rocketmq.native.child.library import Reader
@@ -25,13 +24,6 @@ FIRST_BYTES, SMALL_BYTES = 1 << 20, 16 << 10
 FADES = 0.99
 FIRST_S, LOADED_S = 0.1, 1.0
 """Time for which room is kept for an answer: of a queue not read yet, and of one that had messages last time."""
-
-
-class _AwaitedPull(NamedTuple):
-    """The answer to a pull."""
-
-    until_s: float
-    nbytes: int
 
 
 class BytesAhead:
@@ -53,7 +45,8 @@ class BytesAhead:
         """Size of the largest recent answer, 0 before the first."""
         self._patience_s: dict[int, float] = {}
         """Time for which room is kept for an answer, by queue; has every queue that the library ever read."""
-        self._awaited: dict[int, _AwaitedPull] = {}
+        self._awaited: dict[int, tuple[float, int]] = {}
+        """Until when room is kept for a queue's answer, and how many bytes."""
         self._changed = threading.Condition()
 
     def messages_max(self, largest_bytes: int) -> int:
@@ -86,18 +79,18 @@ class BytesAhead:
             while self._held_bytes <= self._bytes_max:
                 now_s = time.monotonic()
                 self._give_up(now_s)
-                awaited = sum(answer.nbytes for answer in self._awaited.values())
+                awaited = sum(answer_bytes for _, answer_bytes in self._awaited.values())
                 if not (awaited and patience_s) or self._held_bytes + awaited + nbytes <= self._bytes_max:
                     if patience_s:
-                        self._awaited[queue] = _AwaitedPull(now_s + patience_s, nbytes)
+                        self._awaited[queue] = now_s + patience_s, nbytes
                     return True
-                self._changed.wait(min(answer.until_s for answer in self._awaited.values()) - now_s)
+                self._changed.wait(min(self._awaited.values())[0] - now_s)
             return False
 
     def _give_up(self, now_s: float) -> None:
         """Free the room of overdue answers: these requests wait for their first message."""
-        for queue, answer in list(self._awaited.items()):
-            if answer.until_s <= now_s:
+        for queue, (until_s, _) in list(self._awaited.items()):
+            if until_s <= now_s:
                 del self._awaited[queue]
                 self._patience_s[queue] = 0.0
 

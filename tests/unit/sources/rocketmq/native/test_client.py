@@ -103,7 +103,7 @@ def test_a_child_that_sends_what_cannot_be_read_is_replaced(payload: bytes, tmp_
     client = connected(tmp_path, (FrameKind.MESSAGES, payload))
     assert client.receive(0) == []
     assert client._children.child is None
-    assert "sent what cannot be read" in client._restarts.problem
+    assert "sent what cannot be read" in client._children.problem
 
 
 def test_a_frame_of_4_gib_is_not_awaited(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.native.cluster import Rewinds, Rewound
+from sidecar.sources.rocketmq.native.cluster import Rewinds
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.wire.frames import Code, Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
@@ -35,7 +35,7 @@ class Answers:
         return Frame(Code.SUCCESS, 1, 1, "", {"offset": str(self.low), "place": ask.fields.get("queueOffset", "")}, b"")
 
 
-def rewound(answers: Answers, *read: int) -> list[Rewound]:
+def rewound(answers: Answers, *read: int) -> dict[TopicPartition, tuple[int, bool]]:
     """What is committed, if these messages were read, the newest first."""
 
     class Stands(QueueMark):
@@ -53,25 +53,27 @@ def rewound(answers: Answers, *read: int) -> list[Rewound]:
 @pytest.mark.parametrize(
     ("low", "stand", "start"),
     [
-        (0, (), Rewound(TP, 0, has_older=False)),  # a new queue of this name
-        (3, (), Rewound(TP, 3, has_older=False)),
-        (0, (7,), Rewound(TP, 8, has_older=True)),  # the queue lost its end
-        (9, (7,), Rewound(TP, 9, has_older=True)),
+        (0, (), (0, False)),  # a new queue of this name
+        (3, (), (3, False)),
+        (0, (7,), (8, True)),  # the queue lost its end
+        (9, (7,), (9, True)),
     ],
 )
-def test_a_replaced_queue_begins_behind_what_was_read_of_it(low: int, stand: tuple[int, ...], start: Rewound) -> None:
+def test_a_replaced_queue_begins_behind_what_was_read_of_it(
+    low: int, stand: tuple[int, ...], start: tuple[int, bool]
+) -> None:
     """And never before its first message."""
     answers = Answers(low, *stand)
-    assert rewound(answers, 12, 7) == [start]
-    assert answers.commits == [start.offset]
+    assert rewound(answers, 12, 7) == {TP: start}
+    assert answers.commits == [start[0]]
 
 
 def test_a_queue_whose_newest_message_stands_is_not_replaced() -> None:
     """Nothing is committed over its own commit."""
     answers = Answers(0, 12, 7)
-    assert (rewound(answers, 12, 7), answers.commits) == ([], [])
+    assert (rewound(answers, 12, 7), answers.commits) == ({}, [])
 
 
 def test_a_start_that_the_broker_refuses_is_found_again() -> None:
     """It does not count as committed."""
-    assert rewound(Answers(0, accepts=False), 12) == []
+    assert rewound(Answers(0, accepts=False), 12) == {}
