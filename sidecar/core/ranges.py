@@ -25,7 +25,7 @@ from sidecar.core.delivery.outbox import Event, Stage, StrayEventError
 from sidecar.core.delivery.output import Carried, Outcome, Settled
 from sidecar.core.delivery.output import Halved as OneHalved
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.effects import Effect
+from sidecar.core.effects import Claim, Effect, Report, Send, StoreDeadLetters
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.lineage import Lineage
@@ -168,6 +168,8 @@ class RangePipeline(DeliveryPipeline):
         halved: The parts that an earlier attempt replaced by their halves.
         again: Whether an earlier attempt may have sent anything.
     """
+
+    EFFECTS = (Send, Halve, Claim, StoreDeadLetters, Report)
 
     def __init__(
         self,

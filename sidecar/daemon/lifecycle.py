@@ -215,15 +215,14 @@ class Daemon:
             settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading
         )
         keeper = StatusKeeper(
-            supervisor, ledger, state, group, plan_memory(settings.memory.budget_bytes).held_max_bytes, reload
+            supervisor, state, group, plan_memory(settings.memory.budget_bytes).held_max_bytes, reload
         )
         # Open the endpoint before the source: health can be queried while the broker is awaited.
         url = "off"
         if place := settings.admin.listen:
-            hooks = pipeline, supervisor.effects
             asks: dict[str, Ask] = {
                 "config": reload.ask,
-                "tap": Taps(*hooks, delays.origin).ask,
+                "tap": Taps(pipeline, dead_letter_writer, delays.origin).ask,
                 **delays.asks(inbox, lambda: reload.settings),
             }
             url = self._open_admin(stack, place, keeper, asks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -13,7 +13,6 @@ from sidecar.daemon.committer import Committer
 from sidecar.daemon.delays.absent import NoDelays
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.ids import IdKeeper
-from sidecar.daemon.mail import Mail
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapshots
 from sidecar.sources.base import Assignment
@@ -31,7 +30,7 @@ class RebalanceListener:
         committer: Commits settled messages of partitions that are revoked.
         ids: Drops the ids of revoked partitions.
         feed: Gives assigned partitions to the core.
-        mail: Brings the answers that a revocation waits for.
+        take_inbox: Handles the answers that a revocation waits for, see `Committer.now`.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class RebalanceListener:
         ids: IdKeeper,
         feed: Feed,
         snapshots: Snapshots,
-        mail: Mail,
+        take_inbox: Callable[[float], None],
         delays: NoDelays,
     ) -> None:
         self._pipeline = pipeline
@@ -51,7 +50,7 @@ class RebalanceListener:
         self._ids = ids
         self._feed = feed
         self._snapshots = snapshots
-        self._mail = mail
+        self._take_inbox = take_inbox
         self._delays = delays
         self._reloading: set[TopicPartition] = set()
 
@@ -82,8 +81,8 @@ class RebalanceListener:
         self._pipeline.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self._pipeline.is_sending(both) and time.monotonic() < deadline_s:
-            self._mail.take(timeout_s=0.05)
-        self._committer.now(both, self._mail.take)
+            self._take_inbox(0.05)
+        self._committer.now(both, self._take_inbox)
         self._forget(tps, "partitions.revoked")
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
@@ -98,7 +97,7 @@ class RebalanceListener:
 
     def settle(self) -> None:
         """Commit and snapshot settled messages before the process ends."""
-        self._committer.now(list(self._pipeline.owned), self._mail.take)
+        self._committer.now(list(self._pipeline.owned), self._take_inbox)
         self._snapshots.now()
 
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import inf
 
 import structlog
 
@@ -109,6 +110,10 @@ class LoopRecord:
         self.send_seconds = Histogram(SECONDS_BOUNDS)
         self.waits_for = "the broker"
         """The step that the start waits for; empty once it is over."""
+        self.progressed_s = inf
+        """Time of the loop's last round; infinite before the first."""
+        self.emptied_s = 0.0
+        """Time of the last round that left no arrived message unread."""
         self._assigned = False
         self._snapshot_failed = ""
         self._damaged: tuple[float, str] | None = None

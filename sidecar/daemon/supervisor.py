@@ -1,12 +1,10 @@
-"""The main loop: one thread owns the source and the core, and performs the core's effects. It decides nothing."""
+"""The main loop: one thread owns the source and the core, and performs its effects. It decides nothing."""
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
-from math import inf
-from typing import Any, assert_never
+from typing import Any
 
 import structlog
 
@@ -14,7 +12,6 @@ from sidecar.core.effects import (
     CancelHeld,
     Claim,
     Commit,
-    Effect,
     Fetch,
     Flow,
     HoldUntilDue,
@@ -25,88 +22,24 @@ from sidecar.core.effects import (
     StoreDeadLetters,
     Unpark,
 )
-from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import DeadLetter, TopicPartition, group_label
-from sidecar.daemon.committer import Committer
+from sidecar.core.records import group_label
+from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.feed import Feed
-from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper
-from sidecar.daemon.mail import Mail
+from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.record import LoopRecord
-from sidecar.daemon.snapshots import Snapshots
+from sidecar.daemon.snapshots import Snapped, Snapshots
 from sidecar.daemon.statewatch import StateWatch
-from sidecar.runtime.dead_letters import DeadLetterWriter
-from sidecar.runtime.ledger_worker import NoLedger
-from sidecar.runtime.worker import Senders, Worker
+from sidecar.runtime.dead_letters import DeadLetterWriter, LettersStored
+from sidecar.runtime.ledger_worker import ClaimAnswered, NoLedger
+from sidecar.runtime.loop import Perform, PipelineLoop, Receive, write_report
+from sidecar.runtime.worker import Answered, Senders, Worker
 from sidecar.sources.base import Source
 from sidecar.state.interface import State
 
 log = structlog.get_logger()
-
-
-class Effects:
-    """Performs the core's effects."""
-
-    def __init__(
-        self,
-        source: Source,
-        senders: Senders,
-        committer: Committer,
-        ledger: NoLedger,
-        dead_letter_writer: DeadLetterWriter,
-        feed: Feed,
-        listener: RebalanceListener,
-        delays: NoDelays,
-    ) -> None:
-        self._delays = delays
-        self._source = source
-        self._senders = senders
-        self._committer = committer
-        self._ledger = ledger
-        self._dead_letter_writer = dead_letter_writer
-        self._feed = feed
-        self._listener = listener
-        self.letters_tap: Callable[[Sequence[DeadLetter]], None] | None = None
-        """Called with dead letters while a tap is open."""
-
-    def perform(self, effect: Effect) -> None:
-        """Perform an effect, or begin to: its end goes to the inbox."""
-        match effect:
-            case Send(batch):
-                self._log_batch(batch)
-                self._senders.send(batch)
-            case Commit(items):
-                self._committer.begin(items)
-            case Claim():
-                self._ledger.claim(effect)
-            case StoreDeadLetters(token, letters):
-                traced = self._delays.traced(letters)
-                if self.letters_tap is not None:
-                    self.letters_tap(traced)
-                self._dead_letter_writer.store(token, traced)
-            case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
-                self._delays.perform(effect)
-            case Flow(paused):
-                self._feed.flow(paused)
-            case Reload(tp, reason):
-                log.warning("partition.reloaded", **tp.fields(), reason=reason)
-                self._reload(tp)
-            case Report(event, level, fields):
-                self._listener.event(event, level, fields)
-            case _:
-                assert_never(effect)
-
-    def _reload(self, tp: TopicPartition) -> None:
-        if not tp.delayed:
-            self._source.reload(tp)
-            return
-        self._committer.forget([tp])
-        self._delays.reload(tp)
-
-    def _log_batch(self, batch: Batch) -> None:
-        log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
 
 
 class Supervisor:
@@ -130,25 +63,66 @@ class Supervisor:
         ids_memory_bytes: int = MEMORY_BYTES,
         delays: NoDelays | None = None,
     ) -> None:
-        ledger = ledger or NoLedger()
+        self.ledger = ledger = ledger or NoLedger()
         self.delays = delays = delays or NoDelays(NoTakeovers())
         self.pipeline = pipeline
         self.source = source
         self.senders = senders
         self.record = record = LoopRecord()
-        self.progressed_s = inf
-        """Time of the loop's last round; infinite before the first."""
-        self.emptied_s = 0.0
-        """Time of the last round that left no arrived message unread."""
         self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
         self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger.is_there)
         watch = StateWatch(state, pipeline, record)
         committer = Committer(pipeline, source, writer, inbox, ids, ledger, watch, record, delays)
-        self._mail = Mail(inbox, pipeline, record, committer, ids, feed, snapshots, delays.receivers(feed.give))
-        self.listener = RebalanceListener(pipeline, record, committer, ids, feed, snapshots, self._mail, delays)
+
+        def send(effect: Send) -> None:
+            batch = effect.batch
+            log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
+            senders.send(batch)
+
+        def store(effect: StoreDeadLetters) -> None:
+            dead_letter_writer.store(effect.token, delays.traced(effect.letters))
+
+        def reload(effect: Reload) -> None:
+            tp = effect.tp
+            log.warning("partition.reloaded", **tp.fields(), reason=effect.reason)
+            if tp.delayed:
+                committer.forget([tp])
+                delays.reload(tp)
+            else:
+                source.reload(tp)
+
+        def answered(mail: Answered, now_ms: float) -> None:
+            record.send_seconds.observe(mail.answer.elapsed_ms / 1000)
+            pipeline.answered(mail.batch_id, mail.answer, now_ms, time.time_ns() // 1_000_000)
+
+        def stored(mail: LettersStored, now_ms: float) -> None:
+            record.letters_stored(mail.token, mail.reason, mail.letters, now_ms / 1000)
+            pipeline.stored(mail.token, ok=not mail.reason, now_ms=now_ms)
+
+        performers: dict[type, Perform] = {
+            Send: send,
+            Commit: lambda effect: committer.begin(effect.items),
+            Claim: ledger.claim,
+            StoreDeadLetters: store,
+            **dict.fromkeys((HoldUntilDue, CancelHeld, Park, Fetch, Unpark), delays.perform),
+            Flow: lambda effect: feed.flow(effect.paused),
+            Reload: reload,
+            Report: write_report,
+        }
+        receivers: dict[type, Receive] = {
+            Answered: answered,
+            ClaimAnswered: lambda mail, now_ms: pipeline.claimed(mail.number, mail.verdicts, now_ms),
+            LettersStored: stored,
+            Snapped: lambda mail, _: snapshots.ended(mail),
+            StepEnded: lambda mail, _: committer.ended(mail),
+            IdsChanged: lambda mail, _: ids.changed(mail),
+            IdsSorted: lambda mail, _: feed.sorted(mail),
+            **delays.receivers(feed.give),
+        }
+        self._loop = loop = PipelineLoop(pipeline, inbox, performers, receivers)
+        self.listener = RebalanceListener(pipeline, record, committer, ids, feed, snapshots, loop.take, delays)
         """The source's listener."""
-        self.effects = Effects(source, senders, committer, ledger, dead_letter_writer, feed, self.listener, delays)
         self._tended = watch, snapshots, ids, ledger
         self._drain_until_s: float | None = None
 
@@ -166,11 +140,10 @@ class Supervisor:
 
     def turn(self) -> bool:
         """Run one round: take answers, do what is due, read. Return False when a stop is complete."""
-        now_s = self.progressed_s = time.monotonic()
+        now_s = self.record.progressed_s = time.monotonic()
         self.delays.take_ends()  # a commit may wait for them
-        self._mail.take()
-        for effect in self.pipeline.step(now_s * 1000):
-            self.effects.perform(effect)
+        self._loop.take()
+        self._loop.step(now_s * 1000)
         self.delays.tend(now_s * 1000)
         for component in self._tended:
             component.tend(now_s)
@@ -180,5 +153,5 @@ class Supervisor:
             return False
         self._feed.poll()
         if self.source.is_emptied:
-            self.emptied_s = now_s
+            self.record.emptied_s = now_s
         return True

@@ -10,14 +10,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from sidecar.config.model import Settings
-from sidecar.core.effects import Effect, Report, Send
+from sidecar.core.effects import Report, Send
+from sidecar.core.parts import HISTORY_MAX
+from sidecar.core.records import DeadLetter
+from sidecar.core.replays import EndPart, HalvePart, ReplayedPart, ReplayPipeline
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LETTER_COLUMNS, framed
-from sidecar.letters.pipeline import EndPart, HalvePart, ReplayPipeline
 from sidecar.letters.plan import Replayed, ReplayPlan, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
+from sidecar.runtime.loop import Perform, PipelineLoop
 from sidecar.runtime.worker import Answered, Senders
 from sidecar.state.beside import Chosen
+from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import ReplayPart
 
 WAIT_S = 0.05
 SENDERS_PATIENCE_S = 1.0
@@ -72,9 +77,18 @@ class ReceiverReplay:
         self._pipeline = ReplayPipeline(
             replace(delivery_rules(settings, sink.framer.separator), park_after_ms=None), random.random
         )
-        self._inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
-        self._senders = Senders(sink, settings.sink.chosen.batches_at_once, self._inbox)
-        stack.callback(self._senders.close, SENDERS_PATIENCE_S)
+        inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
+        stack.callback(senders.close, SENDERS_PATIENCE_S)
+        performers: dict[type, Perform] = {
+            Send: lambda effect: senders.send(effect.batch),
+            HalvePart: self._halve,
+            EndPart: self._end,
+            Report: self._report,
+        }
+        self._loop = PipelineLoop(self._pipeline, inbox, performers, {Answered: self._answered})
+        self._parts: dict[ReplayedPart, tuple[ReplayPart, dict[int, StoredLetter]]] = {}
+        """The parts that have not ended, with their letters by offset."""
         self._delivered = self._refused = 0
         self._next_at_s = 0.0
 
@@ -93,14 +107,16 @@ class ReceiverReplay:
 
     def _deliver(self, stream: Stream) -> None:
         self._pipeline.begin(stream.tp, stream.scope)
-        for part in stream.parts:
-            fixed = part if stream.again else self._plan.fix(part)
+        for cut in stream.parts:
+            fixed = cut if stream.again else self._plan.fix(cut)
             letters = self._plan.load(fixed)
             if not letters:
                 self._plan.end(fixed, (), ())
                 continue
             self._wait_for_room(len(letters))
-            self._pipeline.add(fixed, letters, framed(self._framer, letters), again=stream.again)
+            part = ReplayedPart(fixed.tp, fixed.group, fixed.first, fixed.last)
+            self._parts[part] = fixed, {letter.offset: letter for letter in letters}
+            self._pipeline.add(part, framed(self._framer, letters), again=stream.again)
             self._turn()
         while self._pipeline.outstanding:
             self._turn(WAIT_S)
@@ -113,42 +129,49 @@ class ReceiverReplay:
         self._next_at_s = time.monotonic() + messages / self._rate
 
     def _turn(self, wait_s: float = 0.0) -> None:
-        self._take_answers(wait_s)
-        while effects := self._pipeline.step(time.monotonic() * 1000):
-            for effect in effects:
-                self._perform(effect)
+        self._loop.take(wait_s)
+        while self._loop.step(time.monotonic() * 1000):
+            pass
         if reason := self._pipeline.stalled:
             raise UnavailableError(
                 f"{reason}; {self._delivered:,} letters were delivered, {self._refused:,} refused again",
                 hint="correct the receiver and run this command again: it goes on where it stopped",
             )
 
-    def _take_answers(self, wait_s: float) -> None:
-        try:
-            answered = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
-            while True:
-                now_ms, wall_ms = time.monotonic() * 1000, int(time.time() * 1000)
-                self._pipeline.answered(answered.batch_id, answered.answer, now_ms, wall_ms)
-                answered = self._inbox.get_nowait()
-        except queue.Empty:
-            return
+    def _answered(self, answered: Answered, now_ms: float) -> None:
+        self._pipeline.answered(answered.batch_id, answered.answer, now_ms, int(time.time() * 1000))
 
-    def _perform(self, effect: Effect | HalvePart | EndPart) -> None:
-        match effect:
-            case Send(batch):
-                self._senders.send(batch)
-            case HalvePart(part, halves):
-                self._pipeline.halved(effect, self._plan.halve(part, halves))
-            case EndPart(part, delivered, refused):
-                self._plan.end(part, delivered, refused)
-                self._delivered += len(delivered)
-                self._refused += len(refused)
-                self._on_ended(len(delivered) + len(refused))
-            case Report("group.failed", _, fields):
-                self._tell(f"the receiver fails, and is tried again: {fields['reason']}")
-            case Report("group.recovered"):
-                self._tell("the receiver answers again")
-            case Report():
-                pass  # each retry
-            case _:
-                raise AssertionError(effect)  # a replay has no commit, ledger, store or flow
+    def _halve(self, effect: HalvePart) -> None:
+        part, letters = self._parts.pop(effect.part)
+        members = [
+            {offset: letter for offset, letter in letters.items() if half.first <= offset <= half.last}
+            for half in effect.halves
+        ]
+        halves = [
+            replace(part, first=half.first, last=half.last, letters=tuple(each.id for each in found.values()), id=0)
+            for half, found in zip(effect.halves, members, strict=True)
+        ]
+        stored = zip(self._plan.halve(part, halves), members, strict=True)
+        self._parts |= zip(effect.halves, stored, strict=True)
+        self._pipeline.halved(effect)
+
+    def _end(self, effect: EndPart) -> None:
+        part, letters = self._parts.pop(effect.part)
+        refused = [_refused(letters.pop(each.offset), each) for each in effect.refused]
+        self._plan.end(part, [letter.id for letter in letters.values()], refused)
+        self._delivered += len(letters)
+        self._refused += len(refused)
+        self._on_ended(len(letters) + len(refused))
+
+    def _report(self, report: Report) -> None:
+        if report.event == "group.failed":
+            self._tell(f"the receiver fails, and is tried again: {report.fields['reason']}")
+        elif report.event == "group.recovered":
+            self._tell("the receiver answers again")
+
+
+def _refused(letter: StoredLetter, now: DeadLetter) -> StoredLetter:
+    """The letter with the reason for which it was refused again."""
+    attempts = (*letter.attempts, *now.attempts)[-HISTORY_MAX:]
+    status = now.attempts[-1].status if now.attempts else None
+    return replace(letter, reason=now.reason, status=status, attempts=attempts)

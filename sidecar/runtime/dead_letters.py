@@ -353,9 +353,13 @@ class DeadLetterWriter:
         self._store = store
         self._inbox = inbox
         self._thread = Worker("dead-letters")
+        self.tap: Callable[[Sequence[DeadLetter]], None] | None = None
+        """Called with dead letters while a tap is open."""
 
     def store(self, token: int, letters: Sequence[DeadLetter]) -> None:
         """Begin to store these letters."""
+        if self.tap is not None:
+            self.tap(letters)
         self._thread.do(lambda: self._inbox.put(LettersStored(token, self._try(letters), len(letters))))
 
     def _try(self, letters: Sequence[DeadLetter]) -> str:

@@ -19,14 +19,14 @@ METHODS = {  # values of these, and what the pipelines return, may be read
         "core/pipeline/pipeline.py",
         "core/ranges.py",
         "core/delivery/delivery.py",
-        "letters/pipeline.py",
+        "core/replays.py",
     )
     for node in ast.walk(ast.parse((ROOT / module).read_text()))
     if isinstance(node, ast.ClassDef) and node.name in {*DOORS, "DeliveryPipeline"}
     for name in [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
 }
-VALUES = {"books", "carried", "outcomes", "cuts"}
-"""Attributes of a range, which has ended when they are read."""
+VALUES = {"EFFECTS", "books", "carried", "cuts"}
+"""The kinds of effects, and attributes of a range, which has ended when they are read."""
 
 
 def paths(tree: ast.Module) -> Iterator[str]:

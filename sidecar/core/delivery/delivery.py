@@ -6,8 +6,8 @@ Cuts nothing, reads nothing, and knows no commit: outcomes that concern these go
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.books import AGE_BOUNDS, BYTES_BOUNDS, MESSAGES_BOUNDS, DeliveryCounts, Histogram, Tally
@@ -301,6 +301,9 @@ class DeliveryPipeline(ABC):
         jitter: Uniform in [0, 1); the only source of chance.
     """
 
+    EFFECTS: ClassVar[Collection[type]]
+    """The kinds of effects that `step` returns."""
+
     def __init__(self, rules: DeliveryRules, jitter: Callable[[], float]) -> None:
         self.partitions = Ownerships(rules.separator)
         self.memory = Memory()
@@ -328,6 +331,10 @@ class DeliveryPipeline(ABC):
         """Record that the dead letters of one `StoreDeadLetters` are durable, or could not be stored."""
         self.delivery.stored(token, ok=ok, now_ms=now_ms)
         self._apply_outcomes(now_ms)
+
+    @abstractmethod
+    def step(self, now_ms: float) -> Sequence[object]:
+        """Do what is due; return all effects since the last step."""
 
     def _apply_outcomes(self, now_ms: float) -> None:
         for outcome in self.delivery.output.take_outcomes():

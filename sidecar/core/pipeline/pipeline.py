@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import inf
+from typing import get_args
 
 from pyroaring import BitMap64
 
@@ -67,6 +68,8 @@ class Pipeline(DeliveryPipeline):
     Args:
         jitter: Uniform in [0, 1); the only source of chance.
     """
+
+    EFFECTS = get_args(Effect)
 
     def __init__(
         self, reading: ReadingRules, batching: BatchRules, rules: DeliveryRules, jitter: Callable[[], float]

@@ -20,13 +20,12 @@ from sidecar.daemon.record import STORE
 from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, first_of, problem
 from sidecar.ops.snapshot import DelayStatus
+from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import PartitionSnapshot
 
 DelayEffect: TypeAlias = HoldUntilDue | CancelHeld | Park | Fetch | Unpark
-Receive: TypeAlias = Callable[[Any, float], None]
-"""Handles a message in the inbox, at this time in monotonic milliseconds."""
 
 log = structlog.get_logger()
 

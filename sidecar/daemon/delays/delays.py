@@ -25,7 +25,7 @@ from sidecar.core.delays import (
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
-from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers, Receive
+from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers
 from sidecar.daemon.delays.answers import counted, listing
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
 from sidecar.daemon.delays.changes import HeldChanges
@@ -45,6 +45,7 @@ from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, problem
 from sidecar.ops.snapshot import DelayStatus
 from sidecar.runtime.build import sought_of
+from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import RUN_BYTES, Assignment
 from sidecar.state.interface import Rules

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from sidecar.core.delays import SEQUENCE_BITS, is_outdated, offset_kept_below
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.absent import NoTakeovers, Receive
+from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.ids import TakenPartition, overdue
 from sidecar.daemon.record import CHANGELOG
 from sidecar.delay.changelog.fenced import FencedTakeover
@@ -31,6 +31,7 @@ from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.ops.health import Problem
+from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import PartitionSnapshot

@@ -31,7 +31,6 @@ from sidecar.ops.snapshot import (
 )
 from sidecar.runtime.build import known_groups
 from sidecar.runtime.lane import refusal
-from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sinks.base import Maintains
 from sidecar.state.interface import State
 from sidecar.version import VERSION
@@ -53,20 +52,18 @@ class StatusKeeper:
     def __init__(
         self,
         supervisor: Supervisor,
-        ledger: NoLedger,
         state: State,
         group_id: str,
         budget_bytes: int,
         reload: ConfigReload,
     ) -> None:
         self._supervisor = supervisor
-        self._ledger = ledger
         self._state = state
         self._group_id = group_id
         self._budget_bytes = budget_bytes
         self._reload = reload
         self._chronicle = Chronicle()
-        self._problems = Problems(supervisor, ledger, self._chronicle)
+        self._problems = Problems(supervisor, self._chronicle)
         self._started = datetime.now(UTC)
         self._dead_letters = 0
         self._waiting, self._waiting_at_s = OpenMessages(), 0.0
@@ -76,7 +73,7 @@ class StatusKeeper:
     def latest(self) -> StatusSnapshot:
         """The last snapshot; `live` and `reload` are those of now, so that a hanging loop is seen."""
         now_s = time.monotonic()
-        late_s = now_s - self._supervisor.progressed_s
+        late_s = now_s - self._supervisor.record.progressed_s
         if late_s < 0:  # the loop has not begun, so there is no refresh
             return replace(self._latest, problems=tuple(self._supervisor.record.problems(now_s, storing_letters=False)))
         if failure := threads.failure():
@@ -158,6 +155,7 @@ class StatusKeeper:
 
     def _activity(self, now: PipelineStatus) -> Activity:
         record, sink = self._supervisor.record, self._supervisor.senders.sink
+        ledger = self._supervisor.ledger
         return Activity(
             batches=now.batches,
             sends=now.sends,
@@ -166,7 +164,7 @@ class StatusKeeper:
             commits=dict(record.commits.counts),
             rebalances=dict(record.rebalances),
             snapshots=dict(record.snapshots),
-            ledger={**_NO_TRANSACTIONS, **self._ledger.transactions} if self._ledger.is_there else {},
+            ledger={**_NO_TRANSACTIONS, **ledger.transactions} if ledger.is_there else {},
             twins_waiting=now.twins_waiting,
             tags_refused=now.tags_refused,
             maintenance=dict(sink.maintained) if isinstance(sink, Maintains) else {},

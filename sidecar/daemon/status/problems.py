@@ -16,7 +16,6 @@ from sidecar.daemon.status.chronicle import Chronicle
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.ops.health import STOPPED, Problem, causes, first_of, problem
 from sidecar.ops.snapshot import PartitionStatus, RetryingGroup
-from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import POPPED, SESSION
 
 LOOK_EVERY_S = 1.0
@@ -59,9 +58,8 @@ class Problems:
         chronicle: Logs stops of the intake.
     """
 
-    def __init__(self, supervisor: Supervisor, ledger: NoLedger, chronicle: Chronicle) -> None:
+    def __init__(self, supervisor: Supervisor, chronicle: Chronicle) -> None:
         self._supervisor = supervisor
-        self._ledger = ledger
         self._chronicle = chronicle
         self._stops = Lasting[str]()
         self._unread = Lasting[tuple[TopicPartition, int]]()
@@ -92,8 +90,8 @@ class Problems:
         source = supervisor.source
         for key, text in source.problems().items():
             problems.append(problem(_KIND_OF.get(key, "broker"), source=source.name, reason=text))
-        if self._ledger.problem:
-            problems.append(problem("ledger", reason=self._ledger.problem))
+        if unavailable := supervisor.ledger.problem:
+            problems.append(problem("ledger", reason=unavailable))
         for group in list(retrying)[:GROUPS_SHOWN_MAX]:
             label = group_label(group.group)
             problems.append(problem("group", group=label, since=group.since, reason=group.reason))
@@ -152,7 +150,7 @@ class Problems:
 
     def _stuck(self, now_s: float) -> Iterator[Problem]:
         # Messages that have arrived in the client, behind those of other partitions, are not a problem of the broker.
-        unread = self._unread.longer_than(OVERDUE_S, self._supervisor.emptied_s)
+        unread = self._unread.longer_than(OVERDUE_S, self._supervisor.record.emptied_s)
         if unread:
             yield problem("unread", tps=first_of([tp for tp, _ in unread]), seconds=OVERDUE_S)
         waiting = self._waiting.longer_than(OVERDUE_S, now_s)

@@ -21,9 +21,9 @@ from sidecar.core.messages.fields import Raw, texts
 from sidecar.core.parts import Batch, Part
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import DeadLetter, Message, TopicPartition, group_label
-from sidecar.daemon.supervisor import Effects
 from sidecar.errors import UnavailableError
 from sidecar.ops.snapshot import TAP_OUTCOMES
+from sidecar.runtime.dead_letters import DeadLetterWriter
 
 log = structlog.get_logger()
 P = ParamSpec("P")
@@ -85,17 +85,17 @@ class Taps:
 
     Args:
         pipeline: Its hooks, and that of the others, are set while there is a tap.
-        effects: Has the hook for dead letters.
+        letters: Has the hook for dead letters.
         origin: The offset at the source of a delayed message, by its position in the store; None if it is unknown.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        effects: Effects,
+        letters: DeadLetterWriter,
         origin: Callable[[TopicPartition, int], int | None],
     ) -> None:
-        self._pipeline, self._effects, self._origin = pipeline, effects, origin
+        self._pipeline, self._letters, self._origin = pipeline, letters, origin
         self._taps: Mapping[str, Tap] = {}
         """Replaced, never changed: threads read it without a lock."""
 
@@ -139,7 +139,7 @@ class Taps:
             self._pipeline.tap(self._guarded(self.sorted), self._guarded(self.delivered))
         else:
             self._pipeline.tap(None, None)
-        self._effects.letters_tap = self._guarded(self.given_up) if taps else None
+        self._letters.tap = self._guarded(self.given_up) if taps else None
 
     def _guarded(self, show: Callable[P, None]) -> Callable[P, None]:
         """Wrap `show` so that a failure ends all taps, and never stops the message."""

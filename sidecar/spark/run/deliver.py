@@ -12,26 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import structlog
 
 from sidecar.core.claims import ClaimEnd, ClaimState
-from sidecar.core.effects import (
-    CancelHeld,
-    Claim,
-    Commit,
-    Effect,
-    Fetch,
-    Flow,
-    HoldUntilDue,
-    Park,
-    Reload,
-    Report,
-    Send,
-    StoreDeadLetters,
-    Unpark,
-)
+from sidecar.core.effects import Claim, Report, Send, StoreDeadLetters
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.ranges import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
@@ -39,6 +25,7 @@ from sidecar.errors import SidecarError
 from sidecar.runtime.build import ReadingPlan
 from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import ClaimAnswered, open_ledger_worker
+from sidecar.runtime.loop import PipelineLoop, write_report
 from sidecar.runtime.worker import Answered, Inbox, Senders
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
@@ -283,9 +270,9 @@ class _Delivery:
         assert plan.rules is not None, "a table is not delivered to"
         reading, sink = plan.reading.open(columns)
         self.reading = reading = replace(reading, bitmap_ids=False)  # only sorted runs can be kept as increments
-        self._inbox: queue.SimpleQueue[Answered | ClaimAnswered | MarksAnswered] = queue.SimpleQueue()
-        self._claims = Claims(plan.reading, self._inbox, stack)
-        self._senders = Senders(sink, plan.rules.concurrency, self._inbox)
+        inbox: queue.SimpleQueue[Answered | ClaimAnswered | MarksAnswered] = queue.SimpleQueue()
+        self._claims = Claims(plan.reading, inbox, stack)
+        self._senders = Senders(sink, plan.rules.concurrency, inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
         self._pipeline = RangePipeline(
             reading,
@@ -304,6 +291,22 @@ class _Delivery:
         self._letters = _Letters(plan.broker, files, stack)
         self._note = _Note(folder.notes, task.note)
         stack.callback(self._note.tell, "")
+        self._loop = PipelineLoop(
+            self._pipeline,
+            inbox,
+            performers={
+                Send: lambda effect: self._senders.send(effect.batch),
+                Halve: self._halve,
+                StoreDeadLetters: self._store,
+                Report: write_report,
+                Claim: self._claims.claim,
+            },
+            receivers={
+                Answered: self._answered,
+                ClaimAnswered: lambda mail, now_ms: self._pipeline.claimed(mail.number, mail.verdicts, now_ms),
+                MarksAnswered: lambda mail, now_ms: self._claims.answered(ok=mail.ok, now_s=now_ms / 1000),
+            },
+        )
         self._windows: Windows | None = None
         if reading.ids is not None:
             self._windows = Windows(folder.path / "ids" / f"{task.ids_scope}-{task.tp.queue}")
@@ -360,46 +363,19 @@ class _Delivery:
             self._turn(WAIT_S)
 
     def _turn(self, wait_s: float = 0.0) -> None:
-        self._take_inbox(wait_s)
+        self._loop.take(wait_s)
         now_s = time.monotonic()
-        while effects := self._pipeline.step(now_s * 1000):
-            for effect in effects:
-                self._perform(effect)
+        while self._loop.step(now_s * 1000):
+            pass
         self._claims.tend(self._pipeline.take_marks(), now_s)
         self._note.tend(self._pipeline, self._claims.problem, now_s)
 
-    def _take_inbox(self, wait_s: float) -> None:
-        try:
-            mail = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
-            while True:
-                self._take(mail, time.monotonic() * 1000)
-                mail = self._inbox.get_nowait()
-        except queue.Empty:
-            return
+    def _answered(self, mail: Answered, now_ms: float) -> None:
+        self._pipeline.answered(mail.batch_id, mail.answer, now_ms, int(time.time() * 1000))
 
-    def _take(self, mail: Answered | ClaimAnswered | MarksAnswered, now_ms: float) -> None:
-        match mail:
-            case Answered(batch_id, answer):
-                self._pipeline.answered(batch_id, answer, now_ms, int(time.time() * 1000))
-            case ClaimAnswered(number, verdicts):
-                self._pipeline.claimed(number, verdicts, now_ms)
-            case MarksAnswered(ok):
-                self._claims.answered(ok=ok, now_s=now_ms / 1000)
+    def _halve(self, effect: Halve) -> None:
+        self._folder.halves.add(self._task.batch, self._task.tp, effect.parts)
+        self._pipeline.halved()
 
-    def _perform(self, effect: Effect | Halve) -> None:
-        match effect:
-            case Send(batch):
-                self._senders.send(batch)
-            case Halve(parts):
-                self._folder.halves.add(self._task.batch, self._task.tp, parts)
-                self._pipeline.halved()
-            case StoreDeadLetters(token, letters):
-                self._pipeline.stored(token, ok=self._letters.keep(letters), now_ms=time.monotonic() * 1000)
-            case Report(event, level, fields):
-                getattr(log, level)(event, **fields)
-            case Claim():
-                self._claims.claim(effect)
-            case Commit() | HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark() | Flow() | Reload():
-                raise AssertionError(effect)  # a range has no commit, no store and no flow
-            case _:
-                assert_never(effect)
+    def _store(self, effect: StoreDeadLetters) -> None:
+        self._pipeline.stored(effect.token, ok=self._letters.keep(effect.letters), now_ms=time.monotonic() * 1000)

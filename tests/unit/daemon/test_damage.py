@@ -25,6 +25,7 @@ TP = TopicPartition("orders", 3)
 def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
     """A row that does not check when it is read, long after the start, has its line in the log."""
     nothing: Any = SimpleNamespace(
+        EFFECTS=(),
         owned=(),
         committed=lambda *_: None,
         begin_commit=lambda _: [],

@@ -165,7 +165,7 @@ class Life:
         counts = self.supervisor.record.commits.counts
         before = sum(counts.values())
         item = CommitItem(tp, "scope", PartitionState(5, 5), generation, array("q", numbers))
-        self.supervisor.effects.perform(Commit([item]))
+        self.supervisor.pipeline._output.ask(Commit([item]))
         self.until(lambda: sum(counts.values()) > before)
 
     def until(self, holds: Callable[[], object]) -> None:
@@ -251,7 +251,7 @@ def test_nothing_waits_for_ids(how: str) -> None:
         assert time.monotonic() - begun_s < 1
         life.state.slow.go_on.set()
         time.sleep(0.05)
-        life.supervisor._mail.take()
+        life.supervisor._loop.take()
         assert how == "stop" or ORDERS not in life.supervisor.pipeline.partitions
 
 

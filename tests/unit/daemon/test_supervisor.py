@@ -16,10 +16,8 @@ from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.mail import Mail
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
@@ -41,6 +39,8 @@ KEPT, GONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 class Core:
     """A pipeline that has one commit to make, and another partition to give up."""
+
+    EFFECTS = Pipeline.EFFECTS
 
     def __init__(self) -> None:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]
@@ -236,21 +236,3 @@ def supervised(broker: Broker | None = None, state: State | None = None) -> tupl
     writer, unused = Worker(), cast(Any, None)
     source, state = cast(Source, broker or Broker()), state or MemoryState()
     return Supervisor(pipeline, source, unused, queue.SimpleQueue(), writer, state, unused), writer
-
-
-@pytest.mark.timeout(20)
-def test_the_loop_goes_on_while_an_inbox_is_filled_as_fast_as_it_is_emptied() -> None:
-    """Threads that restore delayed messages do that for as long as it takes."""
-
-    class Full(queue.SimpleQueue[Any]):
-        def get_nowait(self) -> Any:
-            return StepEnded(ok=True)
-
-    supervisor, writer = supervised()
-    taken: list[StepEnded] = []
-    unused = cast(Any, None)
-    committer = type("Committer", (), {"ended": lambda _, event: taken.append(event)})()
-    mail = Mail(Full(), supervisor.pipeline, supervisor.record, cast(Committer, committer), unused, unused, unused, {})
-    mail.take()
-    writer.close()
-    assert taken

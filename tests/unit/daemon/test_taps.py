@@ -11,8 +11,8 @@ import pytest
 
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.daemon.status.taps import ROWS_MAX, SILENCE_S, TAPS_MAX, Tap, Taps
-from sidecar.daemon.supervisor import Effects
 from sidecar.errors import UnavailableError
+from sidecar.runtime.dead_letters import DeadLetterWriter
 from tests.support.shell import Shell, rows
 
 
@@ -21,12 +21,12 @@ class Looked:
 
     def __init__(self) -> None:
         self.shell = Shell()
-        self.effects = cast(Effects, SimpleNamespace(letters_tap=None))
+        self.letters = cast(DeadLetterWriter, SimpleNamespace(tap=None))
         pipeline = self.shell.pipeline
         reading = pipeline.intake._r
         pipeline.intake.change(replace(reading, tags=lambda tp, messages: [b"tag"] * len(messages)))
         self.hooks = pipeline.intake, pipeline.delivery.delivered
-        self.taps = Taps(pipeline, self.effects, lambda *_: None)
+        self.taps = Taps(pipeline, self.letters, lambda *_: None)
 
     def open(self, *outcomes: str, step: int = 1, group: str | None = None) -> dict[str, Any]:
         """A tap."""
@@ -39,7 +39,7 @@ class Looked:
     @property
     def is_off(self) -> bool:
         """Whether all hooks are empty."""
-        return all(hook.tap is None for hook in self.hooks) and self.effects.letters_tap is None
+        return all(hook.tap is None for hook in self.hooks) and self.letters.tap is None
 
 
 def test_delivered_and_duplicates_are_shown() -> None:
@@ -141,7 +141,7 @@ def test_a_fault_ends_the_taps_and_not_the_daemon(capsys: pytest.CaptureFixture[
 def test_a_delayed_message_has_its_offset_at_the_source() -> None:
     """Positions in the store are not shown: where the offset is unknown, there is none."""
     looked = Looked()
-    taps = Taps(looked.shell.pipeline, looked.effects, lambda tp, position: {1 << 60: 7}.get(position))
+    taps = Taps(looked.shell.pipeline, looked.letters, lambda tp, position: {1 << 60: 7}.get(position))
     tap = taps.ask("open", {"outcomes": ["dead"], "step": 1})
     store = TopicPartition("t", 0).store
     taps.given_up([DeadLetter(store, position, "s", "g", "why", None) for position in (1 << 60, 2 << 60)])

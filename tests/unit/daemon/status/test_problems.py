@@ -49,9 +49,9 @@ class World:
             source=source,
             ids=ids,
             delays=NoDelays(NoTakeovers()),
-            emptied_s=0.0,
+            ledger=NoLedger(),
         )
-        self.problems = Problems(self.supervisor, NoLedger(), Chronicle())
+        self.problems = Problems(self.supervisor, Chronicle())
         self.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=2)
 
     def find(self, now_s: float, **now: Any) -> list[Problem]:
@@ -207,7 +207,7 @@ def test_a_log_that_goes_on_and_is_not_read_is_a_problem() -> None:
     world = World()
     world.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=9)
     assert world.kinds(0.0) == []
-    world.supervisor.emptied_s = 11.0
+    world.supervisor.record.emptied_s = 11.0
     assert world.kinds(11.0) == ["unread"]
     world.now = replace(world.now, paused=frozenset({TP}))
     assert world.kinds(22.0) == []
@@ -262,9 +262,9 @@ def test_messages_that_wait_in_the_client_are_no_problem() -> None:
     """A log counts as unread only if all that had arrived after 10 s was read."""
     world = World()
     world.place = PartitionStatus(topic="orders", partition=0, watermark=5, position=7, lag=9)
-    world.supervisor.emptied_s = 9.0
+    world.supervisor.record.emptied_s = 9.0
     assert (world.kinds(0.0), world.kinds(30.0)) == ([], [])
-    world.supervisor.emptied_s = 10.0
+    world.supervisor.record.emptied_s = 10.0
     assert world.kinds(30.0) == ["unread"]
 
 
