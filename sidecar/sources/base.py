@@ -116,9 +116,7 @@ class Listener(Protocol):
         """Note that the source is opening and waits for `what`."""
         ...
 
-    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
-        """Write a log event."""
-        ...
+    def event(self, name: str, level: str, fields: Mapping[str, object]) -> None: ...
 
 
 @runtime_checkable

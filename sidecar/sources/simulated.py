@@ -61,7 +61,6 @@ class SimulatedMembers:
         self._owners: dict[tuple[str, TopicPartition], SimulatedSource] = {}
 
     def join(self, member: SimulatedSource) -> None:
-        """Let a member share the group's partitions."""
         with self._lock:
             self._members[member.group].append(member)
 
@@ -89,7 +88,6 @@ class SimulatedMembers:
             return free
 
     def release(self, member: SimulatedSource, tps: Collection[TopicPartition]) -> None:
-        """Stop owning these partitions."""
         with self._lock:
             for tp in tps:
                 if self._owners.get((member.group, tp)) is member:
@@ -201,8 +199,6 @@ SIMULATED_COLUMNS = GetterColumns(*map(attrgetter, ("offset", "timestamp_ms", "k
 
 @dataclass(slots=True)
 class _Owned:
-    """An owned partition."""
-
     identity: Identity
     position: int
     told_end: int = -1
@@ -369,7 +365,6 @@ class SimulatedSource:
 def _begin(
     broker: SimulatedBroker, group: str, rules: bytes, tp: TopicPartition, tell: Tell
 ) -> tuple[Assignment, _Owned]:
-    """The starting state of a partition."""
     topic_id, (low, high) = broker.topic_id(tp.topic), broker.bounds(tp)
     known, committed = Identity(CLUSTER, group, topic_id, 0), broker.committed(group, tp)
     state, incarnation, stamp = PartitionState(low, low), secrets.randbits(64), None

@@ -57,11 +57,7 @@ def client_config(settings: KafkaSettings, client_id: str = "sidecar") -> dict[s
 
 
 def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = "sidecar") -> dict[str, Any]:
-    """The consumer's configuration.
-
-    Args:
-        queue_bytes: Limit of the client's queue.
-    """
+    """The consumer's configuration."""
     fetch_bytes = queue_bytes // FETCH_SHARE
     return {
         "fetch.wait.max.ms": 100,

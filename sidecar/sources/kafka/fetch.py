@@ -33,11 +33,7 @@ def fetcher_config(config: Mapping[str, object]) -> dict[str, object]:
 
 
 class KafkaFetcher:
-    """Fetches by position; used by one thread.
-
-    Args:
-        config: The client's configuration, addresses and credentials included.
-    """
+    """Fetches by position; used by one thread."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = fetcher_config(config)
@@ -57,7 +53,6 @@ class KafkaFetcher:
         return Original(message.key(), message.value(), headers_of(message) or [], at_ms)
 
     def digest(self, tp: TopicPartition, offset: int) -> int | None:
-        """The digest of the message at this offset, None if it is gone; raises like `fetch`."""
         message = self.message(tp, offset)
         return None if message is None else digest_of(message)
 

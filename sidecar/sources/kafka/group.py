@@ -18,11 +18,7 @@ from sidecar.config.source.kafka import SESSION_TIMEOUT_MS, KafkaSettings
 TIMEOUT_MS = 3_000
 LEAVE_PATIENCE_S = 1.0
 """Longest time for which a stop may ask whether its member is still there."""
-_NOT_YET = {
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-}
+_NOT_YET = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
 
 _PLAIN = {
     "security.protocol": "security_protocol",
@@ -84,10 +80,6 @@ def leave_behind_nothing(
 
     The client's LeaveGroup waits behind a pending JoinGroup on its only connection to the coordinator, and is lost with
     that connection: after a stop during a rebalance, the partitions would have no owner until the session times out.
-
-    Args:
-        member_id: The own id; empty if the broker gave none.
-        tell: Writes a log event; a failure costs 9 s and loses no message.
     """
 
     def find() -> Sequence[str]:
@@ -98,11 +90,7 @@ def leave_behind_nothing(
 
 
 def members_called(admin: AdminClient, group_id: str, client_id: str) -> list[str]:
-    """The ids of the group's members that have this client id.
-
-    Raises:
-        KafkaException: The coordinator does not answer within 3 s.
-    """
+    """The ids of the group's members that have this client id."""
     members = members_of(admin, group_id, TIMEOUT_MS / 1000)
     return [member.member_id for member in members if member.client_id == client_id]
 
@@ -128,11 +116,7 @@ def members_of(admin: AdminClient, group_id: str, patience_s: float) -> Sequence
 
 
 def evict(settings: KafkaSettings, member_ids: Sequence[str]) -> None:
-    """Remove these members from the group; a member that is already gone is not an error.
-
-    Raises:
-        Exception: Any error of the client.
-    """
+    """Remove these members from the group; a member that is already gone is not an error."""
     from kafka.admin import KafkaAdminClient, MemberToRemove  # takes 0.2 s, so only if there is a member to evict
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

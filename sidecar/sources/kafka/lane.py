@@ -109,11 +109,7 @@ CHUNK_MESSAGES, CHUNK_OF_FEW_GROUPS, FEW_GROUPS = 2_000, 8_000, 100
 
 
 class FastLane:
-    """Reads the group's client in C.
-
-    Args:
-        queue_bytes: Limit of the client's queue.
-    """
+    """Reads the group's client in C."""
 
     def __init__(self, library: fastlane.Library, queue_bytes: int) -> None:
         self._library = library
@@ -124,9 +120,6 @@ class FastLane:
 
     def make(self, consumer: Callable[[dict[str, Any]], ck.Consumer]) -> ck.Consumer:
         """Make the client, and take its handle.
-
-        Args:
-            consumer: Makes it, with these settings added.
 
         Raises:
             UnavailableError: The client did not give its handle.
@@ -144,7 +137,6 @@ class FastLane:
         return made
 
     def close(self) -> None:
-        """Let go of the client, before it is closed."""
         if self._reader is not None:
             self._reader.close()
 
@@ -165,8 +157,6 @@ class FastLane:
         """Runs and errors that arrived, and whether there may be more.
 
         Args:
-            timeout_s: How long to wait for `most`.
-            most: How many messages to take.
             more: Whether the messages of the last call stay, none of them sorted yet, and are in the result.
         """
         from sidecar_fastlane import Message
@@ -209,7 +199,6 @@ def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: in
 
     Args:
         refusal: The settings that the lane does not support; empty if there are none.
-        queue_bytes: Limit of the client's queue.
 
     Raises:
         ConfigError: It must be used, and cannot.

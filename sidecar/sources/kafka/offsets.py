@@ -25,7 +25,7 @@ class LogBounds(NamedTuple):
 
 
 class Offsets:
-    """Asks the broker. Once the time given to `within` is over, every method raises `KafkaException`.
+    """Asks the broker. All methods raise `KafkaException` if it does not answer, or the time given to `within` is over.
 
     Args:
         consumer: The group's consumer, used on its own thread.
@@ -40,49 +40,29 @@ class Offsets:
         self._deadline_s = time.monotonic() + patience_s
 
     def left_s(self) -> float:
-        """The time left.
-
-        Raises:
-            KafkaException: No time is left.
-        """
+        """The time left."""
         left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))
         return left_s
 
     def committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, ck.TopicPartition]:
-        """The group's committed offsets, each with its metadata or its error.
-
-        Raises:
-            KafkaException: The coordinator does not answer, or refuses.
-        """
+        """The group's committed offsets, each with its metadata or its error."""
         asked = [ck.TopicPartition(*tp[:2]) for tp in tps]
         return dict(zip(tps, self._consumer.committed(asked, timeout=self.left_s()), strict=True))
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        """All partitions of these topics, given as names and patterns.
-
-        Raises:
-            KafkaException: The broker does not answer.
-        """
+        """All partitions of these topics, given as names and patterns."""
         known = self._consumer.list_topics(timeout=self.left_s()).topics
         ours = [name for name in known if any(is_meant(topic, name) for topic in topics)]
         return [TopicPartition(name, partition) for name in ours for partition in known[name].partitions]
 
     def nothing_committed(self, topics: Sequence[str]) -> bool:
-        """Whether the group has committed no offset of these topics.
-
-        Raises:
-            KafkaException: The broker does not answer.
-        """
+        """Whether the group has committed no offset of these topics."""
         return all(committed.offset < 0 for committed in self.committed(self.partitions(topics)).values())
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds | KafkaError]:
-        """The bounds of these logs, or the error: a leader that is down affects only its own partitions.
-
-        Raises:
-            KafkaException: No broker answers.
-        """
+        """The bounds of these logs, or the error: a leader that is down affects only its own partitions."""
         bounds: dict[TopicPartition, LogBounds | KafkaError] = {}
         led: dict[int, list[TopicPartition]] = defaultdict(list)
         for tp, leader in self._leaders(tps).items():
@@ -100,11 +80,7 @@ class Offsets:
         return bounds
 
     def at_time(self, tp: TopicPartition, at_ms: int) -> int | None:
-        """The offset of the first message that is not older; None if there is none.
-
-        Raises:
-            KafkaException: The leader does not answer.
-        """
+        """The offset of the first message that is not older; None if there is none."""
         answer = self._times({tp: at_ms}, self.left_s())[tp]
         if answer.error is not None:
             raise KafkaException(answer.error)

@@ -131,15 +131,12 @@ class WaitingPartitions:
             raise forbidden(error, topic, self._group_id)
 
     def due(self) -> list[TopicPartition]:
-        """All waiting partitions, if a retry is due."""
         return sorted(self._errors) if time.monotonic() >= self._retry_at_s else []
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
-        """Drop partitions that are no longer owned."""
         self._errors = {tp: error for tp, error in self._errors.items() if tp not in tps}
 
     def tell(self) -> None:
-        """Report the partitions as a problem."""
         if not self._errors:
             self._troubles.clear("start")
             return
@@ -152,9 +149,6 @@ class Partitions:
     """Takes partitions and gives them up, on the thread of the consumer.
 
     Args:
-        listener: Called for partitions that are taken or temporarily given up.
-        ends: Requests the ends of logs.
-        topic_ids: Knows topics that were recreated or deleted.
         lane: Takes their messages; None if the consumer does.
     """
 
@@ -189,7 +183,6 @@ class Partitions:
         self._given = [*(self._given or ()), *tps]
 
     def take_given(self) -> None:
-        """Take the noted partitions."""
         if self._given is not None:
             given, self._given = self._given, None
             self._take(given)
@@ -221,7 +214,6 @@ class Partitions:
             self._listener.assigned(assignments)
 
     def drop(self, tps: Collection[TopicPartition]) -> None:
-        """Stop reading these partitions."""
         here = self.identities.keys() & tps
         self.pause(self._paused - here)  # the client would keep them paused, and read nothing of the next assignment
         for tp in here:
@@ -249,7 +241,6 @@ class Partitions:
             self._take(sorted(here))
 
     def reload_topic(self, topic: str, topic_id: str) -> Collection[TopicPartition]:
-        """Reload the topic's partitions that were assigned under another id; return them."""
         tps = {tp for tp, identity in self.identities.items() if tp.topic == topic and identity.topic_id != topic_id}
         self.reload(tps)
         return tps
@@ -267,7 +258,6 @@ class Partitions:
         return False
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
-        """Pause these partitions, and read all others."""
         wanted = frozenset(tps) & self.identities.keys()
         for change, these in (
             (self._consumer.pause, wanted - self._paused),
@@ -286,7 +276,6 @@ class Partitions:
                     self._consumer.seek(found)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset of the partition's next message, if known without a request."""
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp[:2]), cached=True)
         asked = self._ends.end(tp)
         end = max(bounds[1] if bounds else -1, -1 if asked is None else asked)  # cached: constant while paused
@@ -319,8 +308,6 @@ class Membership:
     Args:
         consumer: The group's consumer, used on its own thread.
         admin: Has its own connections; None if the cluster does not answer requests about members.
-        listener: Called for revoked and lost partitions.
-        troubles: Get the end of the session.
     """
 
     def __init__(
@@ -383,13 +370,11 @@ class Membership:
         self._save(self._consumer.memberid() or "")
 
     def revoked(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """Give up these partitions, which are revoked when this returns."""
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
         self._listener.revoking(tps & self._partitions.identities.keys())
         self._partitions.drop(tps)
 
     def lost(self, _: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
-        """Give up these partitions, which already belong to another member."""
         tps = {TopicPartition(tp.topic, tp.partition) for tp in partitions}
         self._lost = {tp.topic for tp in tps}
         self._troubles.put(SESSION, "the session with the group ended, and no partition was given to us since")
@@ -397,7 +382,6 @@ class Membership:
         self._partitions.drop(tps)
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems with the broker: a key, and a sentence for an operator."""
         now = self._troubles.now
         if SESSION not in now or not self._lost or self._lost - now.keys():
             return now

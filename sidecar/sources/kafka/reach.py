@@ -105,7 +105,6 @@ def await_topics(
         consumer: Asks; its callbacks are served.
         refusal: The reason for which the broker refused the credentials; empty if it did not.
         problems: The client's last error about the broker, under `client`.
-        waiting: Gets a text that says what the start waits for.
 
     Raises:
         UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.

@@ -40,7 +40,6 @@ class KafkaClient:
     """A consumer of confluent-kafka, used on one thread.
 
     Args:
-        queue_bytes: Limit of the client's queue.
         client_id: Its client id, unless the settings have one.
         lane: Reads in its place; None if there is none.
     """
@@ -63,12 +62,7 @@ class KafkaClient:
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
 
     def open(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
-        """Begin to connect.
-
-        Args:
-            troubles: Get the client's errors about the broker.
-            on_commit: Called at the end of each asynchronous commit.
-        """
+        """Begin to connect."""
 
         def on_error(error: KafkaError) -> None:
             if is_credentials(error):
@@ -92,7 +86,6 @@ class KafkaClient:
 
     @property
     def isolation_level(self) -> str:
-        """The value of `isolation.level`."""
         return str(self._config["isolation.level"])
 
     def safely(self, callback: Callable[..., None]) -> Callable[..., None]:
@@ -107,7 +100,6 @@ class KafkaClient:
         return call
 
     def check(self) -> None:
-        """Raise an error of a callback."""
         if self.failure is not None:
             raise self.failure
 
@@ -154,7 +146,6 @@ class KafkaCommits:
     """Makes states durable.
 
     Args:
-        consumer: The group's consumer, used on its own thread.
         identities: Of the owned partitions; others are never named in a commit.
     """
 
@@ -177,7 +168,6 @@ class KafkaCommits:
         """Number of the first of these whose end is not reported."""
 
     def begin(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` reports the end."""
         memories = self._made(items)
         try:
             if memories:  # commit() without offsets skips a change of metadata only
@@ -189,7 +179,6 @@ class KafkaCommits:
         self._listener.committed(dict.fromkeys(memories, False), 0.0)
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is no longer reported."""
         self._untold = len(self._pending)
         memories = self._made(items)
         if not memories:
@@ -219,7 +208,6 @@ class KafkaCommits:
         return good
 
     def close(self) -> None:
-        """Write the rows that are left."""
         self._memories.close()
 
     def _failed(self, reason: str) -> None:
@@ -260,7 +248,6 @@ class KafkaSource:
 
     @property
     def is_emptied(self) -> bool:
-        """Whether the client's queue was empty after the last `poll`."""
         return not self._client.has_more
 
     @property
@@ -280,12 +267,7 @@ class KafkaSource:
     # Joining
 
     def open(self, listener: Listener) -> None:
-        """Connect, evict the predecessor and join the group.
-
-        Raises:
-            UnavailableError: The broker cannot be reached, or a topic is unknown, for the whole start-up time.
-            CredentialsError: The broker refuses the credentials.
-        """
+        """Connect, evict the predecessor and join the group."""
         settings, client = self._settings, self._client
         troubles = Troubles(listener.event, "kafka.failed", "kafka.recovered")
 
@@ -369,7 +351,6 @@ class KafkaSource:
         self._memories.distrust(tp)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset of the partition's next message, if known without a request."""
         return self._partitions.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:

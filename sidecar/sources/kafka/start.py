@@ -60,11 +60,7 @@ class _CheckedLog(NamedTuple):
 
 
 class Recall:
-    """Decides between the broker's state and the folder's.
-
-    Args:
-        digest_at: Reads a message of the log again.
-    """
+    """Decides between the broker's state and the folder's."""
 
     def __init__(self, memories: Memories, rules: Rules, digest_at: DigestAt, tell: Tell) -> None:
         self._memories = memories
@@ -172,7 +168,6 @@ class CommitMemory(NamedTuple):
 
     @classmethod
     def of(cls, watermark: int, text: str, topic_id: str, lineage: Lineage) -> Self:
-        """The row of a commit."""
         return cls(watermark, text, topic_id, list(lineage.ancestors.items()), list(lineage.fingerprints))
 
     @classmethod
@@ -212,11 +207,9 @@ class Memories:
         return decoded.incarnation, state
 
     def distrust(self, tp: TopicPartition) -> None:
-        """Note that another member continued from a commit before the row's."""
         self._outdated.add(tp)
 
     def is_outdated(self, tp: TopicPartition) -> bool:
-        """Whether the row is known to be outdated."""
         return tp in self._outdated
 
     def keep(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
@@ -254,7 +247,6 @@ class Memories:
             self._failing = False
 
     def close(self) -> None:
-        """Write the remaining rows."""
         self._disk.shutdown()
 
 
@@ -284,7 +276,6 @@ class _NewGroup:
         self._is_new: bool | None = None
 
     def begin(self, tps: Sequence[TopicPartition]) -> None:
-        """Note that the starts of these partitions are requested now."""
         self._asked, self._is_new = tps, None
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
@@ -302,13 +293,7 @@ class _NewGroup:
 
 
 class KafkaStartOffsets:
-    """Determines start offsets.
-
-    Args:
-        cluster_id: The id that the cluster reports.
-        known: Returns the state file's snapshot of a partition.
-        recall: Decides between broker and state folder.
-    """
+    """Determines start offsets."""
 
     def __init__(
         self,

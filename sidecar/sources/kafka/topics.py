@@ -42,7 +42,6 @@ class MadeAgain:
         self._gone: dict[str, str] = {}
 
     def log(self, level: int, template: str, *args: str) -> None:
-        """Take a log line of the client."""
         text = template % args
         if self._aloud or level >= logging.CRITICAL:
             print(text, file=sys.stderr)
@@ -65,7 +64,6 @@ class TopicIds:
 
     Args:
         cluster_id: librdkafka's mock cluster never answers, so it is not asked.
-        made_again: Knows which ids were replaced.
     """
 
     def __init__(self, admin: AdminClient, cluster_id: str, made_again: MadeAgain) -> None:

@@ -98,7 +98,6 @@ class QueueProgress(NamedTuple):
     told: Told = Told()
 
     def dump(self) -> str:
-        """The progress as text."""
         return json.dumps(self)
 
     @classmethod
@@ -113,7 +112,6 @@ class QueueProgress(NamedTuple):
 
     @property
     def mark(self) -> QueueMark | None:
-        """The newest message read, None before the first."""
         return self.marks[0] if self.marks else None
 
     def was_set_back(self, committed: int, boot: int) -> bool:

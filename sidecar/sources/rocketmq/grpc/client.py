@@ -47,8 +47,6 @@ class _WatchedQueue:
 
 @dataclass(slots=True)
 class _WatchedTopic:
-    """A topic at one broker."""
-
     queues: dict[int, _WatchedQueue] = field(default_factory=dict)
     recreations: int = 1
     begins_at: int = _NONE
@@ -63,7 +61,6 @@ class Skipped:
         self._topics: dict[tuple[str, str], _WatchedTopic] = {}
 
     def look(self, handed: HandedMessage, now_s: float) -> None:
-        """Look at a message that was handed over."""
         name, broker, number, offset = handed.place
         if name != handed.topic or offset < 0 or not handed.offset_message_id:
             return
@@ -136,8 +133,6 @@ class Arrivals:
 
     Args:
         queue_bytes: Limit of messages received ahead.
-        loop: The loop on which messages arrive.
-        in_order: Whether they come in order.
     """
 
     def __init__(self, queue_bytes: int, loop: asyncio.AbstractEventLoop, *, in_order: bool) -> None:
@@ -240,12 +235,7 @@ NO_MESSAGE = 40_401
 
 
 class GrpcReceiver:
-    """Receives messages of a session until it breaks.
-
-    Args:
-        leases: Keeps the receipts of received messages.
-        problems: Problems of topics and brokers are noted here.
-    """
+    """Receives messages of a session until it breaks."""
 
     def __init__(
         self, requests: GrpcRequests, attempts: Attempts, leases: Leases, arrivals: Arrivals, problems: dict[str, str]

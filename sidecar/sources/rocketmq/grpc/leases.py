@@ -43,7 +43,6 @@ class Attempts:
 
     @property
     def in_order(self) -> bool:
-        """Whether requests have ids."""
         return bool(self._place)
 
     def attempt_id(self, use: Use | None) -> str:
@@ -104,7 +103,6 @@ class Attempts:
         self.end(use)
 
     def hold(self, use: Use) -> None:
-        """Count an unacknowledged message."""
         self._uses[use] += 1
 
     def end(self, use: Use | None) -> None:
@@ -137,11 +135,7 @@ class Lease:
 
 
 class Acks:
-    """Messages to be acknowledged, by topic, and the tasks that do so.
-
-    Args:
-        attempts: Counts unacknowledged messages by attempt id.
-    """
+    """Messages to be acknowledged, by topic, and the tasks that do so."""
 
     def __init__(self, requests: GrpcRequests, call: Call, attempts: Attempts) -> None:
         self._requests = requests
@@ -153,18 +147,15 @@ class Acks:
         self._tasks = [asyncio.ensure_future(self._work()) for _ in range(ACK_CALLS)]
 
     def add(self, leases: Collection[Lease]) -> None:
-        """Begin to acknowledge."""
         for lease in leases:
             self._leases.setdefault(lease.topic, []).append(lease)
         self._wanted.set()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a message is not acknowledged yet."""
         return bool(self._leases or self._busy)
 
     async def close(self) -> None:
-        """Leave the rest unacknowledged."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -220,11 +211,7 @@ INVALID_HANDLE = 40_013
 
 
 class Leases:
-    """Keeps receipt handles under numbers, since a handle changes with each extension.
-
-    Args:
-        attempts: Counts unacknowledged messages by attempt id.
-    """
+    """Keeps receipt handles under numbers, since a handle changes with each extension."""
 
     def __init__(self, requests: GrpcRequests, call: Call, attempts: Attempts) -> None:
         self._requests = requests
@@ -263,11 +250,9 @@ class Leases:
         return lease is not None and lease.until_s > time.monotonic()
 
     def ack(self, tokens: Collection[Hashable]) -> None:
-        """Begin to acknowledge."""
         self._acks.add([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
 
     def extend(self, tokens: Collection[Hashable]) -> None:
-        """Extend leases that end soon."""
         soon_s = time.monotonic() + EXTEND_AHEAD_S
         for token in tokens:
             lease = self._leases.get(token)
@@ -276,14 +261,12 @@ class Leases:
                 self._begin(self._extend(lease))
 
     def release(self, tokens: Collection[Hashable]) -> None:
-        """Give messages back."""
         for token in tokens:
             lease = self._leases.pop(token, None)
             if lease is not None:
                 self._begin(self._release(lease))
 
     async def acknowledged(self, timeout_s: float) -> None:
-        """Wait for pending acknowledgements."""
         until_s = time.monotonic() + timeout_s
         while (self._acks.is_busy or self._tasks) and time.monotonic() < until_s:
             await asyncio.sleep(0.01)

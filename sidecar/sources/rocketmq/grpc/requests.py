@@ -77,11 +77,7 @@ def extended(handle: str) -> str:
 
 
 class GrpcRequests:
-    """Makes requests.
-
-    Args:
-        expression: The tags that brokers filter by, `a || b`, or `*`.
-    """
+    """Makes requests."""
 
     def __init__(self, stubs: Stubs, settings: RocketMqSettings, client_id: str, expression: str, tell: Tell) -> None:
         self._values, self._requests = stubs.values, stubs.requests
@@ -94,7 +90,6 @@ class GrpcRequests:
         self._group = self.resource(settings.group)
 
     def resource(self, name: str) -> Any:
-        """A topic or a group by its name."""
         return self._values.Resource(resource_namespace=self._settings.namespace or "", name=name)
 
     def metadata(self) -> _Metadata:
@@ -115,7 +110,6 @@ class GrpcRequests:
         return headers
 
     def endpoints(self, server: str) -> Any:
-        """A server in the protocol's form."""
         host, port = server.rsplit(":", 1)
         host = host.strip("[]")
         schemes = {4: self._values.IPv4, 6: self._values.IPv6}
@@ -142,15 +136,12 @@ class GrpcRequests:
         return command
 
     def route(self, topic: str, server: str) -> Any:
-        """The request of a topic's brokers."""
         return self._requests.QueryRouteRequest(topic=self.resource(topic), endpoints=self.endpoints(server))
 
     def heartbeat(self) -> Any:
-        """The heartbeat of this member."""
         return self._requests.HeartbeatRequest(group=self._group, client_type=self._values.SIMPLE_CONSUMER)
 
     def leave(self) -> Any:
-        """The request that ends the membership."""
         return self._requests.NotifyClientTerminationRequest(group=self._group)
 
     def receive(self, queue: Any, count: int, invisible_s: float, attempt_id: str = "") -> Any:
@@ -165,7 +156,6 @@ class GrpcRequests:
         return request
 
     def ack(self, topic: str, entries: Iterable[tuple[str, str]]) -> Any:
-        """The acknowledgement of messages of a topic, by id and receipt handle."""
         request = self._requests.AckMessageRequest(group=self._group, topic=self.resource(topic))
         for message_id, handle in entries:
             request.entries.add(message_id=message_id, receipt_handle=handle)
@@ -182,7 +172,6 @@ class GrpcRequests:
     # Messages
 
     def handed(self, token: int, message: Any) -> HandedMessage:
-        """A message in the form that the source takes."""
         system, topic = message.system_properties, message.topic.name
         stored = stored_at(system.receipt_handle) or ("0", "", system.queue_id, system.queue_offset, -1)
         kind, broker, queue, offset, position = stored

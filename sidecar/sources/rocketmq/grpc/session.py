@@ -43,11 +43,7 @@ class GrpcRefusedError(Exception):
 
 
 class Session:
-    """Opens a connection, and serves it until it breaks.
-
-    Args:
-        credentials: TLS credentials, None without TLS.
-    """
+    """Opens a connection, and serves it until it breaks."""
 
     def __init__(
         self, stubs: Stubs, settings: RocketMqSettings, requests: GrpcRequests, server: str, credentials: Any
@@ -81,8 +77,6 @@ class Session:
 
         Args:
             wait_s: Time before the first request about topics.
-            is_open: Called when messages can be received.
-            work: Returns the tasks to run from then on.
 
         Raises:
             RefusedError: The proxy refuses this client.
@@ -161,7 +155,6 @@ class Session:
         return parts, True
 
     def _broken(self, error: Any) -> Exception:
-        """The meaning of a connection's failure."""
         if not isinstance(error, self._grpc.RpcError):
             return ConnectionError("no answer in time")
         code, text = error.code(), error.details() or ""
@@ -255,12 +248,7 @@ class Sessions:
         """Present problems: a key, and a sentence for an operator."""
 
     def await_open(self) -> None:
-        """Return when messages can be received; on the owner's thread.
-
-        Raises:
-            UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
-            CredentialsError: The credentials are refused.
-        """
+        """Return when messages can be received; on the owner's thread."""
         until_s = time.monotonic() + self._settings.start_timeout_ms / 1000
         while not self.opened.wait(0.05):
             if self._refused is not None and self._refused.code in (UNAUTHORIZED, FORBIDDEN):
@@ -310,7 +298,6 @@ class Sessions:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a session now."""
         return self._session is not None
 
     async def leave(self) -> None:

@@ -63,7 +63,6 @@ def _is_theirs(name: str) -> bool:
 
 
 def _folder() -> Path:
-    """The folder of the stubs."""
     needs = f"source.rocketmq.client: grpc needs {DISTRIBUTION} {VERSION}"
     try:
         installed = metadata.distribution(DISTRIBUTION)

@@ -22,11 +22,7 @@ _LENGTHS = struct.Struct("<q4I")
 
 
 class LeasedMessage:
-    """A message from the moment it is handed over until it is settled.
-
-    Args:
-        number: Its offset for the core.
-    """
+    """A message from the moment it is handed over until it is settled."""
 
     __slots__ = ("again", "chunk", "handed", "handles", "held_bytes", "identity", "key", "number")
 

@@ -25,11 +25,7 @@ IDENTITY_BYTES = 16
 
 
 class SettledIdentities:
-    """The window. Adding returns rows for `State.save_progress`; acknowledgements must wait until these are written.
-
-    Args:
-        now_s: Monotonic time.
-    """
+    """The window. Adding returns rows for `State.save_progress`; acknowledgements must wait until these are written."""
 
     def __init__(self, rows: Mapping[ProgressKey, str], now_s: float) -> None:
         self._younger: set[bytes] = set()
@@ -96,11 +92,7 @@ EndedCommit: TypeAlias = tuple[Mapping[TopicPartition, bool], StateError | None,
 
 
 class LeasedCommits:
-    """Writes the state file.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Writes the state file."""
 
     settled: SettledIdentities
     """Recently settled messages; from `load` on."""
@@ -115,7 +107,6 @@ class LeasedCommits:
         """The results of a commit, its write, and its beginning."""
 
     def load(self) -> Mapping[ProgressKey, str]:
-        """All rows of the group."""
         self._state.bind("", self._group)
         rows = self._state.load_progress()
         self.settled = SettledIdentities(rows, self._clock())
@@ -126,7 +117,6 @@ class LeasedCommits:
         self._unsaved |= rows
 
     def settle(self, identities: Iterable[bytes]) -> None:
-        """Have the next commit write that these messages are settled."""
         self._unsaved |= self.settled.add(identities, self._clock())
 
     def begin(self, results: Mapping[TopicPartition, bool]) -> None:
@@ -146,5 +136,4 @@ class LeasedCommits:
         return results, error, self._clock() - begun_s
 
     def close(self) -> None:
-        """End the thread."""
         self._disk.shutdown()

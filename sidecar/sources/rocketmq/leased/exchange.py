@@ -30,12 +30,7 @@ SETTLED = b""
 
 
 class MissedExchange:
-    """A member's side of the exchange.
-
-    Args:
-        table: The group's table.
-        clock: Monotonic seconds.
-    """
+    """A member's side of the exchange."""
 
     def __init__(self, table: ExchangeTable, group: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._table = table
@@ -52,12 +47,7 @@ class MissedExchange:
     def turn(
         self, slots: Sequence[Slot], known: Mapping[bytes, LeasedMessage], settled: SettledIdentities
     ) -> list[HandedMessage]:
-        """Missed messages that were found; those settled by another member are no longer missed.
-
-        Args:
-            known: Held messages that are not settled, by identity.
-            settled: Identities of recently settled messages.
-        """
+        """Missed messages that were found; those settled by another member are no longer missed."""
         last = self._table.exchanged()
         if last is not None:
             self._wanted = last.missed
@@ -112,12 +102,7 @@ def unpacked(text: bytes) -> HandedMessage:
 
 
 def _checked(handed: HandedMessage) -> HandedMessage:
-    """The message with the types that it promises.
-
-    Raises:
-        TypeError: A field has another type.
-        ValueError: A pair is none, or the id is not of hexadecimal digits.
-    """
+    """The message with the types that it promises."""
     _, topic, place, body, born_ms, stored_ms, message_id, own_id, tag, keys, pairs, times = handed
     for text in (topic, place.topic, place.broker, message_id, own_id, *(name for name, _ in pairs)):
         typed(str, text)

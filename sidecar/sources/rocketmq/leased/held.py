@@ -46,7 +46,6 @@ class HeldMessages:
         """Further handles of settled messages."""
 
     def add(self, message: LeasedMessage) -> None:
-        """Hold a message that was handed over."""
         self.unsettled[message.identity] = message
         room, size_bytes = self.again if message.again else self.new, message.held_bytes
         room.count += 1
@@ -65,7 +64,6 @@ class HeldMessages:
         return self._by_number.get(tp, {}).get(number)
 
     def all(self) -> list[LeasedMessage]:
-        """All held messages, settled or not."""
         return [*self.unsettled.values(), *(message for _, messages in self._leaving for message in messages)]
 
     def settle(self, tp: TopicPartition, messages: list[LeasedMessage]) -> None:
@@ -110,7 +108,6 @@ class ReceiveGate:
     """Lets the client receive while there is room, and extends the leases of held messages.
 
     Args:
-        clock: Monotonic seconds.
         replays_first: Whether parts recovered from the state file come first: until then, the broker gives no more of
             these queues.
     """
@@ -145,11 +142,7 @@ class ReceiveGate:
             self._client.pause(full)
 
     def turn(self, recovery: LeasedRecovery, *, is_idle: bool) -> None:
-        """Decide whether to receive: awaited messages are received even while full, because only they make room.
-
-        Args:
-            is_idle: Whether new messages of no topic are read.
-        """
+        """Decide whether to receive: awaited messages are received even while full, because only they make room."""
         new, again, awaited = self._held.new, self._held.again, recovery.awaits
         count_max = max(HELD_MAX - again.count - awaited, HELD_MAX // LEAST_SHARE)
         bytes_max = max(self._held_max_bytes - again.nbytes, self._held_max_bytes // LEAST_SHARE)

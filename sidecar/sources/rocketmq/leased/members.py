@@ -85,7 +85,6 @@ class IntentMembers:
     """The rows of the state file that have the members of a numbering's intents.
 
     Args:
-        rows: Unsettled members from before a crash, by row.
         kept: What the state file keeps of a message, so that its part is the same again; None keeps nothing.
     """
 
@@ -100,11 +99,7 @@ class IntentMembers:
         self._promised: set[tuple[int | None, int, int]] = set()
 
     def record(self, state: PartitionState, held: Mapping[int | None, list[LeasedMessage]]) -> dict[ProgressKey, str]:
-        """The rows with the members of a state's new intents.
-
-        Args:
-            held: Unsettled messages, by group and number.
-        """
+        """The rows with the members of a state's new intents."""
         now = {(key, *intent) for key in held for intent in promised(state, key)}
         members: list[LeasedMessage] = []
         for key, first, last in now - self._promised:
@@ -158,7 +153,6 @@ class Awaited:
 
     @property
     def count(self) -> int:
-        """Number of missing messages."""
         return len(self._missing)
 
     @property

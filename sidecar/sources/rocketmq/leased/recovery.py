@@ -92,12 +92,7 @@ GONE_AFTER_S = 120.0
 
 
 class LeasedRecovery:
-    """The messages that earlier numberings await.
-
-    Args:
-        exchange: Takes them from the members that received them; None without one.
-        clock: Monotonic seconds.
-    """
+    """The messages that earlier numberings await."""
 
     def __init__(self, client: LeasedClient, exchange: MissedExchange | None, clock: Callable[[], float]) -> None:
         self._client = client
@@ -113,12 +108,7 @@ class LeasedRecovery:
         self._missed_s = 0.0
 
     def add(self, slots: Sequence[Slot], kept: Sequence[str]) -> None:
-        """Recover these numberings.
-
-        Args:
-            slots: Earlier numberings of a topic.
-            kept: Their messages in the state file.
-        """
+        """Recover these numberings."""
         stored, placements = recover(self._client, kept, slots)
         self._slots += slots
         self._stored += stored
@@ -126,7 +116,6 @@ class LeasedRecovery:
 
     @property
     def awaits(self) -> int:
-        """Number of missing messages."""
         return sum(slot.awaited.count for slot in self._slots)
 
     def replays(self) -> bool:
@@ -139,7 +128,6 @@ class LeasedRecovery:
         return stored
 
     def exchanged(self, unsettled: Mapping[bytes, LeasedMessage], settled: SettledIdentities) -> list[HandedMessage]:
-        """Messages from other members; see `MissedExchange.turn`."""
         return self._exchange.turn(self._slots, unsettled, settled) if self._exchange is not None else []
 
     def collect(self, slots: Sequence[Slot], message: LeasedMessage) -> bool:
@@ -156,7 +144,6 @@ class LeasedRecovery:
         """The numberings whose missing messages are to be given up: they could have come for a long time, and none did.
 
         Args:
-            paused: Numberings that the core does not read at present.
             is_full: Whether there is no room for messages.
             are_new_paused: Whether the core does not read the new messages of a topic.
         """

@@ -39,7 +39,6 @@ class Slot:
     Args:
         tp: The topic, and the slot's number for a partition.
         rules: 4 bytes, the hash of the rules.
-        members: Members of its intents from before a crash, by row.
         resumed: Whether it was in the state file.
     """
 
@@ -69,13 +68,11 @@ class Slot:
         """Whether the core has all messages that were awaited."""
 
     def assignment(self) -> Assignment:
-        """The assignment for the core."""
         state = self._start
         return Assignment(self.tp, self.scope, state, "", self._identity.incarnation, self._resumed, state.watermark)
 
     @property
     def is_done(self) -> bool:
-        """Whether no message is unsettled."""
         return self.awaited.is_empty and not any(self._held.values())
 
     def number(self, messages: list[LeasedMessage]) -> Run:
@@ -142,8 +139,6 @@ class LeasedStart(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """A slot from the state file."""
-
     tp: TopicPartition
     identity: Identity
     state: PartitionState
@@ -235,7 +230,6 @@ def _left(topic: str, rows: Mapping[ProgressKey, str], group: str, rules: bytes)
 
 
 def _members(slot: _Left, rows: Mapping[ProgressKey, str]) -> dict[int, list[IntentMember]]:
-    """The unsettled members of a numbering's intents, by row."""
     by_row: dict[int, list[IntentMember]] = {}
     for key, text in rows.items():
         if key[:2] != slot.tp[:2] or not key.label.startswith(MEMBERS):

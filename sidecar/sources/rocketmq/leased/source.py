@@ -119,7 +119,6 @@ class Numberings:
     """The numberings of all topics.
 
     Args:
-        starts: Determines the numberings that each topic resumes, from the rows of the state file.
         in_order: Whether a topic's recovery must be complete before its new messages are handed on.
     """
 
@@ -171,15 +170,12 @@ class Numberings:
         return [slot for tp, slot in self.slots.items() if tp not in late]
 
     def are_paused(self) -> list[bool]:
-        """Whether new messages are paused, by topic."""
         return [topic.current.tp in self.paused for topic in self.topics.values()]
 
     def hand_on(self, listener: Listener, held: HeldMessages, *, is_full: bool) -> Iterable[Run | ReadPast]:
         """The messages to hand to the core now.
 
         Args:
-            listener: Called for numberings that begin.
-            held: Notes the numbers of messages.
             is_full: Whether there is no room for messages that are awaited.
         """
         for topic in self.topics.values():
@@ -219,7 +215,6 @@ class LeasedSource:
             broker: a FIFO broker hands over the rest of a queue only after its first messages are acknowledged.
         exchange: Takes messages in flight at a crash from the members that received them.
         disk: Writes the state file; a separate thread by default.
-        clock: Monotonic seconds.
     """
 
     name = "RocketMQ"
@@ -257,12 +252,7 @@ class LeasedSource:
         self._closed = False
 
     def open(self, listener: Listener) -> None:
-        """Connect and subscribe.
-
-        Raises:
-            UnavailableError: Servers cannot be reached, or topic or group is unknown, for the whole start-up time.
-            CredentialsError: The credentials are refused.
-        """
+        """Connect and subscribe."""
         self._listener = listener
         self._gate.open()
         self._client.open()
@@ -316,7 +306,6 @@ class LeasedSource:
             give_keys(name, arrived, self._groups_of)
 
     def _give_up(self) -> None:
-        """Give up missing messages that are overdue."""
         paused, are_new_paused = self._numberings.paused, any(self._numberings.are_paused())
         for slot in self._recovery.overdue(paused, is_full=self._gate.is_full, are_new_paused=are_new_paused):
             fields = {**slot.tp.fields(), "count": slot.awaited.count}
@@ -378,7 +367,6 @@ class LeasedSource:
     # The end
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems of the cluster: a key, and a sentence for an operator."""
         return self._troubles.now
 
     def close(self) -> None:

@@ -33,9 +33,7 @@ class Messages:
     """Messages handed over by the child and not yet taken, within the child's limit.
 
     Args:
-        cluster: Has the names of brokers, and notes which messages were read.
         namespace: Prefix of the names of topics; empty without one.
-        held_bytes_max: Limit of what is taken at once.
     """
 
     def __init__(self, cluster: NativeCluster, namespace: str, held_bytes_max: int, tell: Tell) -> None:
@@ -61,7 +59,6 @@ class Messages:
         return taken
 
     def handed(self, message: LibraryMessage) -> HandedMessage:
-        """A message as the source takes it."""
         self.next_number = max(self.next_number, message.number + 1)
         pairs = properties(message.properties)
         named = dict(pairs)
@@ -147,13 +144,7 @@ class NativeClient:
         self._closed = False
 
     def open(self) -> None:
-        """Connect and subscribe; returns when messages can be received.
-
-        Raises:
-            ConfigError: The library cannot be used.
-            UnavailableError: Servers cannot be reached, or a topic is unknown, for the whole start-up time.
-            CredentialsError: The credentials are refused.
-        """
+        """Connect and subscribe; returns when messages can be received."""
         try:
             self._cluster.open()
             self._children.start(self._messages.next_number, len(self._cluster.queues()))

@@ -38,11 +38,7 @@ class _MarkedQueue:
 
 
 class Marks:
-    """Marks of messages that were handed over, by queue.
-
-    Args:
-        link_of: The connection to a broker.
-    """
+    """Marks of messages that were handed over, by queue."""
 
     def __init__(self, asks: Asks, link_of: Callable[[str], Link | None]) -> None:
         self._asks = asks
@@ -60,7 +56,6 @@ class Marks:
             queue.newest = mark
 
     def ask(self, now_s: float) -> None:
-        """Send the requests that are due, without waiting."""
         for tp, queue in self._queues.items():
             due_s = queue.asked_s + (READ_S if queue.newest else IDLE_S)
             link = self._link_of(tp.broker) if now_s >= due_s and not queue.asked else None
@@ -89,11 +84,9 @@ class Marks:
         return self._asks.pull(tp, mark.offset, Subscription(tp.topic), messages_max=1)
 
     def by_queue(self) -> dict[TopicPartition, tuple[QueueMark, ...]]:
-        """The marks of all queues, the newest first."""
         return {tp: queue.marks for tp, queue in self._queues.items()}
 
     def forget(self, tps: Iterable[TopicPartition]) -> None:
-        """Drop the marks of these queues, which start over."""
         for tp in tps:
             self._queues.pop(tp, None)
         self.replaced.clear()
@@ -276,7 +269,6 @@ class NativeCluster(RocketMqCluster):
         return all(link.problem for link in self.routes.brokers().values())
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems: a key, and a sentence."""
         links = self.routes.brokers().items()
         problems = {name: f"{link.address}: {link.problem}" for name, link in links if link.problem}
         others = {"name servers": self.routes.problem, POPPED: self._popped.problem}

@@ -67,11 +67,9 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def ack(self, numbers: Iterable[int]) -> None:
-        """Report settled messages to the child."""
         self._send(frame(FrameKind.ACK, pack_numbers(numbers)))
 
     def pause(self, *, full: bool) -> None:
@@ -79,7 +77,6 @@ class ChildProcess:
         self._send(frame(FrameKind.PAUSE if full else FrameKind.RESUME))
 
     def reach(self, *, can: bool) -> None:
-        """Tell the child whether any broker can be reached."""
         self._send(frame(FrameKind.BACK if can else FrameKind.AWAY))
 
     def _send(self, data: bytes) -> None:
@@ -153,7 +150,6 @@ class ChildProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the child at once."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -174,7 +170,6 @@ class Children:
     """The present child, and why, when and with which settings the next one is started.
 
     Args:
-        home: Folder for the child; it is emptied.
         settings: Settings of each child, see `native.child.subscribe`.
     """
 
@@ -194,11 +189,9 @@ class Children:
 
     @property
     def is_due(self) -> bool:
-        """Whether a child must be started now."""
         return bool(self.problem) and time.monotonic() >= self._due_s
 
     def plan(self, problem: str, delay_s: float = AGAIN_MIN_S) -> None:
-        """Plan the restart after this time."""
         self.problem, self._due_s = problem, time.monotonic() + delay_s
 
     def failed(self, why: str) -> float:
@@ -229,20 +222,17 @@ class Children:
             self.child.ack(ours)
 
     def pause(self, *, full: bool) -> None:
-        """Stop handing over while `full`, or resume."""
         self.is_paused = full
         if self.child is not None:
             self.child.pause(full=full)
 
     def reach(self, *, can: bool) -> None:
-        """Note whether any broker can be reached."""
         if self._is_away is can:
             self._is_away = not can
             if self.child is not None:
                 self.child.reach(can=can)
 
     def end(self) -> None:
-        """End the child at once."""
         if self.child is not None:
             self.child.kill()
             self.child = None

@@ -42,7 +42,6 @@ class _Untaken:
         self.retry_at_s = time.monotonic() + RETRY_S
 
     def forget(self, tp: TopicPartition) -> None:
-        """Drop a queue that belongs to another member."""
         self.failed.pop(tp, None)
         self.replaced.discard(tp)
 
@@ -164,14 +163,12 @@ class Assignments:
         self._pulls.add(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give up the queue and take it again from its committed state."""
         if tp in self.tps:
             self._listener.reloading(tp)
             self._drop([tp])
             self._take([tp])
 
     def take_moved(self) -> None:
-        """Take moved or replaced queues again."""
         findings = self._pulls.findings
         moved, findings.moved = findings.moved, {}
         for tp, reset in moved.items():
@@ -186,7 +183,6 @@ class Assignments:
             self.reload(tp)
 
     def leave(self) -> None:
-        """Revoke all queues, and leave the group."""
         ours = set(self.tps)
         if ours:
             self._listener.revoking(ours)

@@ -27,14 +27,6 @@ class RocketMqCluster:
 
     Args:
         client_id: Identifies this place, also after a restart: it owns the brokers' locks.
-        topics: Topics whose routes are refreshed.
-        take_request: Called with requests that brokers send.
-
-    Attributes:
-        asks: Makes the requests.
-        network: All connections.
-        routes: Queues and brokers of the topics.
-        brokers: The brokers that have the queues.
 
     Raises:
         ConfigError: A certificate cannot be used.
@@ -138,7 +130,6 @@ class RemotingCluster(RocketMqCluster):
 
     Attributes:
         subscriptions: By topic, the retry topic among them.
-        members: Membership in the group.
     """
 
     def __init__(
@@ -221,11 +212,7 @@ class RemotingCluster(RocketMqCluster):
         return Node(link) if link else None
 
     def problems(self, refused: Mapping[TopicPartition, Frame]) -> dict[str, str]:
-        """Present problems with servers and membership: a key, and a sentence for an operator; empty if there is none.
-
-        Args:
-            refused: The brokers' last answers for queues that they refuse.
-        """
+        """Present problems with servers, membership, and queues that are refused: a key, and a sentence or no text."""
         problems = {"name servers": self.routes.problem}
         for name, link in self.routes.brokers().items():
             refusals = [f"{tp}: {frame.remark}" for tp, frame in refused.items() if tp.broker == name]

@@ -82,7 +82,6 @@ class OwnedQueue:
             self.marks = with_newest(self.marks, newest)
 
     def row_of(self, item: CommitItem, rules: bytes, now_s: float) -> QueueProgress:
-        """The row of a state to be made durable."""
         self.put_mark()
         watermark = item.state.watermark
         text = encode(self.identity, rules, item.state)
@@ -108,7 +107,6 @@ class OwnedQueues:
 
     Args:
         rules: 4 bytes, the hash of the rules.
-        may_commit: Whether a queue's state may be made durable now.
         connection: The present connection to a queue's broker, 0 if there is none.
     """
 
@@ -142,14 +140,12 @@ class OwnedQueues:
         self._restless.add(assignment.tp)
 
     def disown(self, tp: TopicPartition) -> None:
-        """Stop committing this queue."""
         queue = self._queues.pop(tp, None)
         self._restless.discard(tp)
         if queue is not None:
             self._left[tp] = max(queue.found, queue.committed, queue.saved)
 
     def get(self, tp: TopicPartition) -> OwnedQueue | None:
-        """A queue, if it is owned."""
         return self._queues.get(tp)
 
     def committed(self) -> dict[TopicPartition, int]:
@@ -161,19 +157,16 @@ class OwnedQueues:
         return {tp: max(queue.saved, queue.committed) for tp, queue in self._queues.items()}
 
     def mark(self, tp: TopicPartition) -> QueueMark | None:
-        """The newest mark of an owned queue."""
         marks = self._queues[tp].marks
         return marks[0] if marks else None
 
     def read(self, tp: TopicPartition, mark: QueueMark) -> None:
-        """Note the newest message that was handed on."""
         queue = self._queues[tp]
         queue.newest = mark
         if not queue.marks:
             self._restless.add(tp)
 
     def took(self, tp: TopicPartition, taken: Told, connection: int) -> None:
-        """Record that the broker accepted this commit on this connection."""
         queue = self._queues.get(tp)
         if queue is not None:
             queue.committed, queue.told = taken.offset, taken
@@ -213,7 +206,6 @@ class OwnedQueues:
         return notes
 
     def noted(self, tps: Iterable[TopicPartition], noted: Future[None]) -> None:
-        """Record that the notes of these queues are being written."""
         for tp in tps:
             self._queues[tp].noted = noted
 
@@ -225,8 +217,6 @@ NOW_TIMEOUT_S = 3.0
 
 @dataclass(slots=True)
 class _PendingQueues:
-    """A pending commit."""
-
     begun_s: float
     offsets: dict[TopicPartition, int]
     saved: Future[None] | None
@@ -237,9 +227,6 @@ class _PendingQueues:
 
 class QueueCommits:
     """Makes states durable.
-
-    Args:
-        rules: 4 bytes, the hash of the rules.
 
     Attributes:
         owned: The queues that may be committed; after one is owned, `start_at` must follow.
@@ -259,7 +246,6 @@ class QueueCommits:
         return self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp)
 
     def begin(self, items: Sequence[CommitItem]) -> None:
-        """Begin to make these states durable; `Listener.committed` reports the end."""
         rows, offsets = self.owned.rows(items)
         saved = self._disk.submit(self._state.save_progress, rows) if rows else None
         self._pending = _PendingQueues(time.monotonic(), offsets, saved, {item.tp: False for item in items})
@@ -325,7 +311,6 @@ class QueueCommits:
         return good and self._cluster.link(tp) is not None
 
     def now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
-        """Make these states durable after any pending commit, whose end is no longer reported."""
         self._pending = None
         rows, offsets = self.owned.rows(items)
         results = {item.tp: False for item in items}
@@ -360,5 +345,4 @@ class QueueCommits:
         return results
 
     def close(self) -> None:
-        """End the thread that writes."""
         self._disk.shutdown()

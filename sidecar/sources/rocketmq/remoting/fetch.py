@@ -18,11 +18,7 @@ _GONE = (Code.PULL_NOT_FOUND, Code.PULL_RETRY_IMMEDIATELY, Code.PULL_OFFSET_MOVE
 
 
 class QueueFetcher:
-    """Fetches by place and offset; used by one thread.
-
-    Args:
-        addresses: The present address of each broker, by name.
-    """
+    """Fetches by place and offset; used by one thread."""
 
     def __init__(
         self, asks: Asks, sign: Sign | None, tls: ssl.SSLContext | None, addresses: Callable[[], Mapping[str, str]]

@@ -98,7 +98,6 @@ class Inquiry(RocketMqCluster):
         return [frame for frame in frames if frame is not None]
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """One message as it is at the broker, None if it is gone; see `Source.fetch`."""
         with closing(self.fetcher()) as fetcher:
             return fetcher.fetch(tp, offset)
 

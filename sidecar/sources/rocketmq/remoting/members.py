@@ -87,11 +87,7 @@ class _Broker:
 
 
 class Members:
-    """The own membership.
-
-    Args:
-        routes: Queues and brokers of the topics.
-    """
+    """The own membership."""
 
     def __init__(self, routes: Routes, asks: Asks, share: Share, subscriptions: Iterable[Subscription]) -> None:
         self._routes = routes
@@ -130,7 +126,6 @@ class Members:
         return back
 
     def leave(self) -> list[tuple[Link, Ask]]:
-        """The requests that end the membership, each with its connection."""
         return [(link, self._asks.leave()) for link in self._routes.brokers().values() if link.is_up]
 
     def may_go_on(self, tp: TopicPartition) -> bool:

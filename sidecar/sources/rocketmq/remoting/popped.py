@@ -20,11 +20,7 @@ _POPPED = property_of("1ST_POP_TIME")
 
 
 class Popped:
-    """Counts them, without waiting.
-
-    Args:
-        routes: Connections to name servers and brokers.
-    """
+    """Counts them, without waiting."""
 
     def __init__(self, asks: Asks, routes: Routes, topics: Sequence[str]) -> None:
         self._asks = asks
@@ -41,7 +37,6 @@ class Popped:
         return f"{sum(left.values())} messages that only client: grpc reads are in {names}" if left else ""
 
     def ask(self, now_s: float) -> None:
-        """Send the requests that are due."""
         link = self._routes.name_server() if now_s >= self._at_s else None
         if link is None:
             return

@@ -128,7 +128,6 @@ class Findings:
     """The refusals of queues that cannot be read at present."""
 
     def forget(self, tp: TopicPartition) -> None:
-        """Drop a queue that is no longer read."""
         self.moved.pop(tp, None)
         self.replaced.discard(tp)
         self.found.pop(tp, None)
@@ -147,7 +146,6 @@ class QueueProofs:
         self._under_way = 0
 
     def ask(self, now_s: float) -> None:
-        """Send the requests for proofs that are due."""
         unproven, self.wanted = self.wanted, set()
         for tp in unproven:
             queue = self._queues.get(tp)

@@ -69,7 +69,6 @@ class PullBudget:
         return IDLE_BYTES if queue.is_at_end else queue.answer_bytes or self.likely_bytes
 
     def learn(self, queue: Pulling, answer_bytes: int) -> None:
-        """Note the likely size of a queue's next answer."""
         queue.answer_bytes = self.likely_bytes = max(ANSWER_BYTES, answer_bytes)
 
     def has_room(self, reserved: int) -> bool:
@@ -110,8 +109,6 @@ class Pulls:
         """Read a queue from an offset on.
 
         Args:
-            subscription: The filter at the broker.
-            find: Finds the node to ask.
             mark: A message of the queue that was read before.
             given: The offset after the last message handed on; messages between the two are gone.
             low: The first offset that can be read, as far as it is known.
@@ -121,7 +118,6 @@ class Pulls:
         self._turn[tp] = None
 
     def remove(self, tps: Collection[TopicPartition]) -> None:
-        """Stop reading these queues."""
         for tp in tps:
             queue = self._queues.pop(tp, None)
             if queue is not None:
@@ -303,7 +299,6 @@ class Pulls:
         return messages
 
     def take(self) -> Iterable[Run | ReadPast]:
-        """Messages that arrived, in the order of each queue."""
         for queue in list(self._queues.values()):
             if queue.proven == queue.given:
                 continue

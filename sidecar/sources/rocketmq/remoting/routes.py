@@ -16,11 +16,7 @@ FORGET_S = 60.0
 
 
 class NameServers:
-    """Asks name servers.
-
-    Args:
-        addresses: Addresses of the name servers.
-    """
+    """Asks name servers."""
 
     def __init__(self, network: Network, asks: Asks, addresses: Sequence[str]) -> None:
         self._network = network
@@ -35,7 +31,6 @@ class NameServers:
 
     @property
     def problem(self) -> str:
-        """The present problem with them, or an empty text."""
         return self._unreachable or min(self._refused.values(), default="")
 
     def call(self, topic: str, timeout_s: float) -> Frame:
@@ -116,11 +111,9 @@ class Routes:
 
     @property
     def cluster(self) -> str:
-        """The cluster's name."""
         return min((route.cluster for route in self._routes.values()), default="")
 
     def queues(self, topic: str) -> tuple[TopicPartition, ...]:
-        """The known queues of a topic."""
         route = self._routes.get(topic)
         return route.queues if route else ()
 
@@ -129,7 +122,6 @@ class Routes:
         return next((link for link in map(self._network.link, self._name_servers.addresses) if link.is_up), None)
 
     def link(self, broker: str) -> Link | None:
-        """The connection to a broker."""
         address = self.addresses.get(broker)
         return self._network.link(address) if address else None
 
@@ -140,16 +132,10 @@ class Routes:
         return self._network.link(address) if address else None
 
     def brokers(self) -> dict[str, Link]:
-        """Connections to all brokers, by name."""
         return {name: self._network.link(address) for name, address in self.addresses.items()}
 
     def find(self, topics: Sequence[str], timeout_s: float) -> list[str]:
-        """Request the routes of these topics and wait; return the topics that no name server knows.
-
-        Raises:
-            NoAnswerError: No name server answers.
-            RefusedError: A name server refuses.
-        """
+        """Request the routes of these topics and wait; return the topics that no name server knows."""
         missing = []
         for topic in topics:
             frame = self._name_servers.call(topic, timeout_s)
@@ -233,11 +219,7 @@ LinkOf = Callable[[str], Link | None]
 
 
 class Brokers:
-    """The brokers of a group.
-
-    Args:
-        link_of: The connection to a broker.
-    """
+    """The brokers of a group."""
 
     def __init__(self, network: Network, asks: Asks, link_of: LinkOf) -> None:
         self.link_of = link_of

@@ -53,14 +53,7 @@ class RocketMqSource:
     # Joining
 
     def open(self, listener: Listener) -> None:
-        """Find the topics and their brokers, and become a member.
-
-        Raises:
-            UnavailableError: Name servers or brokers cannot be reached, or a topic is unknown, for the whole start-up
-                time; a new group's start depends on a broker that is silent for so long.
-            CredentialsError: Name servers or brokers refuse the credentials.
-            ConfigError: A broker cannot filter by `source.rocketmq.sql`.
-        """
+        """Find the topics and their brokers, and become a member."""
         self._listener = listener
         cluster, settings = self._cluster, self._settings
         asks = cluster.asks
@@ -125,14 +118,12 @@ class RocketMqSource:
         self._pulls.pause(frozenset(tps) & self._assignments.tps)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """The offset of the queue's next message, if known without a request."""
         return self._pulls.end(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         return self._fetcher.fetch(tp, offset)
 
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
-        """Have the broker copy one message to the retry topic or (-1) the dead letters."""
         return self._fetcher.send_back(tp, offset, level, known)
 
     # Committing
@@ -144,13 +135,11 @@ class RocketMqSource:
         return self._commits.now(items)
 
     def reload(self, tp: TopicPartition) -> None:
-        """Give up the queue and take it again from its committed state."""
         self._assignments.reload(tp)
 
     # Problems
 
     def problems(self) -> Mapping[str, str]:
-        """Present problems of the cluster: a key, and a sentence for an operator."""
         return self._troubles.now
 
     def close(self) -> None:

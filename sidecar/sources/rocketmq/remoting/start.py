@@ -147,14 +147,7 @@ class QueueStartOffsets:
     """
 
     def __init__(
-        self,
-        brokers: Brokers,
-        asks: Asks,
-        cluster_id: str,
-        start: str | int,
-        rules: bytes,
-        tell: Tell,
-        room_bytes: int,
+        self, brokers: Brokers, asks: Asks, cluster_id: str, start: str | int, rules: bytes, tell: Tell, room_bytes: int
     ) -> None:
         self._brokers = brokers
         self._asks = asks
@@ -205,8 +198,6 @@ class QueueStartOffsets:
 
         Args:
             tps: The queues; this member has their locks.
-            known: Progress of queues in the state file.
-            replaced: Queues that were found to be replaced.
         """
         result = QueueStarts([], {}, {}, {}, {})
         facts = self._facts(tps, known)
@@ -326,12 +317,7 @@ class QueueStartOffsets:
         return self._fresh(tp, begin if low <= begin <= high else low)
 
     def _with_progress(
-        self,
-        tp: TopicPartition,
-        facts: _Facts,
-        fields: Mapping[str, object],
-        progress: QueueProgress,
-        decoded: Decoded,
+        self, tp: TopicPartition, facts: _Facts, fields: Mapping[str, object], progress: QueueProgress, decoded: Decoded
     ) -> Assignment:
         committed, _, low, high, _ = facts
         if committed is None:

@@ -111,7 +111,6 @@ class Frame(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it answers an own request."""
         return bool(self.flag & ANSWER)
 
 

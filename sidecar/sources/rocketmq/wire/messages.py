@@ -79,20 +79,12 @@ class TooLargeError(ValueError):
 
 
 def decode(data: bytes) -> list[StoredMessage]:
-    """All messages of a pull's body.
-
-    Raises:
-        ProtocolError: It does not consist of stored messages.
-    """
+    """All messages of a pull's body."""
     return decode_some(data, 0, math.inf)[0]
 
 
 def as_stored(data: bytes) -> list[StoredMessage]:
-    """All messages of a pull's body as they are stored: bodies stay compressed, and a batch is one message.
-
-    Raises:
-        ProtocolError: It does not consist of stored messages.
-    """
+    """All messages of a pull's body as they are stored: bodies stay compressed, and a batch is one message."""
     try:
         return [message for message, _ in _messages(data)]
     except (struct.error, IndexError) as error:

@@ -118,7 +118,6 @@ class _SentAsks:
         """No request times out before this time; checked first, because each idle queue has a pending request."""
 
     def number(self) -> int:
-        """The number of the next request."""
         self._count += 1
         return self._count
 
@@ -131,7 +130,6 @@ class _SentAsks:
         return number
 
     def take(self, frame: Frame) -> None:
-        """Pass an answer to its request."""
         if (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
             waiting.answered(frame)
 
@@ -177,7 +175,6 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is connected."""
         return self._socket is not None
 
     def ask(self, ask: Ask, answered: Answered, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
@@ -198,7 +195,6 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as the socket accepts."""
         if self._socket is None or not self._out:
             return
         try:
@@ -276,7 +272,6 @@ class Link:
         self._awaited.give_up()
 
     def close(self) -> None:
-        """Disconnect for good."""
         self._closed = True
         self.drop("closed")
 
@@ -286,7 +281,6 @@ class Network:
 
     Args:
         sign: See `Sign`; None without access control.
-        tls: None without TLS.
         take_request: Takes requests that a peer sends. It must not wait for an answer.
     """
 
@@ -307,7 +301,6 @@ class Network:
         return self.links[address]
 
     def unlink(self, address: str) -> None:
-        """Close a link for good."""
         link = self.links.pop(address, None)
         if link is not None:
             link.close()
@@ -322,7 +315,6 @@ class Network:
             self._selector.modify(sock, events, link)
 
     def forget(self, sock: socket.socket) -> None:
-        """Stop waiting for this socket."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 
@@ -380,7 +372,6 @@ class Network:
         return answer
 
     def close(self) -> None:
-        """Close all links."""
         for address in list(self.links):
             self.unlink(address)
         self._selector.close()

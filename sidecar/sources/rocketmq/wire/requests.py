@@ -1,4 +1,4 @@
-"""Requests to name servers and brokers, and their answers. Values only, no connection."""
+"""Requests to name servers and brokers, and their answers, which raise `ProtocolError` if they cannot be read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Route:
 
     Args:
         addresses: Address of the master, by the broker's name.
-        queues: All queues that can be read.
         slaves: Addresses of the slaves by number, by the broker's name.
     """
 
@@ -168,11 +167,7 @@ class Asks:
 
 
 def read_route(topic: str, answer: Frame) -> Route:
-    """The route in the answer to `Asks.route`.
-
-    Raises:
-        ProtocolError: The answer cannot be read.
-    """
+    """The route in the answer to `Asks.route`."""
     with reading(f"the route of {topic}"):
         route = loads(answer.body)
         brokers = {typed(str, entry["brokerName"]): _addresses(entry["brokerAddrs"]) for entry in route["brokerDatas"]}
@@ -200,11 +195,7 @@ def _addresses(found: dict[str, str]) -> dict[str, str]:
 
 
 def read_reset(body: bytes) -> dict[tuple[str, str, int], int]:
-    """Offsets that a 4.x broker resets, by topic, broker and queue; its JSON has objects for names.
-
-    Raises:
-        ProtocolError: The body is not such a message.
-    """
+    """Offsets that a 4.x broker resets, by topic, broker and queue; its JSON has objects for names."""
     with reading("a reset"):
         return {
             (typed(str, queue["topic"]), typed(str, queue["brokerName"]), typed(int, queue["queueId"])): _long(offset)
@@ -236,11 +227,7 @@ def read_boot(answer: Frame) -> int:
 
 
 def read_offset(answer: Frame, name: str = "offset") -> int:
-    """An offset of an answer.
-
-    Raises:
-        ProtocolError: The answer has none.
-    """
+    """An offset of an answer."""
     with reading(f"{name} of an answer"):
         return _long(answer.fields[name])
 
@@ -254,11 +241,7 @@ def _long(digits: str | bytes) -> int:
 
 
 class MemberAsks:
-    """The requests of one member about its membership.
-
-    Args:
-        asks: Has the member, its group and topics.
-    """
+    """The requests of one member about its membership."""
 
     def __init__(self, asks: Asks) -> None:
         self.client_id = asks.client_id
@@ -290,7 +273,6 @@ class MemberAsks:
         return Ask(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
 
     def leave(self) -> Ask:
-        """Leave the group."""
         fields = {"clientID": self.client_id, "consumerGroup": self._group}
         return Ask(RequestCode.UNREGISTER_CLIENT, fields)
 
@@ -303,11 +285,7 @@ class MemberAsks:
         return Ask(RequestCode.LOCK_BATCH_MQ, {}, self._queues(tps))
 
     def read_locked(self, tps: Iterable[TopicPartition], answer: Frame) -> set[TopicPartition]:
-        """The queues of `tps` in the answer to `lock`.
-
-        Raises:
-            ProtocolError: The answer cannot be read.
-        """
+        """The queues of `tps` in the answer to `lock`."""
         with reading("the locked queues"):
             locked = {
                 (queue["topic"], queue["brokerName"], queue["queueId"]) for queue in loads(answer.body)["lockOKMQSet"]
@@ -315,7 +293,6 @@ class MemberAsks:
         return {tp for tp in tps if (self._asks.wire(tp.topic), tp.broker, tp.partition) in locked}
 
     def unlock(self, tps: Iterable[TopicPartition]) -> Ask:
-        """Unlock queues."""
         return Ask(RequestCode.UNLOCK_BATCH_MQ, {}, self._queues(tps))
 
     def _queues(self, tps: Iterable[TopicPartition]) -> bytes:
@@ -324,10 +301,6 @@ class MemberAsks:
 
 
 def read_members(answer: Frame) -> list[str]:
-    """The client ids in the answer to `MemberAsks.members`.
-
-    Raises:
-        ProtocolError: The answer cannot be read.
-    """
+    """The client ids in the answer to `MemberAsks.members`."""
     with reading("the members of a group"):
         return [typed(str, each) for each in loads(answer.body)["consumerIdList"]] if answer.body else []

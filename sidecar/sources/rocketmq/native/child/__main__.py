@@ -59,11 +59,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def subscribe(settings: dict[str, Any]) -> tuple[ParkedBatches, BytesAhead, Any, Any]:
-    """Load, test and start the library; returns parking, read-ahead, library, and the objects to keep alive.
-
-    Raises:
-        LibraryError: The library cannot be used.
-    """
+    """Load, test and start the library; returns parking, read-ahead, library, and the objects to keep alive."""
     client = load(Path(settings["folder"]))
     from rocketmq.exceptions import RocketMQException
     from rocketmq.ffi import _CLogLevel, dll

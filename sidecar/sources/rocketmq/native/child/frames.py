@@ -1,4 +1,7 @@
-"""Frames between daemon and child over two pipes: a length, a kind, a payload. Standard library only."""
+"""Frames between daemon and child over two pipes: a length, a kind, a payload. Standard library only.
+
+What unpacks them raises `ValueError` for anything else.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +74,7 @@ def pack_numbers(numbers: Iterable[int]) -> bytes:
 
 
 def unpack_numbers(payload: bytes) -> list[int]:
-    """The numbers packed by `pack_numbers`.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The numbers packed by `pack_numbers`."""
     if len(payload) % _NUMBER.size:
         raise ValueError("numbers that are cut off")
     return [number for (number,) in _NUMBER.iter_unpack(payload)]
@@ -88,11 +87,7 @@ def pack_message(message: LibraryMessage) -> bytes:
 
 
 def unpack_messages(payload: bytes) -> list[LibraryMessage]:
-    """The messages packed by `pack_message`, one after the other.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The messages packed by `pack_message`, one after the other."""
     messages, begin = [], 0
     while begin < len(payload):
         if begin + _MESSAGE.size > len(payload):

@@ -1,7 +1,8 @@
 """librocketmq through `rocketmq-client-python`: loaded without a compiler, tested, messages read completely.
 
 The Python package cuts bodies at their first NUL, and cannot list properties: both are read through the library's C++
-symbols, which `check` tests first. Standard library only.
+symbols, which `check` tests first. Without them, or with another layout, all raises `LibraryError`. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -97,10 +98,7 @@ _PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS = 0x144, 30_000
 """Offset of its timeout for an answer to a pull, and the initial timeout."""
 _PULLS = (
     ("_ZN8rocketmq11PullRequest16getCacheMsgCountEv", (ctypes.c_void_p,)),
-    (
-        "_ZN8rocketmq11PullRequest10putMessageERSt6vectorINS_12MQMessageExtESaIS2_EE",
-        (ctypes.c_void_p, ctypes.c_void_p),
-    ),
+    ("_ZN8rocketmq11PullRequest10putMessageERSt6vectorINS_12MQMessageExtESaIS2_EE", (ctypes.c_void_p, ctypes.c_void_p)),
 )
 """Functions called before each pull, with the queue, for the number of its messages; and with a pull's result."""
 _MANY = (1 << 31) - 1
@@ -125,11 +123,7 @@ class _Lenient(ctypes.CDLL):
 
 
 def load(folder: Path) -> Any:
-    """The module `rocketmq.client` of the folder, over the folder's library.
-
-    Raises:
-        LibraryError: Module or library is missing, or cannot be loaded.
-    """
+    """The module `rocketmq.client` of the folder, over the folder's library."""
     library = folder / LIBRARY / "rocketmq" / "librocketmq.so"
     package = folder / CLIENT
     if not library.is_file() or not (package / "rocketmq" / "client.py").is_file():
@@ -149,11 +143,7 @@ def load(folder: Path) -> Any:
 
 
 class Reader:
-    """Reads messages from the library's memory: a call of the library for each field took most of the time.
-
-    Raises:
-        LibraryError: The library lacks a symbol.
-    """
+    """Reads messages from the library's memory: a call of the library for each field took most of the time."""
 
     def __init__(self, dll: Any) -> None:
         self._dll = dll
@@ -188,11 +178,7 @@ class Reader:
         return copied
 
     def check(self) -> None:
-        """Create a message of every kind, read it, and compare its fields with the library's accessors.
-
-        Raises:
-            LibraryError: It is not read as it was created.
-        """
+        """Create a message of every kind, read it, and compare its fields with the library's accessors."""
         dll, wrong = self._dll, "the library does not read messages whole: it is not the one of rocketmq 0.4.4"
         for body in (b"\0ab\0\xff" * 1000, b"", b"text"):
             handle = dll.CreateMessage(b"topic")
@@ -241,9 +227,6 @@ class LibraryListener:
 
     The library's C functions call back for one message after the other, in one thread for all messages read at once:
     the second would wait until the first is settled.
-
-    Args:
-        take: Takes the messages, and returns when they are consumed.
     """
 
     def __init__(self, dll: Any, consumer: int, take: Callable[[list[int]], None]) -> None:
@@ -268,9 +251,6 @@ def keep_packed(dll: Any) -> Any:
 
     Returns:
         An object to keep alive as long as the library runs.
-
-    Raises:
-        LibraryError: The library decompresses in another way.
     """
     try:
         swap = _bound(dll, "_ZNSs4swapERSs", None, ctypes.c_void_p, ctypes.c_void_p)
@@ -297,11 +277,7 @@ def read_ahead(dll: Any, consumer: int, messages_max: int) -> None:
 
 
 def check_layout(consumer: int) -> None:
-    """Check that a new consumer has the layout of rocketmq 0.4.4: the next two functions write into it.
-
-    Raises:
-        LibraryError: It has another layout.
-    """
+    """Check that a new consumer has the layout of rocketmq 0.4.4: the next two functions write into it."""
     for field_at, value in ((_AHEAD_AT, _AHEAD_MAX), (_PULL_TIMEOUT_AT, _PULL_TIMEOUT_MS)):
         if ctypes.c_int.from_address(consumer + field_at).value != value:
             raise LibraryError("the library's consumer is not the one of rocketmq 0.4.4")
@@ -325,9 +301,6 @@ def ask_before(dll: Any, may_pull: Callable[[int], bool], came: Callable[[int, i
 
     Returns:
         An object to keep alive as long as the library runs.
-
-    Raises:
-        LibraryError: The library pulls in another way.
     """
     pointer, number = ctypes.c_void_p, ctypes.c_int
     try:

@@ -31,7 +31,6 @@ class BytesAhead:
 
     Args:
         bytes_max: Limit of all that is read ahead.
-        allocated: Returns the bytes that the process has allocated.
     """
 
     def __init__(self, bytes_max: int, queues: int, allocated: Callable[[], int]) -> None:
@@ -65,7 +64,6 @@ class BytesAhead:
             self._held_bytes = max(0, self._idle - self._unused)
 
     def measure(self) -> None:
-        """Measure the memory held now."""
         with self._changed:
             self._held_bytes = max(0, self._allocated() - self._unused)
             self._changed.notify_all()
@@ -95,7 +93,6 @@ class BytesAhead:
                 self._patience_s[queue] = 0.0
 
     def came(self, queue: int, nbytes: int) -> None:
-        """Record the size of a queue's answer."""
         with self._changed:
             self._awaited.pop(queue, None)
             self._patience_s[queue] = LOADED_S
@@ -159,7 +156,6 @@ class Watch:
         """Pipe that becomes readable when messages arrive while it is off."""
 
     def begin(self) -> None:
-        """Messages arrived."""
         if not self.is_on:
             self.is_on = True
             os.write(self._wake, b"\0")
@@ -175,7 +171,6 @@ class ParkedBatches:
 
     Args:
         held_bytes_max: Limit of messages handed over and not settled; a single message may be larger.
-        batches_max: Limit of batches at once.
     """
 
     def __init__(self, reader: Reader, held_bytes_max: int, first: int, batches_max: int) -> None:
@@ -245,16 +240,13 @@ class ParkedBatches:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no callback waits."""
         return not (self._turns.count or self._parked)
 
     def close(self) -> None:
-        """Stop handing over."""
         with self._room:
             self._is_closed = True
 
     def reopen(self) -> None:
-        """Resume handing over."""
         with self._room:
             self._is_closed = False
             self._room.notify_all()
