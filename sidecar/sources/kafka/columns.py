@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise, repeat
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import xxhash
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, Message
+from typing_extensions import override
 
-from sidecar.core.records import Header, Run, TopicPartition
+from sidecar.core.records import GetterColumns, Header, Run, TopicPartition
 
 
 class Failed(NamedTuple):
@@ -25,19 +26,13 @@ class Failed(NamedTuple):
 _NO_NAME = "\N{REPLACEMENT CHARACTER}"
 
 
-class KafkaColumns:
+class KafkaColumns(GetterColumns):
     """`records.Columns` for confluent-kafka's messages: unbound methods, mapped in C."""
 
-    def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
-        return map(Message.offset, messages)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        super().__init__(Message.offset, _timestamp, Message.key, headers_of, Message.value)  # type: ignore[arg-type]
 
-    def timestamps(self, messages: Sequence[Message]) -> Iterable[int | None]:
-        for kind, at_ms in map(Message.timestamp, messages):
-            yield None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
-
-    def keys(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
-        return map(Message.key, messages)
-
+    @override
     def headers(self, messages: Sequence[Message]) -> Iterable[Sequence[Header] | None]:
         """The headers of each message; bytes of a name that are not UTF-8 become U+FFFD, as in Java's client."""
         try:
@@ -45,14 +40,13 @@ class KafkaColumns:
         except SystemError:
             return list(map(headers_of, messages))
 
-    def values(self, messages: Sequence[Message]) -> Iterable[bytes | None]:
-        return map(Message.value, messages)
-
-    def details(self, messages: Sequence[Message]) -> Iterable[None]:
-        return repeat(None, len(messages))
-
     def digest(self, message: Message) -> int:
         return digest_of(message)
+
+
+def _timestamp(message: Message) -> int | None:
+    kind, at_ms = message.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
 
 
 def headers_of(message: Message) -> Sequence[Header] | None:

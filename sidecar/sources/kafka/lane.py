@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError
+from typing_extensions import override
 
-from sidecar.core.records import NO_ID, Header, Run, TopicPartition
+from sidecar.core.records import NO_ID, GetterColumns, Run, TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.kafka.columns import Failed, hash_of
 
@@ -19,28 +20,18 @@ if TYPE_CHECKING:
     from sidecar_fastlane.columns import Table
 
 
-class LaneColumns:
+class LaneColumns(GetterColumns):
     """`records.Columns` for messages of the lane."""
 
+    def __init__(self) -> None:
+        offset, key, headers, value = map(attrgetter, ("offset", "key", "headers", "value"))
+        super().__init__(offset, _timestamp, key, headers, value)
+
+    @override
     def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
         if isinstance(messages, LaneMessages):
             return messages.offsets()
-        return [message.offset for message in messages]
-
-    def timestamps(self, messages: Sequence[fastlane.Message]) -> Iterable[int | None]:
-        return [at_ms if kind else None for kind, at_ms in (message.timestamp for message in messages)]
-
-    def keys(self, messages: Sequence[fastlane.Message]) -> Iterable[bytes | None]:
-        return [message.key for message in messages]
-
-    def headers(self, messages: Sequence[fastlane.Message]) -> Iterable[Sequence[Header] | None]:
-        return [message.headers for message in messages]
-
-    def values(self, messages: Sequence[fastlane.Message]) -> Iterable[bytes | None]:
-        return [message.value for message in messages]
-
-    def details(self, messages: Sequence[fastlane.Message]) -> Iterable[None]:
-        return repeat(None, len(messages))
+        return super().offsets(messages)
 
     def digest(self, message: fastlane.Message) -> int:
         """The same hash as `columns.digest_of`."""
@@ -48,6 +39,11 @@ class LaneColumns:
         for name, value in message.headers or ():
             parts += [name.encode("utf-8", "surrogateescape"), value]
         return hash_of(message.leader_epoch, message.timestamp, parts)
+
+
+def _timestamp(message: fastlane.Message) -> int | None:
+    kind, at_ms = message.timestamp
+    return at_ms if kind else None
 
 
 class LaneMessages(Sequence["fastlane.Message"]):

@@ -375,13 +375,14 @@ class ColumnsOnce(KafkaColumns):
     """Reads the headers of a list once: tags, ids and rows of a query each need them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._messages: Sequence[Message] = ()
-        self._headers: Sequence[Sequence[Header] | None] = ()
+        self._read: Sequence[Sequence[Header] | None] = ()
 
     def headers(self, messages: Sequence[Message]) -> Sequence[Sequence[Header] | None]:
         if messages is not self._messages:
-            self._messages, self._headers = messages, list(super().headers(messages))
-        return self._headers
+            self._messages, self._read = messages, list(super().headers(messages))
+        return self._read
 
 
 def fetch(kafka: KafkaSettings, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:

@@ -188,16 +188,9 @@ def start(
     else:
         number = next(n for n in range(len(earlier) + 1) if all(slot.tp.partition != n for slot in earlier))
         begin = max(now_us, newest.state.seen if newest else 0)
-        identity = Identity("", group, "", secrets.randbits(64))
-        current = Slot(
-            TopicPartition(topic, number),
-            identity,
-            rules,
-            PartitionState(begin, begin),
-            {},
-            resumed=newest is not None,
-            kept=keep,
-        )
+        tp, identity = TopicPartition(topic, number), Identity("", group, "", secrets.randbits(64))
+        state, resumed = PartitionState(begin, begin), newest is not None
+        current = Slot(tp, identity, rules, state, {}, resumed=resumed, kept=keep)
     slots, used = [], {ProgressKey.of(current.tp)}
     kept: list[str] = []
     for slot in earlier:

@@ -11,7 +11,6 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sidecar import threads
@@ -99,20 +98,12 @@ class Ask(NamedTuple):
     body: bytes = b""
 
 
-@dataclass(slots=True)
-class _SentAsk:
-    answered: Answered | None
-    """None after the caller's time-out."""
-    until_s: float
-    dead_s: float
-    """Time at which the peer is considered gone."""
-
-
 class _SentAsks:
     """The answers that a peer owes."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, _SentAsk] = {}
+        self._waiting: dict[int, tuple[Answered | None, float, float]] = {}
+        """Who takes the answer, None after a time-out; when that is, and when the peer is considered gone."""
         self._count = 0
         self._look_at_s = math.inf
         """No request times out before this time; checked first, because each idle queue has a pending request."""
@@ -126,33 +117,34 @@ class _SentAsks:
         number, now_s = self.number(), time.monotonic()
         until_s = now_s + timeout_s
         self._look_at_s = min(self._look_at_s, until_s)
-        self._waiting[number] = _SentAsk(answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S))
+        self._waiting[number] = answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S)
         return number
 
     def take(self, frame: Frame) -> None:
-        if (waiting := self._waiting.pop(frame.opaque, None)) is not None and waiting.answered is not None:
-            waiting.answered(frame)
+        answered, *_ = self._waiting.pop(frame.opaque, (None,))
+        if answered is not None:
+            answered(frame)
 
     def look(self, now_s: float) -> bool:
         """Answer None after callers' time-outs; return whether the peer is considered gone."""
         if now_s <= self._look_at_s:
             return False
-        if any(request.dead_s < now_s for request in self._waiting.values()):
+        if any(dead_s < now_s for _, _, dead_s in self._waiting.values()):
             return True
-        for request in [request for request in self._waiting.values() if request.until_s < now_s]:
-            answered, request.answered = request.answered, None
-            if answered is not None:
+        for number, (answered, until_s, dead_s) in list(self._waiting.items()):
+            if answered is not None and until_s < now_s:
+                self._waiting[number] = None, until_s, dead_s
                 answered(None)
-        dues = [request.until_s if request.answered else request.dead_s for request in self._waiting.values()]
+        dues = [until_s if answered else dead_s for answered, until_s, dead_s in self._waiting.values()]
         self._look_at_s = min(dues, default=math.inf)
         return False
 
     def give_up(self) -> None:
         """Answer None to all requests."""
         waiting, self._waiting, self._look_at_s = self._waiting, {}, math.inf
-        for request in waiting.values():
-            if request.answered is not None:
-                request.answered(None)
+        for answered, *_ in waiting.values():
+            if answered is not None:
+                answered(None)
 
 
 class Link:
