@@ -9,6 +9,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How long the soak of `make chaos` lasts.
 HOURS ?= 1
+# Images of Python often forbid byte code, and each process that a test starts would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # The stamps stand for the environment's packages, and for all of it: gone or older than what it is made from, it is made again.
 PACKAGES := $(VENV)/packages
 INSTALLED := $(VENV)/installed

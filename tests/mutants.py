@@ -84,7 +84,10 @@ def run(tree: Path, tests: Sequence[str], limit_s: float) -> tuple[bool, bool, f
     command = [sys.executable, *COMMAND, f"--timeout={int(limit_s) + 1}", *tests]
     process = subprocess.Popen(
         command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": f"{tree}:{tree / 'fastlane'}"},
+        env=os.environ | {
+            "PYTHONPATH": f"{tree}:{tree / 'fastlane'}",
+            "PYTHONDONTWRITEBYTECODE": "1",  # two mutants of a second may have one size
+        },
     )  # fmt: skip
     try:
         output, _ = process.communicate(timeout=limit_s)

@@ -130,11 +130,12 @@ def run(
 ) -> Outcome:
     """Run `schedules` from `seed` on in `jobs` processes; stops early when much is broken."""
     end = seed + schedules
-    chunks = [(first, min(first + CHUNK, end), steps, ledger, kind) for first in range(seed, end, CHUNK)]
+    chunk = CHUNK if jobs > 1 else 1
+    chunks = [(first, min(first + chunk, end), steps, ledger, kind) for first in range(seed, end, chunk)]
     outcome = Outcome()
     if jobs == 1:
-        for chunk in chunks:
-            outcome += _chunk(chunk)
+        for one in chunks:
+            outcome += _chunk(one)
             if len(outcome.failures) >= failures_max:
                 break
         return outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.broken import MISTAKES, ROOT, broken_copy, simulate
+from tests.simulation.broken import MISTAKES, ROOT, broken_copy, copy_package, plant, simulate
 
 SCHEDULES = 1_000
 """So many schedules, from the seed that the patch names on, find any of them; most need a few."""
@@ -62,9 +62,12 @@ def test_mistake_in_the_table_of_deciding_keys_is_found(patch: Path, tmp_path: P
 @pytest.mark.parametrize("patch", sorted(MISTAKES.rglob("*.patch")), ids=lambda patch: patch.stem)
 def test_mistake_is_one_of_this_code(patch: Path, tmp_path: Path) -> None:
     """Each applies, changes something, and leaves what Python takes: else its error alone would be found."""
-    broken_copy(patch, tmp_path)
     changed = re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(), re.MULTILINE)
     assert changed
+    for name in changed:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    plant(patch, tmp_path)
     for name in changed:
         mistaken = (tmp_path / name).read_text()
         assert mistaken != (ROOT / name).read_text()
@@ -78,7 +81,7 @@ def test_no_mistake_is_lost() -> None:
 
 def test_copy_without_a_mistake_is_sound(tmp_path: Path) -> None:
     """The same harness finds nothing in the core as it is, and does use the copy."""
-    shutil.copytree(ROOT / "sidecar", tmp_path / "sidecar", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(tmp_path)
     for options in ([], ["--ledger"]):
         done = simulate(tmp_path, 20, 0, *options)
         assert not done.returncode, done.stdout + done.stderr
