@@ -109,8 +109,6 @@ class SimulatedBroker:
         self.members = SimulatedMembers()
         self._committed: dict[tuple[str, TopicPartition], SimulatedCommit] = {}
 
-    # Topics
-
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic; it gets another id than a deleted topic of the same name."""
         with self._lock:
@@ -174,8 +172,6 @@ class SimulatedBroker:
             log = self._topics[tp.topic][1][tp.partition]
             start = max(0, offset - log.messages[0].offset) if log.messages else 0
             return log.messages[start : start + count]
-
-    # Offsets
 
     def committed(self, group: str, tp: TopicPartition) -> SimulatedCommit | None:
         """The group's commit of a partition, None if there is none."""
@@ -253,8 +249,6 @@ class SimulatedSource:
             raise UnavailableError(self._broker.failing or f"there is no topic {missing[0]}")
         self._broker.members.join(self)
 
-    # Reading
-
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:  # noqa: ARG002
         """Messages that arrived, in the order of each partition; calls the listener meanwhile, and never waits."""
         begun, self._begun = self._begun, []
@@ -292,8 +286,6 @@ class SimulatedSource:
                 return Original(message.key, message.value, message.headers, message.timestamp_ms)
         return None
 
-    # Committing
-
     def commit(self, items: Sequence[CommitItem]) -> None:
         """Make these states durable; the next poll reports the end to the listener."""
         begun = self._begun
@@ -311,8 +303,6 @@ class SimulatedSource:
             text = encode(self._owned[item.tp].identity, self._rules, item.state, item.stamp, parent)
             self._broker.commit(self.group, item.tp, SimulatedCommit(item.state.watermark, text))
         return dict.fromkeys((item.tp for item in ours), True)
-
-    # The group
 
     def _rebalance(self) -> None:
         share = self._broker.members.share(self, {topic: self._broker.partitions(topic) for topic in self.topics})

@@ -43,10 +43,8 @@ from sidecar.errors import StateError, ZoneError
 from sidecar.sources.kafka.start import CommitMemory
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage, identity_of
-from sidecar.sources.rocketmq.leased.exchange import packed, unpacked
-from sidecar.sources.rocketmq.leased.members import Awaited, IntentMember, read_members, read_rows
-from sidecar.sources.rocketmq.leased.recovery import recover
-from sidecar.sources.rocketmq.leased.slot import Slot
+from sidecar.sources.rocketmq.leased.recovery import packed, recover, unpacked
+from sidecar.sources.rocketmq.leased.slot import Awaited, IntentMember, Slot, read_members, read_rows
 from sidecar.sources.rocketmq.native.child import frames
 from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress, Told
 from sidecar.state.ids import file as id_file

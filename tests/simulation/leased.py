@@ -21,7 +21,7 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased import slot
 from sidecar.sources.rocketmq.leased.client import LeasedClient
 from sidecar.sources.rocketmq.leased.columns import LeasedColumns, LeasedMessage
-from sidecar.sources.rocketmq.leased.exchange import MissedExchange
+from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.interface import Rules
 from tests.simulation.leased_broker import (

@@ -12,7 +12,6 @@ from sidecar.sources.base import Assignment
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting import (
-    assignments,
     cluster,
     commits,
     fetch,
@@ -115,7 +114,6 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
         return SimulatedNetwork(world.broker, world.clock, world.chance, world.happen, told)  # type: ignore[arg-type]
 
     modules = (
-        assignments,
         cluster,
         commits,
         members,

@@ -13,10 +13,9 @@ from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.grpc.leases import Attempts
 from sidecar.sources.rocketmq.leased import recovery, source
 from sidecar.sources.rocketmq.leased.commits import SettledIdentities
-from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.held import handles_of
-from sidecar.sources.rocketmq.leased.members import Awaited, IntentMembers
-from sidecar.sources.rocketmq.leased.recovery import Placement
+from sidecar.sources.rocketmq.leased.recovery import MissedExchange, Placement
+from sidecar.sources.rocketmq.leased.slot import Awaited, IntentMembers
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.fifo import run_fifo
 from tests.simulation.leased import run_leased

@@ -13,7 +13,7 @@ from sidecar.core.records import Place, Run, TopicPartition
 from sidecar.sources.base import Assignment
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import HandedMessage
-from sidecar.sources.rocketmq.leased.exchange import MissedExchange
+from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.interface import Rules
 from sidecar.state.memory import MemoryState

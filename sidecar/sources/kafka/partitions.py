@@ -361,8 +361,6 @@ class Membership:
         if self._admin is not None:
             leave_behind_nothing(self._settings, self._admin, member, self._listener.event)
 
-    # Callbacks
-
     def assigned(self, consumer: ck.Consumer, partitions: Sequence[ck.TopicPartition]) -> None:
         # Start offsets are requested after consume(): after a list_topics() here, the next callback aborts the process.
         self._partitions.give([TopicPartition(tp.topic, tp.partition) for tp in partitions])

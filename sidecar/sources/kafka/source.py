@@ -264,8 +264,6 @@ class KafkaSource:
         self._fetcher = KafkaFetcher(client_config(settings))
         self._membership: Membership | None = None
 
-    # Joining
-
     def open(self, listener: Listener) -> None:
         """Connect, evict the predecessor and join the group."""
         settings, client = self._settings, self._client
@@ -308,8 +306,6 @@ class KafkaSource:
             on_lost=client.safely(member.lost),
         )
         member.remember()
-
-    # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         client, partitions = self._client, self._partitions
@@ -355,8 +351,6 @@ class KafkaSource:
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         return self._fetcher.fetch(tp, offset)
-
-    # Committing
 
     def commit(self, items: Sequence[CommitItem]) -> None:
         self._commits.begin(items)

@@ -10,7 +10,7 @@ from sidecar.errors import extra
 from sidecar.sources.base import Source
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased.client import LeasedClient
-from sidecar.sources.rocketmq.leased.exchange import MissedExchange
+from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 

@@ -281,8 +281,6 @@ class Leases:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # Changing the time
-
     def _begin(self, change: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(change)
         self._tasks.add(task)

@@ -169,8 +169,6 @@ class GrpcRequests:
         request.invisible_duration.FromMilliseconds(round(invisible_s * 1000))
         return request
 
-    # Messages
-
     def handed(self, token: int, message: Any) -> HandedMessage:
         system, topic = message.system_properties, message.topic.name
         stored = stored_at(system.receipt_handle) or ("0", "", system.queue_id, system.queue_offset, -1)

@@ -164,8 +164,6 @@ class Session:
             return GrpcRefusedError(GROUP_NOT_FOUND, text)
         return ConnectionError(text or code.name)
 
-    # Start
-
     async def _introduce(self, stream: Any) -> None:
         self._commands.put(self._requests.telemetry(self.server))
         while True:
@@ -192,8 +190,6 @@ class Session:
                 share.id = -1
                 shares.append(share)
         self.queues = shares
-
-    # Session
 
     async def _listen(self, stream: Any) -> None:
         """Commands of the proxy need no answer; the end of the stream is the end of the session."""

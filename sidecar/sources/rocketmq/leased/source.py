@@ -30,9 +30,8 @@ from sidecar.sources.rocketmq.leased.columns import (
     key_of,
 )
 from sidecar.sources.rocketmq.leased.commits import EndedCommit, LeasedCommits
-from sidecar.sources.rocketmq.leased.exchange import MissedExchange
 from sidecar.sources.rocketmq.leased.held import HeldMessages, ReceiveGate, handles_of
-from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, keep_message, keep_placement
+from sidecar.sources.rocketmq.leased.recovery import LeasedRecovery, MissedExchange, keep_message, keep_placement
 from sidecar.sources.rocketmq.leased.slot import LeasedStart, Slot, start_all
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import ProgressKey, State
@@ -262,8 +261,6 @@ class LeasedSource:
             if start.other_rules:
                 listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
-    # Reading
-
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         numberings = self._numberings
         numberings.assign(self._listener)
@@ -331,8 +328,6 @@ class LeasedSource:
         handed = message.handed
         return Original(key_of(message), handed.body, handed.properties, handed.born_ms, details_of(message))
 
-    # Committing
-
     def commit(self, items: Sequence[CommitItem]) -> None:
         self._commits.begin(self._prepare(items))
 
@@ -363,8 +358,6 @@ class LeasedSource:
         if ended is not None and (handles := self._held.saved()):
             self._client.ack(handles)
         return results
-
-    # The end
 
     def problems(self) -> Mapping[str, str]:
         return self._troubles.now

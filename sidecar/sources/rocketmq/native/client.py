@@ -193,8 +193,6 @@ class NativeClient:
         elif kind in (FrameKind.FAILED, FrameKind.UNUSABLE):
             self._failed(payload.decode("utf-8", "replace"), is_final=kind is FrameKind.UNUSABLE)
 
-    # The child
-
     def _renew(self) -> None:
         """End a child that would continue in the middle of a recreated queue, and start the next one when due."""
         if self._children.child is not None and self._cluster.marks.replaced:
@@ -214,8 +212,6 @@ class NativeClient:
         if is_final and not self._children.is_ready:
             raise ConfigError(f"source.rocketmq.native_path: {why}", hint=_install(self._folder))
         self._tell("native.ended", "warning", {"reason": why, "again_seconds": self._children.failed(why)})
-
-    # Messages
 
     def ack(self, handles: Collection[Hashable]) -> None:
         self._children.ack(handles)

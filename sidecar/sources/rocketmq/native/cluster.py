@@ -236,8 +236,6 @@ class NativeCluster(RocketMqCluster):
             raise NoAnswerError(self._silence())
         return frames
 
-    # While messages arrive
-
     def turn(self) -> None:
         """Update routes and marks, without waiting."""
         self.routes.refresh()

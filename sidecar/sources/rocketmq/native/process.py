@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 
 import sidecar
@@ -63,24 +63,15 @@ class ChildProcess:
         self._heard_s = self._look_at_s = time.monotonic()
         self.problem = ""
         """The reason for which the child can no longer be used; empty while it can."""
-        self._send(frame(FrameKind.SETTINGS, json.dumps(settings).encode()))
+        self.send(FrameKind.SETTINGS, json.dumps(settings).encode())
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ack(self, numbers: Iterable[int]) -> None:
-        self._send(frame(FrameKind.ACK, pack_numbers(numbers)))
-
-    def pause(self, *, full: bool) -> None:
-        """Let the child stop handing over while `full`, or resume."""
-        self._send(frame(FrameKind.PAUSE if full else FrameKind.RESUME))
-
-    def reach(self, *, can: bool) -> None:
-        self._send(frame(FrameKind.BACK if can else FrameKind.AWAY))
-
-    def _send(self, data: bytes) -> None:
-        self._unsent += data
+    def send(self, kind: FrameKind, payload: bytes = b"") -> None:
+        """Send a frame, as far as the pipe has room; `read` sends the rest."""
+        self._unsent += frame(kind, payload)
         self._flush()
 
     def _flush(self) -> None:
@@ -143,7 +134,7 @@ class ChildProcess:
     def leave(self) -> None:
         """Let the child report settled messages to the brokers, and end; kill it if that takes too long."""
         if not self.problem:
-            self._send(frame(FrameKind.LEAVE))
+            self.send(FrameKind.LEAVE)
             until_s = time.monotonic() + LEAVE_TIMEOUT_S
             while not self.problem and time.monotonic() < until_s:
                 self.read(0.1)
@@ -210,27 +201,27 @@ class Children:
         own = {"instance": secrets.token_hex(8), "threads": threads, "queues": queues, "first": first}
         self.child = ChildProcess(self._home, {**self._settings, **own})
         if self.is_paused:
-            self.child.pause(full=True)
+            self.child.send(FrameKind.PAUSE)
         if self._is_away:
-            self.child.reach(can=False)
+            self.child.send(FrameKind.AWAY)
         self._begun_s = time.monotonic()
 
     def ack(self, handles: Collection[Hashable]) -> None:
         """Begin to acknowledge those messages that the present child handed over."""
         ours = [handle for handle in handles if isinstance(handle, int) and handle >= self._first]
         if self.child is not None and ours:
-            self.child.ack(ours)
+            self.child.send(FrameKind.ACK, pack_numbers(ours))
 
     def pause(self, *, full: bool) -> None:
         self.is_paused = full
         if self.child is not None:
-            self.child.pause(full=full)
+            self.child.send(FrameKind.PAUSE if full else FrameKind.RESUME)
 
     def reach(self, *, can: bool) -> None:
         if self._is_away is can:
             self._is_away = not can
             if self.child is not None:
-                self.child.reach(can=can)
+                self.child.send(FrameKind.BACK if can else FrameKind.AWAY)
 
     def end(self) -> None:
         if self.child is not None:

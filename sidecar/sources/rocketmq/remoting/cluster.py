@@ -141,8 +141,6 @@ class RemotingCluster(RocketMqCluster):
         super().__init__(settings, client_id, self.subscriptions, take_request)
         self.members = Members(self.routes, self.asks, SHARES[settings.share], self.subscriptions.values())
 
-    # Start
-
     def join(self, waiting: Callable[[str], None]) -> None:
         """Find the topics, and become a member at the first broker that answers; the others' queues are taken later.
 
@@ -189,8 +187,6 @@ class RemotingCluster(RocketMqCluster):
                 raise self._late(what, "", hint)
             self.network.turn(0.1)
             self.routes.refresh()
-
-    # Queues
 
     def link(self, tp: TopicPartition) -> Link | None:
         """The connection of a queue, None while this member does not have its lock."""

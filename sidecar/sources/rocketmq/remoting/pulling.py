@@ -158,21 +158,13 @@ class QueueProofs:
 
     def prove(self, queue: Pulling, now_s: float) -> None:
         """Ask whether the last message read is still there: then everything read until now continues it."""
-        node = queue.find(MASTER)
-        if queue.mark is None or queue.prove_at_s > now_s or node is None or not node.link.is_up or self._is_busy:
+        if queue.mark is None:
             self.wanted.add(queue.tp)
             return
-        queue.proving = True
-        self._under_way += 1
         epoch, upto, mark = queue.epoch, queue.next, queue.mark
         newest = further(mark, queue.held)
 
-        def answered(frame: Frame | None) -> None:
-            queue.proving = False
-            self._under_way -= 1
-            self.wanted.add(queue.tp)
-            if frame is not None and self.was_reset(queue, mark.offset, node, frame):
-                return
+        def take(node: Node, frame: Frame | None) -> None:
             if queue.epoch != epoch or self._queues.get(queue.tp) is not queue:
                 return
             stands = None if frame is None else mark.stands(of_slave(frame) if node.is_slave else frame)
@@ -185,28 +177,34 @@ class QueueProofs:
             else:
                 self._findings.replaced.add(queue.tp)
 
-        ask = self._asks.pull(queue.tp, mark.offset, Subscription(queue.tp.topic), messages_max=1)
-        node.link.ask(ask, answered, PULL_TIMEOUT_S)
+        self._ask(queue, mark.offset, now_s, take)
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._under_way >= AT_ONCE
-
-    def _find_mark(self, queue: Pulling, now_s: float) -> None:
-        """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
+    def _ask(self, queue: Pulling, offset: int, now_s: float, take: Callable[[Node, Frame | None], None]) -> bool:
+        """Ask for the message at an offset; whether that is possible now. A reset in the answer is not passed on."""
         node = queue.find(MASTER)
-        if queue.prove_at_s > now_s or node is None or not node.link.is_up or self._is_busy:
+        if queue.prove_at_s > now_s or node is None or not node.link.is_up or self._under_way >= AT_ONCE:
             self.wanted.add(queue.tp)
-            return
+            return False
+        queue.proving = True
         self._under_way += 1
-        queue.proving, queue.prove_at_s = True, now_s + REFUSED_DELAY_S
-        epoch, offset = queue.epoch, max(queue.low, queue.next - 1)
 
         def answered(frame: Frame | None) -> None:
             queue.proving = False
             self._under_way -= 1
             self.wanted.add(queue.tp)
-            if frame is None or self.was_reset(queue, offset, node, frame):
+            if frame is None or not self.was_reset(queue, offset, node, frame):
+                take(node, frame)
+
+        ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
+        node.link.ask(ask, answered, PULL_TIMEOUT_S)
+        return True
+
+    def _find_mark(self, queue: Pulling, now_s: float) -> None:
+        """Get a mark of a queue from which nothing was read yet, and which is not read from its first message."""
+        epoch = queue.epoch
+
+        def take(node: Node, frame: Frame | None) -> None:
+            if frame is None:
                 return
             if not node.is_slave:
                 self.look_at_low(queue, frame)
@@ -218,8 +216,8 @@ class QueueProofs:
             ):
                 queue.mark = self._findings.found[queue.tp] = QueueMark(*place_of(as_stored(frame.body)[0]))
 
-        ask = self._asks.pull(queue.tp, offset, Subscription(queue.tp.topic), messages_max=1)
-        node.link.ask(ask, answered, PULL_TIMEOUT_S)
+        if self._ask(queue, max(queue.low, queue.next - 1), now_s, take):
+            queue.prove_at_s = now_s + REFUSED_DELAY_S
 
     def look_at_low(self, queue: Pulling, frame: Frame) -> None:
         """Check the first offset, which never decreases: without a mark, a lower one means that the queue is new."""

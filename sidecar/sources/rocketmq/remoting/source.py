@@ -4,25 +4,207 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.effects import CommitItem
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
-from sidecar.sources.base import POPPED, WAKING_POLL_S, Listener, ReadPast
+from sidecar.sources.base import POPPED, WAKING_POLL_S, Assignment, Listener, ReadPast
 from sidecar.sources.context import SourceContext
-from sidecar.sources.rocketmq.progress import QueueMark
-from sidecar.sources.rocketmq.remoting.assignments import Assignments, known_of
+from sidecar.sources.rocketmq.progress import QueueMark, QueueProgress
 from sidecar.sources.rocketmq.remoting.cluster import RemotingCluster
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.commits import QueueCommits
 from sidecar.sources.rocketmq.remoting.popped import Popped
 from sidecar.sources.rocketmq.remoting.pulls import Pulls
-from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets
+from sidecar.sources.rocketmq.remoting.start import QueueStartOffsets, QueueStarts
 from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.requests import read_reset
 from sidecar.sources.troubles import Troubles
+from sidecar.state.interface import State
+
+RETRY_S = 1.0
+"""Retry interval for queues whose start offset is unknown."""
+HAND_OVER_S = 5.0
+"""Time for which a queue is kept so that its messages can settle: its next owner has another state folder."""
+
+
+@dataclass(slots=True)
+class _Untaken:
+    """Locked queues that are not read yet."""
+
+    failed: dict[TopicPartition, str] = field(default_factory=dict)
+    """Queues whose start offset is unknown, with the reason."""
+    replaced: set[TopicPartition] = field(default_factory=set)
+    """Queues to take again because they were replaced."""
+    retry_at_s: float = 0.0
+
+    def due(self) -> set[TopicPartition]:
+        """The queues whose start offset must be requested again."""
+        return set(self.failed) if time.monotonic() >= self.retry_at_s else set()
+
+    def asked(self, tps: Collection[TopicPartition], failed: dict[TopicPartition, str]) -> None:
+        """Record that the start offsets of these queues were requested, and that some failed."""
+        self.failed = {tp: reason for tp, reason in self.failed.items() if tp not in tps} | failed
+        self.retry_at_s = time.monotonic() + RETRY_S
+
+    def forget(self, tp: TopicPartition) -> None:
+        self.failed.pop(tp, None)
+        self.replaced.discard(tp)
+
+
+class Assignments:
+    """The queues that are assigned to this member."""
+
+    def __init__(
+        self,
+        cluster: RemotingCluster,
+        starts: QueueStartOffsets,
+        commits: QueueCommits,
+        pulls: Pulls,
+        state: State,
+        listener: Listener,
+    ) -> None:
+        self._cluster = cluster
+        self._start_offsets = starts
+        self._commits = commits
+        self._pulls = pulls
+        self._state = state
+        self._listener = listener
+        self._untaken = _Untaken()
+        self._leaving: set[TopicPartition] = set()
+        """Assigned queues that belong to another member now."""
+        self._leave_by_s = 0.0
+        """Time until which their messages may settle."""
+        self._assigned_once = False
+        self.tps: set[TopicPartition] = set()
+        """Queues that are read."""
+
+    def problems(self) -> dict[str, str]:
+        """Present problems with start offsets: a key, and a sentence for an operator; empty if there is none."""
+        unread = (f"{tp} cannot be read yet: {reason}" for tp, reason in self._untaken.failed.items())
+        return {"offsets": self._start_offsets.doubt(), "start": min(unread, default="")}
+
+    def share(self) -> None:
+        """Take the queues that are assigned to this member, and hand over the others."""
+        members = self._cluster.members
+        targets = members.targets(list(self._cluster.subscriptions))
+        wanted = self.tps if targets is None else targets
+        members.keep(wanted)
+        self._give_up(set(members.lost))
+        self._go_on_with_returned()
+        if targets is not None:
+            leaving = self.tps - targets
+            self._hand_over({tp for tp in leaving if not members.is_orphaned(tp)}, targets)
+        ready = (members.locked | self._untaken.due()) & wanted
+        if ready or (targets is not None and not targets and not self._assigned_once):
+            self._take(sorted(ready))
+
+    def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
+        self._unlock((self._cluster.members.locked | set(self._untaken.failed)) - targets)
+        if tps != self._leaving:
+            self._leaving, self._leave_by_s = tps, time.monotonic() + HAND_OVER_S
+        elif not tps:
+            return
+        settled = self._listener.handing_over(tps)
+        if tps and (settled or time.monotonic() >= self._leave_by_s):
+            self._listener.revoking(tps)
+            self._drop(tps)
+            self._unlock(tps)
+
+    def _unlock(self, tps: Collection[TopicPartition]) -> None:
+        for tp in tps:
+            self._untaken.forget(tp)
+            self._start_offsets.resets.pop(tp, None)
+        self._cluster.unlock(tps)
+
+    def _give_up(self, tps: set[TopicPartition]) -> None:
+        if tps & self.tps:
+            self._listener.lost(tps & self.tps)
+            self._drop(tps & self.tps)
+        self._unlock(tps)
+
+    def _drop(self, tps: Collection[TopicPartition]) -> None:
+        self.tps.difference_update(tps)
+        self._pulls.remove(tps)
+        for tp in tps:
+            self._commits.owned.disown(tp)
+
+    def _go_on_with_returned(self) -> None:
+        """After a broker returned: take queues again that another member continued, and commit the others again."""
+        returned = self._cluster.members.returned & self.tps
+        self._cluster.members.returned.clear()
+        if not returned:
+            return
+        moved = self._start_offsets.has_moved(sorted(returned), self._commits.owned.committed(), known_of(self._state))
+        for tp in sorted(moved):
+            self.reload(tp)
+        saved = self._commits.owned.saved()
+        self._cluster.brokers.boots({tp.broker for tp in returned})
+        self._commits.start_at({tp: saved[tp] for tp in returned - moved})
+
+    def _take(self, tps: Sequence[TopicPartition]) -> None:
+        """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
+        known = known_of(self._state) if tps else {}
+        start_offsets = (
+            self._start_offsets.find(tps, known, self._untaken.replaced) if tps else QueueStarts([], {}, {}, {}, {})
+        )
+        self._cluster.members.hold(tps)
+        self._cluster.brokers.boots({start.tp.broker for start in start_offsets.assignments})
+        self._untaken.asked(tps, start_offsets.failed)
+        for start in start_offsets.assignments:
+            tp = start.tp
+            self._untaken.replaced.discard(tp)
+            identity = self._start_offsets.identity(start.incarnation)
+            marks, committed = start_offsets.marks[tp], start_offsets.committed[tp]
+            self._commits.owned.own(start, identity, known.get(tp), marks, committed)
+            self._read(start, start_offsets.lows[tp])
+        self._commits.start_at({start.tp: start.state.watermark for start in start_offsets.assignments})
+        self.tps.update(start.tp for start in start_offsets.assignments)
+        self._assigned_once = True
+        self._listener.assigned(start_offsets.assignments)
+
+    def _read(self, start: Assignment, low: int) -> None:
+        tp, mark, watermark = start.tp, self._commits.owned.mark(start.tp), start.state.watermark
+        subscription, find = self._cluster.subscriptions[tp.topic], partial(self._cluster.place, tp)
+        self._pulls.add(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
+
+    def reload(self, tp: TopicPartition) -> None:
+        if tp in self.tps:
+            self._listener.reloading(tp)
+            self._drop([tp])
+            self._take([tp])
+
+    def take_moved(self) -> None:
+        findings = self._pulls.findings
+        moved, findings.moved = findings.moved, {}
+        for tp, reset in moved.items():
+            if reset is None:
+                self._listener.event("offset.out_of_range", "warning", tp.fields())
+            elif tp in self.tps:
+                self._start_offsets.resets[tp] = reset
+            self.reload(tp)
+        replaced, findings.replaced = findings.replaced, set()
+        for tp in sorted(replaced & self.tps):
+            self._untaken.replaced.add(tp)
+            self.reload(tp)
+
+    def leave(self) -> None:
+        ours = set(self.tps)
+        if ours:
+            self._listener.revoking(ours)
+            self._drop(ours)
+        self._cluster.leave(ours | set(self._untaken.failed))
+
+
+def known_of(state: State) -> dict[TopicPartition, QueueProgress]:
+    """The progress of queues in a state file."""
+    loaded = {key.tp: QueueProgress.load(text) for key, text in state.load_progress().items()}
+    return {tp: progress for tp, progress in loaded.items() if progress is not None}
+
 
 _PACKED = attrgetter("packed")
 QUEUE_SHARE = 4
@@ -49,8 +231,6 @@ class RocketMqSource:
         self._popped = Popped(cluster.asks, cluster.routes, settings.topics)
         self._troubles = Troubles(lambda *event: self._listener.event(*event), "rocketmq.failed", "rocketmq.recovered")
         self._closed = False
-
-    # Joining
 
     def open(self, listener: Listener) -> None:
         """Find the topics and their brokers, and become a member."""
@@ -81,8 +261,6 @@ class RocketMqSource:
             for tp in self._assignments.tps:
                 if (name := (self._cluster.asks.wire(tp.topic), tp.broker, tp.partition)) in offsets:
                     self._pulls.findings.moved[tp] = offsets[name]
-
-    # Reading
 
     def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         self._pulls.ask()
@@ -126,8 +304,6 @@ class RocketMqSource:
     def send_back(self, tp: TopicPartition, offset: int, level: int, known: str = "") -> bool:
         return self._fetcher.send_back(tp, offset, level, known)
 
-    # Committing
-
     def commit(self, items: Sequence[CommitItem]) -> None:
         self._commits.begin(items)
 
@@ -136,8 +312,6 @@ class RocketMqSource:
 
     def reload(self, tp: TopicPartition) -> None:
         self._assignments.reload(tp)
-
-    # Problems
 
     def problems(self) -> Mapping[str, str]:
         return self._troubles.now

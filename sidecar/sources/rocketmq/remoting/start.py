@@ -374,9 +374,7 @@ class QueueStartOffsets:
 
     def _low(self, tp: TopicPartition) -> int:
         (frame,) = self._brokers.ask([(tp, self._asks.low(tp))])
-        if frame is None or frame.code != Code.SUCCESS:
-            raise UnknownError("no answer came" if frame is None else str(RefusedError(frame, tp.broker)))
-        return max(0, read_offset(frame))
+        return max(0, read_offset(_good(frame, tp.broker)))
 
     def identity(self, incarnation: int) -> Identity:
         """The identity of a queue's offsets."""
@@ -406,16 +404,22 @@ _AGAIN = "a crash lost commits, or an operator reset the offset: then reset it a
 _RULES = "tags, groups, ids or format were changed in the configuration"
 
 
+def _good(frame: Frame | None, where: str, *also: int) -> Frame:
+    """The answer, if its code is 0 or one of `also`."""
+    if frame is None:
+        raise UnknownError("no answer came")
+    if frame.code not in (Code.SUCCESS, *also):
+        raise UnknownError(str(RefusedError(frame, where)))
+    return frame
+
+
 def _read(answers: Iterable[Frame | None], boot: int | None) -> _Facts:
     """The facts, except for `is_same`."""
-    committed, low, high = answers
-    if committed is None or low is None or high is None or boot is None:
+    committed, low, high = (
+        _good(frame, "the broker", *also) for frame, also in zip(answers, ([Code.QUERY_NOT_FOUND], [], []), strict=True)
+    )
+    if boot is None:
         raise UnknownError("no answer came")
-    for frame in (low, high):
-        if frame.code != Code.SUCCESS:
-            raise UnknownError(str(RefusedError(frame, "the broker")))
-    if committed.code not in (Code.SUCCESS, Code.QUERY_NOT_FOUND):
-        raise UnknownError(str(RefusedError(committed, "the broker")))
     offset = read_offset(committed) if committed.code == Code.SUCCESS else None
     # While a topic is being recreated, its queues may be at -1.
     at_low, at_high = max(0, read_offset(low)), max(0, read_offset(high))

@@ -12,7 +12,7 @@ from sidecar.core.claims import Exchanged
 from sidecar.core.partition_state import LaneState, PartitionState
 from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased.columns import identity_of
-from sidecar.sources.rocketmq.leased.exchange import MissedExchange, packed, unpacked
+from sidecar.sources.rocketmq.leased.recovery import MissedExchange, packed, unpacked
 from tests.support.leased_scene import A, Scene, handed, runs
 
 ONE = handed(5, b"\0\xff", unique="drawn\udcff", times=2)._replace(

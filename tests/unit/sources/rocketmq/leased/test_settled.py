@@ -16,7 +16,7 @@ from sidecar.errors import StateError
 from sidecar.sources.rocketmq.leased import commits
 from sidecar.sources.rocketmq.leased.columns import LeasedMessage, details_of, identity_of
 from sidecar.sources.rocketmq.leased.commits import SettledIdentities
-from sidecar.sources.rocketmq.leased.members import ROWS, divide, unsettled
+from sidecar.sources.rocketmq.leased.slot import ROWS, divide, unsettled
 from sidecar.state.interface import IdSegment, ProgressKey
 from sidecar.state.memory import MemoryState
 from tests.support.leased_scene import A, B, Scene, handed, runs
