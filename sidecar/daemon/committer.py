@@ -96,7 +96,7 @@ class Committer:
 
     def _ids_of_held(self) -> list[SettledIds]:
         held = self._pipeline.take_held_ids()
-        self._ids.count_held(held)
+        self._ids.count(held)
         return held
 
     def _do(self, step: Step) -> None:

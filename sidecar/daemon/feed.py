@@ -141,13 +141,10 @@ class Feed:
         """The partitions that the core does not have yet, or may not read."""
         return frozenset(self._ids.loading) | frozenset(self._takeovers.loading)
 
-    def _waiting(self, tp: TopicPartition) -> TakenPartition | None:
-        """A partition of `_loading`."""
-        return self._ids.loading.get(tp) or self._takeovers.loading.get(tp)
-
     def _read(self, item: Run | ReadPast) -> None:
-        if (taken := self._waiting(item.tp)) is not None:
-            taken.come.append(item)
+        waiting = self._ids.loading.get(item.tp) or self._takeovers.loading.get(item.tp)
+        if waiting is not None:
+            waiting.come.append(item)
         elif isinstance(item, Run):
             self._pipeline.read(item, time.monotonic() * 1000)
         else:

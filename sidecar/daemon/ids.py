@@ -297,30 +297,17 @@ class IdKeeper:
 
     # Journalling
 
-    def count(self, items: Collection[CommitItem]) -> None:
-        """Count the ids that these commits settle; once a partition has enough, have them sorted."""
-        for item in items:
-            if item.ids is not None:
-                self._count(item.tp, len(item.ids))
-
-    def count_held(self, settled: Iterable[SettledIds]) -> None:
-        """Like `count`, for ids of held messages."""
+    def count(self, settled: Iterable[CommitItem | SettledIds]) -> None:
+        """Count the ids that a commit settles; once a partition has enough, have them sorted."""
         for each in settled:
-            self._count(each.tp, len(each.ids))
-
-    def _count(self, tp: TopicPartition, ids: int) -> None:
-        kept = self._kept.get(tp)
-        if kept is None:
-            return
-        kept.unsorted += ids
-        if kept.unsorted >= self._filed_at_once and not kept.sorting:
-            kept.unsorted = 0
-            self._sort(tp, kept, merge=True)
-
-    @property
-    def _filed_at_once(self) -> int:
-        each = self._memory_bytes // 2 // SORTED_BYTES // max(1, len(self._kept))
-        return max(FILED_MIN, min(FILED_MAX, each))
+            kept = self._kept.get(each.tp)
+            if kept is None or each.ids is None:
+                continue
+            kept.unsorted += len(each.ids)
+            share = self._memory_bytes // 2 // SORTED_BYTES // len(self._kept)
+            if kept.unsorted >= max(FILED_MIN, min(FILED_MAX, share)) and not kept.sorting:
+                kept.unsorted = 0
+                self._sort(each.tp, kept, merge=True)
 
     # The rest
 

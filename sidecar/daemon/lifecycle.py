@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -132,6 +132,15 @@ LEAVE_S = 30.0
 log = structlog.get_logger()
 
 
+class _Parts(NamedTuple):
+    supervisor: Supervisor
+    letters: DeadLetterWriter
+    reload: ConfigReload
+    keeper: StatusKeeper
+    asks: Mapping[str, Ask]
+    """Answer an operator's requests, by the first part of the path."""
+
+
 class Daemon:
     """The complete daemon of one configuration.
 
@@ -167,22 +176,41 @@ class Daemon:
             SidecarError: An operator must act; all resources have been released.
         """
         with ExitStack() as stack:
-            supervisor, keeper, reload, leave = self._start(stack)
+            parts, leave = self._start(stack)
             self._notifier.ready()
             log.info("daemon.started", group_id=self._settings.source.group_id)
-            self._serve(supervisor, keeper, reload)
+            self._serve(parts.supervisor, parts.keeper, parts.reload)
             leave()
             log.info("daemon.stopped")
 
-    def _start(self, stack: ExitStack) -> tuple[Supervisor, StatusKeeper, ConfigReload, Callable[[], None]]:
-        settings, rules = self._settings, Rules(rules_hash(self._settings))
-        share_heaps()
-        if settings.source.chosen.holds_large_blocks:
-            give_back_large()
-        # Open the state first: its lock keeps a second process with this folder out of the group.
-        state = stack.enter_context(closing(Store(settings.state.dir)))
+    def _start(self, stack: ExitStack) -> tuple[_Parts, Callable[[], None]]:
+        """Start in stages: memory, state, parts, endpoint, group. The stack ends them in the reverse order."""
+        rules = Rules(rules_hash(self._settings))
+        self._set_up_memory()
+        # The state comes first: its lock keeps a second process with this folder out of the group.
+        state = stack.enter_context(closing(Store(self._settings.state.dir)))
         damages = tell_damages(state)
         writer = stack.enter_context(closing(Worker()))
+        parts = self._build(stack, rules, state, writer)
+        parts.supervisor.record.damaged(damages, time.monotonic())
+        # The endpoint comes before the group: health can be queried while the broker is awaited.
+        url = self._open_endpoint(stack, parts)
+        log.info("daemon.starting", group_id=self._settings.source.group_id, admin=url, version=VERSION)
+        self._join(stack, parts.supervisor)
+        stack.callback(parts.letters.close)  # before the source that it reads and the state that it writes
+        gc.collect()
+        gc.freeze()  # without this and the high threshold, collection takes 16 % of the CPU time
+        gc.set_threshold(100_000, 20, 100)
+        return parts, lambda: leave(parts.supervisor, writer, state, parts.letters)
+
+    def _set_up_memory(self) -> None:
+        share_heaps()
+        if self._settings.source.chosen.holds_large_blocks:
+            give_back_large()
+
+    def _build(self, stack: ExitStack, rules: Rules, state: Store, writer: Worker) -> _Parts:
+        """Build the parts of the daemon, from the ledger to the status; none of them connects."""
+        settings = self._settings
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
 
@@ -197,69 +225,60 @@ class Daemon:
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         send_back = source.send_back if isinstance(source, TakesBack) else None
-        dead_letter_writer = DeadLetterWriter(
-            open_dead_letters(settings, state.letters, source.fetch, send_back), inbox
-        )
+        letters = DeadLetterWriter(open_dead_letters(settings, state.letters, source.fetch, send_back), inbox)
         refuse_stranded(settings)
         delays = NoDelays(NoTakeovers())
         if settings.delay is not None:
-            from sidecar.daemon.delays.build import open_delays
+            from sidecar.daemon.delays.build import DelayPlan, open_delays
 
-            delays = open_delays(stack, settings, settings.delay, rules, pipeline, source.columns, inbox, _tell, owner)
+            plan = DelayPlan.of(settings, settings.delay)
+            delays = open_delays(stack, plan, pipeline, source.columns, rules, inbox, _tell, owner)
         supervisor = Supervisor(
-            pipeline, source, senders, inbox, writer, state, dead_letter_writer, ledger, dedup.memory_bytes, delays
+            pipeline, source, senders, inbox, writer, state, letters, ledger, dedup.memory_bytes, delays
         )
-        supervisor.record.damaged(damages, time.monotonic())
         stack.callback(supervisor.ids.sorter.close)
         reload = ConfigReload(
             settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading
         )
-        keeper = StatusKeeper(
-            supervisor, state, group, plan_memory(settings.memory.budget_bytes).held_max_bytes, reload
-        )
-        # Open the endpoint before the source: health can be queried while the broker is awaited.
-        url = "off"
-        if place := settings.admin.listen:
-            asks: dict[str, Ask] = {
-                "config": reload.ask,
-                "tap": Taps(pipeline, dead_letter_writer, delays.origin).ask,
-                **delays.asks(inbox, lambda: reload.settings),
-            }
-            url = self._open_admin(stack, place, keeper, asks)
-        open_probes(stack, settings.admin.probes, keeper.latest)
-        log.info("daemon.starting", group_id=group, admin=url, version=VERSION)
+        budget_bytes = plan_memory(settings.memory.budget_bytes).held_max_bytes
+        keeper = StatusKeeper(supervisor, state, group, budget_bytes, reload)
+        asks = {
+            "config": reload.ask,
+            "tap": Taps(pipeline, letters, delays.origin).ask,
+            **delays.asks(inbox, lambda: reload.settings),
+        }
+        return _Parts(supervisor, letters, reload, keeper, asks)
+
+    def _open_endpoint(self, stack: ExitStack, parts: _Parts) -> str:
+        """Open the admin endpoint and the probes, if they are configured; return the address of the first."""
+        admin, latest, url = self._settings.admin, parts.keeper.latest, "off"
+        if admin.listen is not None:
+            folder, token = self._settings.state.dir, admin.token
+            letters = PageLetters(folder, self._path)
+            stack.callback(letters.close)
+            server = AdminServer(
+                admin.listen,
+                latest,
+                state_dir=folder,
+                asks={**parts.asks, "letters": letters.ask},
+                tokens={} if token is None else {"letters": token.get_secret_value()},
+                kinds=letters.kinds,
+                names=admin.names,
+            )
+            server.open()
+            stack.callback(server.close)
+            url = server.url
+        open_probes(stack, admin.probes, latest)
+        return url
+
+    def _join(self, stack: ExitStack, supervisor: Supervisor) -> None:
+        source = supervisor.source
         with _tells_when_slow(supervisor.record):
             source.open(supervisor.listener)
-            reserved = STORES_CHARACTERS if settings.delay else 0
-            pipeline.limit(StateBudget.within(source.metadata_characters - reserved))
+            reserved = STORES_CHARACTERS if self._settings.delay else 0
+            supervisor.pipeline.limit(StateBudget.within(source.metadata_characters - reserved))
         supervisor.record.joined()
         stack.callback(source.close)
-        stack.callback(dead_letter_writer.close)  # before the source that it reads and the state that it writes
-        gc.collect()
-        gc.freeze()  # without this and the high threshold, collection takes 16 % of the CPU time
-        gc.set_threshold(100_000, 20, 100)
-        return supervisor, keeper, reload, lambda: leave(supervisor, writer, state, dead_letter_writer)
-
-    def _open_admin(
-        self, stack: ExitStack, place: tuple[str, int], keeper: StatusKeeper, asks: Mapping[str, Ask]
-    ) -> str:
-        """Open the admin endpoint, which answers these requests and those about dead letters; return its address."""
-        settings = self._settings
-        letters = PageLetters(settings.state.dir, self._path)
-        stack.callback(letters.close)
-        token = settings.admin.token
-        admin = AdminServer(
-            place,
-            keeper.latest,
-            state_dir=settings.state.dir,
-            asks={**asks, "letters": letters.ask},
-            tokens={} if token is None else {"letters": token.get_secret_value()},
-            kinds=letters.kinds,
-            names=settings.admin.names,
-        )
-        admin.open()
-        stack.callback(admin.close)
-        return admin.url
 
     def _serve(self, supervisor: Supervisor, keeper: StatusKeeper, reload: ConfigReload) -> None:
         refreshed_s = feed_at_s = tell_at_s = 0.0

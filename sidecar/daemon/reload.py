@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -20,9 +20,11 @@ from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.log import configure
 from sidecar.ops.snapshot import ReloadStatus
 from sidecar.runtime.build import batch_rules, build_parts, delivery_rules
-from sidecar.runtime.changes import SettingsChanges, changes
 from sidecar.runtime.worker import Senders
 from sidecar.state.interface import Rules
+
+if TYPE_CHECKING:
+    from sidecar.runtime.changes import SettingsChanges
 
 QUIET_S = 5.0
 """Longest time for which reading stops, so that all open messages settle."""
@@ -75,7 +77,8 @@ class ConfigReload:
         """The changes to apply once nothing is open."""
         self._unproved: dict[TopicPartition, Barrier] = {}
         """Partitions not yet committed since the changes apply."""
-        self._until_s = self._again_s = 0.0
+        self._next_s = 0.0
+        """When reading stops for the changes, or while it is stopped, the time until which messages may settle."""
 
     # Any thread
 
@@ -121,17 +124,19 @@ class ConfigReload:
         if self._unproved:
             self._prove(self._waiting)
         elif not self._pipeline.resting:
-            if now_s >= self._again_s:
+            if now_s >= self._next_s:
                 self._rest(now_s)
         elif self._pipeline.is_quiet and not self._is_loading():
             self._change(now_s)
-        elif now_s >= self._until_s:
+        elif now_s >= self._next_s:
             self._wait(now_s, f"messages did not settle within {QUIET_S:g} s")
 
     def _take(self, read: Read) -> None:
         try:
             if isinstance(read.found, SidecarError):
                 raise read.found
+            from sidecar.runtime.changes import changes  # a daemon that is not reloaded does without
+
             self._begin(changes(self.settings, read.found))
         except SidecarError as error:
             self._tell("refused", reason=str(error))
@@ -142,7 +147,7 @@ class ConfigReload:
         self._apply(found.now)
         self._waiting, self._unproved = found if found.when_quiet else None, {}
         self._pipeline.rest(resting=False)
-        self._again_s = 0.0
+        self._next_s = 0.0
         outcome = "waiting" if found.when_quiet else "applied"
         self._tell(outcome, changed=found.at_once, waiting=found.when_quiet, restart=found.after_restart)
 
@@ -166,12 +171,12 @@ class ConfigReload:
             self._wait(now_s, f"group {group_label(failing[0])}{more} fails")
         else:
             self._pipeline.rest()
-            self._until_s = now_s + QUIET_S
+            self._next_s = now_s + QUIET_S
 
     def _wait(self, now_s: float, reason: str) -> None:
         assert self._waiting is not None
         self._pipeline.rest(resting=False)
-        self._again_s = now_s + AGAIN_S
+        self._next_s = now_s + AGAIN_S
         keys = self._waiting
         if self.status is None or self.status.reason != reason:
             self._tell("waiting", reason, keys.at_once, keys.when_quiet, keys.after_restart)

@@ -25,13 +25,13 @@ from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.ops.client import reachable_url, remove_address, write_address
 from sidecar.ops.history import History
-from sidecar.ops.page import POLICY, LetterKind, page
 from sidecar.ops.snapshot import StatusSnapshot
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
     from sidecar.ops.metrics import Metrics
+    from sidecar.ops.page import LetterKind
 
 PRIVATE = ("localhost", "svc", "cluster.local", "internal")
 """Domains in which no foreign site can have a name: those of loopback, Kubernetes and private networks."""
@@ -83,6 +83,8 @@ class _Reply(NamedTuple):
     status: str
     content_type: str
     body: bytes
+    policy: str = "default-src 'none'; frame-ancestors 'none'"
+    """The Content-Security-Policy."""
 
 
 class _Answers:
@@ -129,7 +131,7 @@ class _Answers:
             ("Content-Type", reply.content_type),
             ("Content-Length", str(len(reply.body))),
             ("Cache-Control", "no-store"),
-            ("Content-Security-Policy", POLICY),
+            ("Content-Security-Policy", reply.policy),
             ("X-Content-Type-Options", "nosniff"),
         ]
         if method not in ("GET", "HEAD") and not is_request:
@@ -179,10 +181,12 @@ class _Answers:
                 status = self._snapshot().to_json() | {"pid": os.getpid()}
                 return _Reply("200 OK", "application/json", json.dumps(status).encode())
             case "/":
+                from sidecar.ops.page import POLICY, page  # loaded for its first reader
+
                 now = self._snapshot()
                 kinds = self._kinds() if now.dead_letters else ()
                 html = page(now, self._history.points(), kinds, acts="letters" in self._tokens)
-                return _Reply("200 OK", "text/html; charset=utf-8", html)
+                return _Reply("200 OK", "text/html; charset=utf-8", html, POLICY)
         return _Reply("404 Not Found", _TEXT, b"here are /, /status, /metrics, /livez and /readyz\n")
 
 

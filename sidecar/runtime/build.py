@@ -125,13 +125,12 @@ def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
     from sidecar.delay.names.sought import Sought
 
     read_tags, filter_ = _tag_reader(settings.tags, HeldColumns(origins=True)), settings.tags.filter()
-    return Sought(filter_, read_tags, tag_index_of(settings, filter_), tag, group)
+    return Sought(filter_, read_tags, tag_index_of(settings.tags, filter_), tag, group)
 
 
-def tag_index_of(settings: Settings, filter_: TagFilter | None = None) -> TagIndex:
+def tag_index_of(tags: Tags, filter_: TagFilter) -> TagIndex:
     """The rules by which a store of delayed messages indexes tags, with the wanted tags."""
-    tags = settings.tags
-    return TagIndex(filter_ or tags.filter(), json.dumps([place_of(tags.field), tags.split or ""]))
+    return TagIndex(filter_, json.dumps([place_of(tags.field), tags.split or ""]))
 
 
 def _tag_reader(tags: Tags, columns: Columns) -> ReadTags:
@@ -176,8 +175,7 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
     cancels = cancel_reader(columns) if settings.delay else None
     due = due_reader_of(settings, columns)
-    index = tag_index_of(settings) if settings.delay else None
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels, tag_index=index)
+    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels)
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink.framer.separator), sink)
 
 
@@ -261,6 +259,7 @@ class ReadingPlan:
             if dedup.field and dedup.ledger
             else None,
             odd_ids=odd,
+            tag_index=tag_index_of(self.tags, filter_) if self.is_delayed else None,
             **lane,
         )
         return reading, sink

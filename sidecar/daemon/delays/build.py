@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sidecar.config.delay import Delay
 from sidecar.config.model import Settings
+from sidecar.config.source.section import SourceSection
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns
 from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays
-from sidecar.daemon.delays.left import LeftBehind, Reads, left_here
+from sidecar.daemon.delays.left import LeftBehind, LeftMessages, Reads, left_here
 from sidecar.daemon.delays.offline import left_behind
 from sidecar.daemon.delays.owned import name_of, tp_of
 from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
@@ -39,18 +41,40 @@ MESSAGE_BYTES = 32
 """Maximum size of a parked message beside its row: offset, message id, and offset at the source."""
 
 
+@dataclass(frozen=True, slots=True)
+class DelayPlan:
+    """What a configuration says about delayed messages.
+
+    Args:
+        part_bytes: Size of the largest parked part, with `MESSAGE_BYTES` for each message; 0 if none is parked.
+        left_elsewhere: Looks for messages in a shared store that no process delivers.
+    """
+
+    delay: Delay
+    group_id: str
+    folder: Path
+    source: SourceSection
+    part_bytes: int
+    left_elsewhere: Callable[[], Iterable[LeftMessages]]
+
+    @classmethod
+    def of(cls, settings: Settings, delay: Delay) -> DelayPlan:
+        batch, source = settings.batch, settings.source
+        parked = 0 if settings.retry.park_after_ms is None else batch.max_bytes + MESSAGE_BYTES * batch.max_messages
+        return cls(delay, source.group_id, Path(settings.state.dir), source, parked, partial(left_behind, settings))
+
+
 def open_delays(
     stack: ExitStack,
-    settings: Settings,
-    delay: Delay,
-    rules: Rules,
+    plan: DelayPlan,
     pipeline: Pipeline,
     columns: Columns,
+    rules: Rules,
     inbox: Inbox[Synced | Adopt | TakeoverEnded],
     tell: Tell,
     owner: Callable[[], Owner],
 ) -> Delays:
-    """Open the store of the section `delay`.
+    """Open the store of delayed messages.
 
     Args:
         inbox: Takes the results of threads.
@@ -59,60 +83,46 @@ def open_delays(
     Raises:
         StateError: The folder cannot be used.
     """
-    group_id = settings.source.group_id
-    store, takeovers = _open_store(stack, delay, settings, Path(settings.state.dir), inbox, tell, owner)
+    store, takeovers = _open_store(stack, plan, inbox, tell, owner)
     syncs = stack.enter_context(closing(Worker("delay")))
 
     def begin(job: Job) -> None:
         syncs.do(lambda: inbox.put(_synced(job)))
 
-    most = delay.disk_max_bytes
-    delays = Delays(pipeline, store, columns, group_id, rules, most, begin, takeovers)
+    delays = Delays(pipeline, store, columns, plan.group_id, rules, plan.delay.disk_max_bytes, begin, takeovers)
     if isinstance(store, PartitionStore):
-        names, reads = partial(tp_of, group_id), Reads(settings.source)
+        names, reads = partial(tp_of, plan.group_id), Reads(plan.source)
         delays.left = LeftBehind(lambda: left_here(store, names, delays.owned.numbers, reads), lambda job: job())
     else:
         looks = Worker("delay-left")
         stack.callback(looks.close, PATIENCE_S)
-        delays.left = LeftBehind(lambda: left_behind(settings), looks.do)
+        delays.left = LeftBehind(plan.left_elsewhere, looks.do)
     return delays
 
 
 def _open_store(
-    stack: ExitStack,
-    delay: Delay,
-    settings: Settings,
-    folder: Path,
-    inbox: Inbox[Adopt | TakeoverEnded],
-    tell: Tell,
-    owner: Callable[[], Owner],
+    stack: ExitStack, plan: DelayPlan, inbox: Inbox[Adopt | TakeoverEnded], tell: Tell, owner: Callable[[], Owner]
 ) -> tuple[HeldStore, NoTakeovers]:
-    if delay.store == "local":
-        return stack.enter_context(closing(PartitionStore(folder / "delay"))), NoTakeovers()
-    changelog, restorer = _open_changelog(stack, delay, settings, tell, owner)
-    store = ChangelogStore(stack.enter_context(closing(LocalCache(folder / "delay-cache"))), changelog)
+    if plan.delay.store == "local":
+        return stack.enter_context(closing(PartitionStore(plan.folder / "delay"))), NoTakeovers()
+    changelog, restorer = _open_changelog(stack, plan, tell, owner)
+    store = ChangelogStore(stack.enter_context(closing(LocalCache(plan.folder / "delay-cache"))), changelog)
     worker = Worker("restore", RESTORERS)
     stack.callback(worker.close, PATIENCE_S)
-    return store, Takeovers(store, restorer, partial(name_of, settings.source.group_id), worker.do, inbox)
+    return store, Takeovers(store, restorer, partial(name_of, plan.group_id), worker.do, inbox)
 
 
 def _open_changelog(
-    stack: ExitStack, delay: Delay, settings: Settings, tell: Tell, owner: Callable[[], Owner]
+    stack: ExitStack, plan: DelayPlan, tell: Tell, owner: Callable[[], Owner]
 ) -> tuple[Changelog, Restorer]:
-    if delay.postgresql is not None:
+    if plan.delay.postgresql is not None:
         with extra("postgresql", "delay.store: postgresql", "psycopg"):
             from sidecar.delay.changelog.postgresql.build import open_postgresql
-        return open_postgresql(stack, delay.postgresql, settings.source.group_id, owner)
-    assert delay.changelog is not None
-    topics = Topics(settings.source.kafka, delay.changelog, tell, _part_bytes(settings))
+        return open_postgresql(stack, plan.delay.postgresql, plan.group_id, owner)
+    assert plan.delay.changelog is not None
+    topics = Topics(plan.source.kafka, plan.delay.changelog, tell, plan.part_bytes)
     changelog = stack.enter_context(closing(KafkaChangelog(topics)))
     return changelog, stack.enter_context(closing(KafkaRestorer(topics)))
-
-
-def _part_bytes(settings: Settings) -> int:
-    """The size of the largest parked part, with `MESSAGE_BYTES` for each message."""
-    batch = settings.batch
-    return 0 if settings.retry.park_after_ms is None else batch.max_bytes + MESSAGE_BYTES * batch.max_messages
 
 
 def _synced(job: Job) -> Synced:

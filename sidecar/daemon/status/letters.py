@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.letters.described import outline, whole
-from sidecar.ops.page import ROWS_MAX, LetterKind
-from sidecar.state.beside import ALL, Chosen, LettersBeside
+
+if TYPE_CHECKING:
+    from sidecar.ops.page import LetterKind
+    from sidecar.state.beside import LettersBeside
 
 LISTED = 20
 SHOWN_BYTES_MAX = 1 << 20
@@ -38,6 +39,8 @@ class PageLetters:
 
     def kinds(self) -> Sequence[LetterKind]:
         """The kinds of letters; none if the file cannot be read, which health reports."""
+        from sidecar.ops.page import ROWS_MAX, LetterKind  # the page is loaded for its first reader
+
         try:
             with self._letters() as letters:
                 version, kinds = letters.version(), self._known[1]
@@ -57,9 +60,7 @@ class PageLetters:
         """
         match name, fields:
             case "list", {"group": str(group), "reason": str(reason), "after": int(after)}:
-                with self._letters() as letters:
-                    found = letters.page(Chosen(group=group, reason=reason), LISTED + 1, min(after, ALL))
-                return {"letters": [outline(letter) for letter in found[:LISTED]], "more": len(found) > LISTED}
+                return self._listing(group, reason, after)
             case "show", {"id": int(id_)}:
                 return self._whole(id_)
             case "replay", {"group": str(group), "reason": str(reason)}:
@@ -79,9 +80,21 @@ class PageLetters:
                 self._replay.wait()
 
     def _letters(self) -> closing[LettersBeside]:
+        from sidecar.state.beside import LettersBeside
+
         return closing(LettersBeside(self._folder, lambda _: None))
 
+    def _listing(self, group: str, reason: str, after: int) -> Mapping[str, Any]:
+        from sidecar.letters.described import outline
+        from sidecar.state.beside import ALL, Chosen
+
+        with self._letters() as letters:
+            found = letters.page(Chosen(group=group, reason=reason), LISTED + 1, min(after, ALL))
+        return {"letters": [outline(letter) for letter in found[:LISTED]], "more": len(found) > LISTED}
+
     def _whole(self, id_: int) -> Mapping[str, Any]:
+        from sidecar.letters.described import whole
+
         with self._letters() as letters:
             found = letters.by_ids((id_,))
         if not found:
