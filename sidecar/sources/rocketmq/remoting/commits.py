@@ -28,31 +28,6 @@ FLUSHED_AFTER_S = 15.0
 
 
 @dataclass(slots=True)
-class BrokerFloor:
-    """An offset that the broker certainly has on its disk."""
-
-    offset: int
-    _taken: int = -1
-    """The last commit that the broker accepted."""
-    _connection: int = 0
-    """The connection on which it was accepted: no connection outlives its process."""
-    _next: int = -1
-    """The commit accepted by `_since_s`."""
-    _since_s: float = 0.0
-
-    def took(self, offset: int, connection: int, now_s: float) -> None:
-        """Record a commit that the broker accepted; on a new connection, it may have lost earlier ones."""
-        if connection != self._connection:
-            self._connection, self._next, self._since_s = connection, offset, now_s
-        self._taken = offset
-
-    def rise(self, connection: int, now_s: float) -> None:
-        """Set the present connection to the broker, 0 if there is none."""
-        if connection == self._connection and now_s - self._since_s >= FLUSHED_AFTER_S:
-            self.offset, self._next, self._since_s = max(self.offset, self._next), self._taken, now_s
-
-
-@dataclass(slots=True)
 class OwnedQueue:
     """A queue that may be committed."""
 
@@ -61,7 +36,13 @@ class OwnedQueue:
     """The broker's committed offset before the first own commit, or an older own one that it may have."""
     saved: int
     """The newest own offset in the state file, or the start; committed to the broker when it is back."""
-    floor: BrokerFloor
+    floor: int
+    """An offset that the broker certainly has on its disk."""
+    _connection: int = 0
+    """The connection of the last accepted commit: no connection outlives its process."""
+    _next: int = -1
+    """The commit accepted by `_since_s`."""
+    _since_s: float = 0.0
     committed: int = -1
     """The newest own offset that the broker has."""
     marks: tuple[QueueMark, ...] = ()
@@ -75,6 +56,17 @@ class OwnedQueue:
     newest: QueueMark | None = None
     """The last message read, not yet among the marks."""
 
+    def took(self, taken: Told, connection: int, now_s: float) -> None:
+        """Record a commit that the broker accepted; on a new connection, it may have lost earlier ones."""
+        self.committed, self.told = taken.offset, taken
+        if connection != self._connection:
+            self._connection, self._next, self._since_s = connection, taken.offset, now_s
+
+    def raise_floor(self, connection: int, now_s: float) -> None:
+        """Set the present connection to the broker, 0 if there is none."""
+        if connection == self._connection and now_s - self._since_s >= FLUSHED_AFTER_S:
+            self.floor, self._next, self._since_s = max(self.floor, self._next), self.committed, now_s
+
     def put_mark(self) -> None:
         """Move `newest` to the marks, for the next row."""
         newest, self.newest = self.newest, None
@@ -85,7 +77,7 @@ class OwnedQueue:
         self.put_mark()
         watermark = item.state.watermark
         text = encode(self.identity, rules, item.state)
-        floor = min(self.floor.offset, watermark)
+        floor = min(self.floor, watermark)
         self.row = QueueProgress(text, self.identity.incarnation, watermark, floor, self.marks, self.told)
         self.row_at_s = now_s
         return self.row
@@ -94,7 +86,7 @@ class OwnedQueue:
         """The row with the commits that the broker accepted since; None if it is stored, or being written."""
         has_failed = self.noted is not None and self.noted.exception() is not None
         self.put_mark()
-        floor = max(row.floor, min(self.floor.offset, row.watermark))
+        floor = max(row.floor, min(self.floor, row.watermark))
         note = row._replace(floor=floor, marks=self.marks, told=self.told)
         if note == row and not has_failed:
             return None
@@ -133,7 +125,7 @@ class OwnedQueues:
         """Commit this queue from now on; `committed` is the broker's offset."""
         row = known if known and assignment.incarnation == known.incarnation else None
         now_s = time.monotonic()
-        floor = BrokerFloor(row.floor if row else 0)
+        floor = row.floor if row else 0
         start = assignment.state.watermark
         newest = max(committed, self._left.pop(assignment.tp, -1))
         self._queues[assignment.tp] = OwnedQueue(identity, newest, start, floor, marks=marks, row=row, row_at_s=now_s)
@@ -169,8 +161,7 @@ class OwnedQueues:
     def took(self, tp: TopicPartition, taken: Told, connection: int) -> None:
         queue = self._queues.get(tp)
         if queue is not None:
-            queue.committed, queue.told = taken.offset, taken
-            queue.floor.took(taken.offset, connection, time.monotonic())
+            queue.took(taken, connection, time.monotonic())
             self._restless.add(tp)
 
     def rows(self, items: Sequence[CommitItem]) -> tuple[dict[ProgressKey, str], dict[TopicPartition, int]]:
@@ -183,7 +174,7 @@ class OwnedQueues:
                 continue
             if not self._may_commit(item.tp):
                 continue
-            queue.floor.rise(self._connection(item.tp), now_s)
+            queue.raise_floor(self._connection(item.tp), now_s)
             rows[ProgressKey.of(item.tp)] = queue.row_of(item, self._rules, now_s).dump()
             offsets[item.tp] = item.state.watermark
         return rows, offsets
@@ -197,7 +188,7 @@ class OwnedQueues:
                 continue
             if queue.noted is not None and not queue.noted.done():
                 continue
-            queue.floor.rise(self._connection(tp), now_s)
+            queue.raise_floor(self._connection(tp), now_s)
             note = queue.note_of(queue.row)
             if note is not None:
                 notes[tp] = note
