@@ -20,10 +20,10 @@ from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, pla
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.ledger.interface import MISSED_MAX, Ledger, LedgerError
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.ledger.postgresql import PostgresqlLedger
 from sidecar.ledger.sqlite import SqliteLedger
 from sidecar.owner import Owner
+from tests.support.memory_ledger import MemoryLedger
 from tests.support.postgresql import Database
 from tests.support.process import wait_until
 

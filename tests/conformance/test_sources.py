@@ -15,8 +15,8 @@ from sidecar.core.effects import CommitItem
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import TopicPartition
 from sidecar.state.interface import State
-from sidecar.state.memory import MemoryState
 from tests.support.kafka import Broker
+from tests.support.memory_state import MemoryState
 from tests.support.origins import HEADER, KafkaOrigin, Origin, RocketMqOrigin, SimulatedOrigin
 from tests.support.reading import Reading
 from tests.support.rocketmq import RocketMqNode

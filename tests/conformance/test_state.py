@@ -17,8 +17,8 @@ from sidecar.core.records import Attempt, DeadLetter, TopicPartition
 from sidecar.core.windows.idruns import unmixed
 from sidecar.errors import ConfigError, StateError
 from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, State, StoredIds, StoredLetter
-from sidecar.state.memory import MemoryState
 from sidecar.state.store import Store
+from tests.support.memory_state import MemoryState
 
 ORDERS = TopicPartition("orders", 3)
 OTHER = TopicPartition("orders", 4)

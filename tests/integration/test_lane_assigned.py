@@ -19,10 +19,10 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.interface import Rules
-from sidecar.state.memory import MemoryState
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce
 from tests.support.lane import built, lane_of
 from tests.support.listening import Listening
+from tests.support.memory_state import MemoryState
 from tests.support.process import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -24,9 +24,9 @@ from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.lane import FastLane, load
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.interface import Rules
-from sidecar.state.memory import MemoryState
 from tests.support.kafka import Broker, MakeTopic, Outgoing, produce, unique
 from tests.support.listening import Listening
+from tests.support.memory_state import MemoryState
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, Request
 from tests.support.scene import Scene, await_rest

@@ -16,8 +16,8 @@ from sidecar.core.delivery.output import Carried
 from sidecar.core.intake.intake import fragment_of
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, FailedRow, TopicPartition, Verdict
-from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
+from tests.support.memory_ledger import MemoryLedger
 from tests.support.ranges import CLAIM_MS, Attempt, KilledError, Receiver
 from tests.support.shell import ACK, REJECT, RETRY
 

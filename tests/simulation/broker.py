@@ -9,9 +9,9 @@ from sidecar.core.claims import ClaimState, place_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Committed, Stamp
 from sidecar.core.partition_state import NO_TRIES, PartitionState, Tries
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.simulation.plan import TPS, Log, Plan, Row, key_of
+from tests.support.memory_ledger import MemoryLedger
 
 IDENTITY = Identity("cluster", "group", "topic", 7)
 SCOPE = IDENTITY.scope

@@ -16,7 +16,6 @@ from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.leased import slot
 from sidecar.sources.rocketmq.leased.client import LeasedClient
@@ -36,6 +35,7 @@ from tests.simulation.leased_broker import (
     SimulatedReceiver,
 )
 from tests.simulation.shell import GROUPS, Shell, batching_of, delivery_of, reading_of
+from tests.support.memory_ledger import MemoryLedger
 
 ROUNDS_MAX = 40_000
 CLAIM_MS = 10_000_000

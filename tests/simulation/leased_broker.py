@@ -13,10 +13,10 @@ import orjson
 from sidecar.core.claims import ClaimEnd, Exchanged, Want
 from sidecar.core.parts import Batch
 from sidecar.core.records import Place
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.state.interface import ProgressKey
-from sidecar.state.memory import MemoryState
+from tests.support.memory_ledger import MemoryLedger
+from tests.support.memory_state import MemoryState
 
 TOPIC = "orders"
 TAGS = [b"a", b"b", b"c", b"no"]

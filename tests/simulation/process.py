@@ -18,12 +18,12 @@ from sidecar.core.records import Answer, Attempt, DeadLetter, Run, TopicPartitio
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.core.windows.idruns import SortedRun, rising
 from sidecar.ledger.interface import LedgerError
-from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker, Life
 from tests.simulation.folder import Folder
 from tests.simulation.plan import MANY_GROUPS, TPS, Plan
 from tests.simulation.receiver import HALT, Receiver, Request
 from tests.simulation.sorter import Sorter
+from tests.support.memory_ledger import MemoryLedger
 
 CHECK_EVERY = 4
 """Steps between two looks at all that is held."""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sidecar.core import claims
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.grpc.leases import Attempts
 from sidecar.sources.rocketmq.leased import recovery, source
 from sidecar.sources.rocketmq.leased.commits import SettledIdentities
@@ -19,6 +18,7 @@ from sidecar.sources.rocketmq.leased.slot import Awaited, IntentMembers
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from tests.simulation.fifo import run_fifo
 from tests.simulation.leased import run_leased
+from tests.support.memory_ledger import MemoryLedger
 
 SCHEDULES = 30
 LEDGER_SCHEDULES = 12

@@ -7,11 +7,11 @@ import random
 from sidecar.core.delivery.outbox import Stage
 from sidecar.core.partition.promises import Phase, standing
 from sidecar.core.records import Answer
-from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.broker import BrokenPromiseError, Broker
 from tests.simulation.plan import TPS, Plan, make_log, make_plan, refilled
 from tests.simulation.process import Process
 from tests.simulation.receiver import HALT, TIMEOUT, UNAVAILABLE, Receiver, Request
+from tests.support.memory_ledger import MemoryLedger
 
 SETTLE_ROUNDS_MAX = 2_000
 LOST = 0.1

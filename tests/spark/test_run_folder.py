@@ -25,7 +25,7 @@ from sidecar.spark.run.outcome import LetterFiles, Outcome, books_of, letters_in
 from sidecar.spark.run.pinned import open_checkpoint, pin_reader
 from sidecar.spark.run.task import runs
 from sidecar.state.interface import StoredLetter
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 from tests.support.spark.tasks import TP, batches, begin, job_broker, make_settings, progress_of
 
 URL = "http://localhost:1/"

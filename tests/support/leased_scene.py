@@ -16,8 +16,8 @@ from sidecar.sources.rocketmq.leased.client import HandedMessage
 from sidecar.sources.rocketmq.leased.recovery import MissedExchange
 from sidecar.sources.rocketmq.leased.source import LeasedSource
 from sidecar.state.interface import Rules
-from sidecar.state.memory import MemoryState
 from tests.simulation.leased_broker import Inline
+from tests.support.memory_state import MemoryState
 
 A, B = lane_key("a"), lane_key("b")
 

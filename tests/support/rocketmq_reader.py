@@ -10,7 +10,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.context import SourceContext
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource
 from sidecar.state.interface import Rules, State
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 from tests.support.reading import Reading
 from tests.support.rocketmq import Node
 

@@ -14,8 +14,8 @@ from sidecar.core.messages.ids import key_reader
 from sidecar.core.partition_state import LaneState, PartitionState, lane_key
 from sidecar.core.parts import Batch
 from sidecar.core.records import KEY_BYTES, Answer, Details, FailedRow, TopicPartition, Verdict
-from sidecar.ledger.memory import MemoryLedger
 from tests.simulation.plan import Row, key_of
+from tests.support.memory_ledger import MemoryLedger
 from tests.support.shell import ACK, FRESH, LEASE_MS, REJECT, RETRY, TP, Shell
 
 ELSEWHERE = place_of(TopicPartition("t", 9))

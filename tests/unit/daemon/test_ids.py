@@ -27,7 +27,7 @@ from sidecar.runtime.dead_letters import DeadLetterWriter
 from sidecar.runtime.worker import Senders, Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.state.interface import IdSegment, StoredIds
-from sidecar.state.memory import Disk, MemoryIds, MemoryState
+from tests.support.memory_state import Disk, MemoryIds, MemoryState
 from tests.support.process import wait_until
 
 ORDERS, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)

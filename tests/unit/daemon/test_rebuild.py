@@ -21,7 +21,7 @@ from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, SettledWindow
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import PartitionSnapshot
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 
 TP = TopicPartition("orders", 0)
 SETTINGS = {

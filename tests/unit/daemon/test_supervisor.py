@@ -26,7 +26,7 @@ from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, Source
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.state.interface import Rules, State
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 from tests.support.process import wait_until
 
 SETTINGS = {

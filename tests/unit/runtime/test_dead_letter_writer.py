@@ -11,7 +11,7 @@ import pytest
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import StateError
 from sidecar.runtime.dead_letters import DeadLettersInState, DeadLetterWriter, LettersStored, Originals
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 
 
 class Slow:

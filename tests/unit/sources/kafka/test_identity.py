@@ -11,7 +11,7 @@ from sidecar.sources.context import SourceContext
 from sidecar.sources.kafka.config import consumer_config
 from sidecar.sources.kafka.source import KafkaSource
 from sidecar.state.interface import Rules
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 
 
 @pytest.mark.parametrize(("given", "name"), [("sidecar-host-1a2b", "sidecar-host-1a2b"), ("", "sidecar")])

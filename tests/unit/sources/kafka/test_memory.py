@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.start import CommitMemory, Memories
 from sidecar.state.interface import ProgressKey
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 from tests.support.process import wait_until
 
 TP = TopicPartition("orders", 0)

@@ -15,7 +15,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.partitions import Membership, Partitions
 from sidecar.sources.kafka.start import KafkaStarts
 from sidecar.sources.troubles import Troubles
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 
 TP, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

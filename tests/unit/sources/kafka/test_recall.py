@@ -12,8 +12,8 @@ from sidecar.core.records import TopicPartition
 from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.sources.kafka.start import CommitMemory, Memories, Recall
 from sidecar.state.interface import Rules
-from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
+from tests.support.memory_state import MemoryState
 
 TP, RULES = TopicPartition("orders", 0), b"same"
 IDENTITY = Identity("cluster", "group", "id", 7)

@@ -20,8 +20,8 @@ from sidecar.sources.kafka.offsets import Offsets
 from sidecar.sources.kafka.start import CommitMemory, KafkaStartOffsets, Memories, Recall
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.state.interface import ProgressKey, Rules
-from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity, encode
+from tests.support.memory_state import MemoryState
 
 RULES = b"same"
 HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -14,8 +14,8 @@ from sidecar.errors import StateError
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import LetterFiles, TwinFiles
 from sidecar.state.interface import StoredLetter
-from sidecar.state.memory import MemoryState
 from tests.support.letters import letter
+from tests.support.memory_state import MemoryState
 from tests.support.spark.tasks import TP, begin, make_settings, progress_of
 
 BOOKS = {

@@ -15,13 +15,13 @@ from sidecar.core.books import Books
 from sidecar.core.claims import ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
 from sidecar.core.records import KEY_BYTES, TopicPartition
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.runtime.dead_letters import dead_letter_store
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.ranges.broker import SingleMessages
 from sidecar.spark.run import twins as resolving
 from sidecar.spark.run.outcome import Kept, TwinFiles, letters_in
 from sidecar.spark.run.twins import GONE, Resolver
+from tests.support.memory_ledger import MemoryLedger
 from tests.support.process import wait_until
 from tests.support.spark.tasks import TP, make_settings, plan_of
 

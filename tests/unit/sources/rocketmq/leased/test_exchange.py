@@ -10,10 +10,10 @@ import pytest
 
 from sidecar.core.claims import Exchanged
 from sidecar.core.partition_state import LaneState, PartitionState
-from sidecar.ledger.memory import MemoryLedger
 from sidecar.sources.rocketmq.leased.columns import identity_of
 from sidecar.sources.rocketmq.leased.recovery import MissedExchange, packed, unpacked
 from tests.support.leased_scene import A, Scene, handed, runs
+from tests.support.memory_ledger import MemoryLedger
 
 ONE = handed(5, b"\0\xff", unique="drawn\udcff", times=2)._replace(
     tag=b"\xfe", keys=(b"k1", b""), properties=(("a", b"\xff"), ("b", None)), born_ms=None

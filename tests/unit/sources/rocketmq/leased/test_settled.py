@@ -18,8 +18,8 @@ from sidecar.sources.rocketmq.leased.columns import LeasedMessage, details_of, i
 from sidecar.sources.rocketmq.leased.commits import SettledIdentities
 from sidecar.sources.rocketmq.leased.slot import ROWS, divide, unsettled
 from sidecar.state.interface import IdSegment, ProgressKey
-from sidecar.state.memory import MemoryState
 from tests.support.leased_scene import A, B, Scene, handed, runs
+from tests.support.memory_state import MemoryState
 
 
 def taken(number: int) -> LeasedMessage:

@@ -19,10 +19,10 @@ from sidecar.sources.rocketmq.wire.frames import Code, Frame
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks
 from sidecar.state.interface import ProgressKey
-from sidecar.state.memory import MemoryState
 from sidecar.state.offset_map import Identity
 from tests.simulation.leased_broker import Inline
 from tests.simulation.remoting_broker import Clock
+from tests.support.memory_state import MemoryState
 
 QUEUE = TopicPartition("orders", 0, "a")
 

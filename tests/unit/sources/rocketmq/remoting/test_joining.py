@@ -13,7 +13,7 @@ from sidecar.sources.rocketmq.remoting.cluster import RocketMqCluster
 from sidecar.sources.rocketmq.remoting.source import RocketMqSource as Source
 from sidecar.sources.rocketmq.wire.network import Network
 from sidecar.state.interface import Rules
-from sidecar.state.memory import MemoryState
+from tests.support.memory_state import MemoryState
 
 
 def test_a_start_that_fails_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:

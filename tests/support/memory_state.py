@@ -1,4 +1,4 @@
-"""The state in memory, for simulations and users' tests: the promises of `Store` without a disk. It uses no file."""
+"""The state in memory: the promises of `Store` without a disk. It uses no file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MemoryIds:
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
         return [(generation, bytes(ids)) for generation, ids in sorted(self._ids.get(tp, {}).items())]
 
-    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
+    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
         self._disk.check()
         runs = {
             generation: [SortedRun.of(rising(np.frombuffer(bytes(ids), np.int64)))]
@@ -183,7 +183,7 @@ class MemoryState:
     def load_partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         return dict(self._partitions)
 
-    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:  # noqa: ARG002
+    def save_progress(self, rows: Mapping[ProgressKey, str], *, durable: bool = True) -> None:
         self._disk.check()
         self._progress.update(rows)
         self._progress = {key: text for key, text in self._progress.items() if text}
