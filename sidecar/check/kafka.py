@@ -134,7 +134,7 @@ class _KafkaChecker:
             return Finding(subject, text_of(found.error), "check the broker's log", EXIT_UNAVAILABLE)
         size = _count(found.partitions, "partition")
         if found.allowed is None:
-            return Finding(subject, f"{size}; the broker does not tell the rights")
+            return Finding(subject, f"{size}; the broker does not report the rights")
         if lacking := [_WORDS[one] for one in needed if one not in found.allowed]:
             return Finding(subject, f"{' and '.join(lacking)} is not allowed", cure, EXIT_NO_PERMISSION)
         return Finding(subject, f"{size}; {words} allowed")
@@ -153,7 +153,7 @@ class _KafkaChecker:
         name, subject = self._settings.group_id, f"group {self._settings.group_id}"
         cure = f"allow this user the operations Describe and Read on the group {name}"
         if is_mock(self._metadata.cluster_id or ""):
-            return Finding(subject, "the mock cluster does not tell")
+            return Finding(subject, "the mock cluster does not report it")
         options: dict[str, Any] = {"include_authorized_operations": True, "request_timeout": ASK_S}
         try:
             found = _result(self._admin.describe_consumer_groups([name], **options)[name])

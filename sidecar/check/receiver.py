@@ -86,5 +86,5 @@ def _answered(subject: str, status: int, location: str, took_ms: int) -> Finding
         return Finding(subject, f"{text}: it redirects to {where}", "set sink.http.url to that address", EXIT_CONFIG)
     if status in _AWAY:
         return Finding(subject, text, "check the service behind this address", EXIT_UNAVAILABLE)
-    note = "; check the path if POST is answered in this way too" if status == 404 else ""
+    note = "; check the path if POST gets this answer too" if status == 404 else ""
     return Finding(subject, f"{text} in {took_ms} ms{note}")

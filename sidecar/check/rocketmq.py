@@ -88,7 +88,7 @@ class _RocketMqChecker:
         except ProtocolError as error:
             return Finding(subject, str(error), "check the name server", EXIT_UNAVAILABLE)
         if not route.queues:
-            return Finding(subject, "no broker that can be read has it", cure, EXIT_UNAVAILABLE)
+            return Finding(subject, "no readable broker has it", cure, EXIT_UNAVAILABLE)
         self._routes[topic] = route
         queues, brokers = len(route.queues), len({tp.broker for tp in route.queues})
         return Finding(subject, f"{queues} queues on {brokers} {'broker' if brokers == 1 else 'brokers'}")

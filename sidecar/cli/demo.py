@@ -38,7 +38,7 @@ Source = Literal["kafka", "rocketmq"]
 @click.option("--delay", is_flag=True, help="Show delayed messages, due within seconds, over HTTP.")
 @click.option("--keep", is_flag=True, help="Keep the folder with configuration, logs, state and received rows.")
 def demo(messages: int, sink: Sink | None, source: Source, delay: bool, keep: bool) -> int | None:
-    """Show the daemon at work on generated messages; no broker is needed."""
+    """Demonstrate the daemon with generated messages; no broker is needed."""
     from rich.console import Console
 
     from sidecar.demo.show import Show

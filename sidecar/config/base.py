@@ -161,6 +161,11 @@ def problem(text: str, value: Any, *loc: str) -> InitErrorDetails:
     return InitErrorDetails(type="value_error", loc=loc, input=value, ctx={"error": ValueError(text)})
 
 
+def refused(text: str, value: Any, *loc: str) -> ValidationError:
+    """The error of a section with one problem, at a place below the validated value."""
+    return ValidationError.from_exception_data("section", [problem(text, value, *loc)])
+
+
 def secret_name(name: str) -> bool:
     """Whether a key of this name has a value that must not be shown."""
     return bool(_SECRET_NAME.search(name))

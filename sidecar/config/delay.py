@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from sidecar.config.base import Int, KeyKind, Model, Text, matching, problem, words
+from sidecar.config.base import Int, KeyKind, Model, Text, matching, problem, refused, words
 from sidecar.config.postgresql import DatabaseSettings
 from sidecar.config.source.kafka import TOPIC, KafkaSettings
 from sidecar.config.source.rocketmq import TOPIC as ROCKETMQ_TOPIC
@@ -132,12 +132,12 @@ class Delay(Model):
     )
     beyond_max: Literal["dead_letter", "clamp", "now"] = Field(
         default="dead_letter",
-        description="What becomes of a message that is due later than `delay.max`: `dead_letter`; `clamp` holds it for "
+        description="Handling of a message that is due later than `delay.max`: `dead_letter`; `clamp` holds it for "
         "`delay.max`; `now` delivers it without delay.",
     )
     malformed: Literal["dead_letter", "now"] = Field(
         default="dead_letter",
-        description="What becomes of a message whose due time cannot be read: `dead_letter`, or `now`, which delivers "
+        description="Handling of a message whose due time cannot be read: `dead_letter`, or `now`, which delivers "
         "it without delay.",
     )
     store: Annotated[Literal["changelog", "local", "postgresql"], BeforeValidator(_store)] = Field(
@@ -182,8 +182,8 @@ class Delay(Model):
         """
         if source.numbers_messages:
             raise ValueError(
-                f"cannot be used with client: {source.client}: the broker may give a message that is held here to "
-                "another member too, and no commit tells who has it; use client: remoting"
+                f"cannot be used with client: {source.client}: the broker may also give a held message to another "
+                "member, and no commit names its holder; use client: remoting"
             )
         text = "needs source.kafka; with source.rocketmq use store: local or store: postgresql"
         given = {"store": self.store, "changelog": self.changelog}
@@ -210,7 +210,7 @@ class Delay(Model):
             return self
         if default is None:
             text = "is required with store: postgresql, unless dedup.ledger.postgresql names a database"
-            raise ValidationError.from_exception_data("delay", [problem(text, None, "postgresql")])
+            raise refused(text, None, "postgresql")
         return self.model_copy(update={"postgresql": DatabaseSettings(url=default.url, password=default.password)})
 
     @field_validator("changelog")

@@ -11,7 +11,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     Tag,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
@@ -27,7 +26,7 @@ from sidecar.config.base import (
     Text,
     kind,
     matching,
-    problem,
+    refused,
     words,
 )
 from sidecar.config.source.kafka import TOPIC
@@ -81,7 +80,7 @@ class RetrySettings(Model):
         WithJsonSchema(
             {"type": ["string", "integer"], "minimum": 1, "pattern": r"^(never|[0-9]{1,15} ?(s|m|h|d|ms))$"}
         ),
-        OnSpark("applies; another attempt of a task counts anew"),
+        OnSpark("applies; each attempt of a task starts a new count"),
     ] = Field(
         default=GiveUp(),
         description="`never`, a number of attempts, or a duration, after which the batch is dead-lettered.",
@@ -89,7 +88,7 @@ class RetrySettings(Model):
 
     park_after_ms: Annotated[
         Annotated[int, Duration("0ms", "30d")] | None,
-        NotOnSpark("a task has nowhere to keep a batch; remove it, and the batch is retried"),
+        NotOnSpark("a task has no store for a batch; without the key, the batch is retried"),
     ] = Field(
         default=None,
         alias="park_after",
@@ -103,7 +102,7 @@ class RetrySettings(Model):
             key = "backoff_max" if "backoff_max_ms" in self.model_fields_set else "backoff"
             wait, longest = _WAIT.text(self.backoff_ms), _WAIT.text(self.backoff_max_ms)
             text = f"backoff ({wait}) is longer than backoff_max ({longest})"
-            raise ValidationError.from_exception_data("retry", [problem(text, None, key)])
+            raise refused(text, None, key)
         return self
 
     @property

@@ -32,6 +32,7 @@ from sidecar.config.base import (
     Text,
     address,
     problem,
+    refused,
 )
 from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetterSettings, HandBack, RetrySettings
@@ -145,17 +146,17 @@ class Admin(Model):
     )
     probes: _Listen = Field(
         default=None,
-        description="A second address, `HOST:PORT`, which others may reach: it has `/livez` and `/readyz`, and answers "
-        "one word. `off` by default.",
+        description="A second address, `HOST:PORT`, for probes from other hosts: it serves only `/livez` and "
+        "`/readyz`, and answers one word. `off` by default.",
     )
     names: Annotated[list[Annotated[Text, AfterValidator(_host_name)]], OnSpark("applies, on the driver")] = Field(
         default=[],
-        description="Names by which `admin.listen` may be asked, such as `node7.example.com`, beside IP addresses, "
+        description="Host names accepted by `admin.listen`, such as `node7.example.com`, in addition to IP addresses, "
         "private names and this host's own: see operation.md.",
     )
     token: Annotated[Secret | None, NotOnSpark("the page of a job has no dead letters to show")] = Field(
         default=None,
-        description="Whoever gives it on the page may show dead letters and replay them. At least 16 visible "
+        description="Token that allows a user of the page to show and replay dead letters. At least 16 visible "
         "characters of ASCII; `file:PATH` reads it from a file.",
     )
 
@@ -200,7 +201,7 @@ class Settings(Model):
         Delay | None, NotOnSpark("a task cannot hold messages until they are due; run the daemon for that")
     ] = Field(
         default=None,
-        description="Holds messages with a due time until then. Without it, all messages are delivered without delay.",
+        description="Holds messages until their due time. Without it, all messages are delivered at once.",
     )
     memory: MemorySettings = Field(default=MemorySettings(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")
@@ -232,8 +233,7 @@ class Settings(Model):
         memory = info.data.get("memory")
         if memory and batch.max_bytes >= memory.budget_bytes:
             budget = _BUDGET.text(memory.budget_bytes)
-            error = problem(f"must be less than memory.budget, which is {budget}", batch.max_bytes, "max_bytes")
-            raise ValidationError.from_exception_data("batch", [error])
+            raise refused(f"must be less than memory.budget, which is {budget}", batch.max_bytes, "max_bytes")
         return batch
 
     @field_validator("tags")
@@ -265,7 +265,7 @@ class Settings(Model):
                 "use client: remoting or native, or an id that the producer sets"
             )
         if text:
-            raise ValidationError.from_exception_data("dedup", [problem(text, dedup.by, "by")])
+            raise refused(text, dedup.by, "by")
         return dedup
 
     @field_validator("delay")
@@ -292,7 +292,7 @@ class Settings(Model):
     @classmethod
     def _has_offsets(cls, sink: SinkSection, info: ValidationInfo) -> SinkSection:
         if info.data.get("delay") is not None and sink.chosen.row_format == "row":
-            raise ValueError("cannot be used with delay so far: rows of tables would have positions instead of offsets")
+            raise ValueError("is not supported with delay yet: rows of tables would have positions instead of offsets")
         return sink
 
     @field_validator("retry")
@@ -304,14 +304,14 @@ class Settings(Model):
         if info.data["delay"] is None:
             text = "needs the section delay, in whose store batches wait: add delay: {}"
         elif info.data["dedup"].ledger is not None:
-            text = "cannot be used with dedup.ledger so far: the claims of waiting batches would expire"
+            text = "is not supported with dedup.ledger yet: the claims of waiting batches would expire"
         elif info.data["delay"].store == "postgresql" and "source" in info.data and info.data["source"].rocketmq:
             text = (
-                "cannot be used with source.rocketmq and delay.store: postgresql: the offset does not tell which "
-                "batches are parked, and the state folder stays at its host; use delay.store: local"
+                "cannot be used with source.rocketmq and delay.store: postgresql: the offset does not identify "
+                "parked batches, and the state folder stays at its host; use delay.store: local"
             )
         if text:
-            raise ValidationError.from_exception_data("retry", [problem(text, None, "park_after")])
+            raise refused(text, None, "park_after")
         return retry
 
     @field_validator("dead_letters")
@@ -322,27 +322,24 @@ class Settings(Model):
         source = info.data["source"]
         if place.rocketmq:
             if source.rocketmq is None or source.rocketmq.client != "remoting":
-                error = problem("needs source.rocketmq with client: remoting", None, "rocketmq")
-                raise ValidationError.from_exception_data("dead_letters", [error])
+                raise refused("needs source.rocketmq with client: remoting", None, "rocketmq")
             dedup = info.data.get("dedup")
             if isinstance(place.rocketmq, HandBack) and dedup is not None and dedup.by == OFFSET_MSG_ID:
                 text = (
                     "cannot be used with dedup.by: offset_msg_id: a redelivered message would be a duplicate of itself"
                 )
-                error = problem(text, place.delay_level, "rocketmq", "delay_level")
-                raise ValidationError.from_exception_data("dead_letters", [error])
+                raise refused(text, place.delay_level, "rocketmq", "delay_level")
             return place
         if source.rocketmq:
-            error = problem("needs source.kafka; with source.rocketmq use {rocketmq: dlq}", None, "kafka")
-            raise ValidationError.from_exception_data("dead_letters", [error])
+            raise refused("needs source.kafka; with source.rocketmq use {rocketmq: dlq}", None, "kafka")
         topic = place.kafka.topic
         if entry := source.kafka.entry_of(topic):
             text = f"is read by source.kafka.topics ({entry}): a dead letter would be read again"
-            raise ValidationError.from_exception_data("dead_letters", [problem(text, topic, "kafka", "topic")])
+            raise refused(text, topic, "kafka", "topic")
         delay = info.data.get("delay")
         if delay and delay.changelog and topic in delay.changelog.names(source.kafka):
             text = "holds delayed messages (delay.changelog.topic): set another topic"
-            raise ValidationError.from_exception_data("dead_letters", [problem(text, topic, "kafka", "topic")])
+            raise refused(text, topic, "kafka", "topic")
         return place
 
     @field_validator("state")
@@ -353,7 +350,7 @@ class Settings(Model):
         try:
             folder = default_dir(os.environ if info.context is None else info.context, info.data["source"].group_id)
         except ValueError as error:
-            raise ValidationError.from_exception_data("state", [problem(str(error), None, "dir")]) from error
+            raise refused(str(error), None, "dir") from error
         return state.model_copy(update={"dir_": folder})
 
     @model_validator(mode="after")
@@ -376,8 +373,7 @@ class Settings(Model):
         text = f"must be at least three times {what} {least}"
         given = "claim_timeout_ms" in ledger.remembering.model_fields_set
         path = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))
-        error = problem(text if given else f"needs a claim_timeout: it {text}", actual if given else None, *path)
-        raise ValidationError.from_exception_data("settings", [error])
+        raise refused(text if given else f"needs a claim_timeout: it {text}", actual if given else None, *path)
 
     @model_validator(mode="after")
     def _tags_are_read_by_librocketmq(self) -> Self:
@@ -387,8 +383,7 @@ class Settings(Model):
         for tag in canonical(self.tags.subscribe):
             if tag != "*" and not re.fullmatch(r"[\w.%/:@+-]+", tag):
                 text = f"has the tag {tag!r}, which librocketmq never matches: use client: remoting"
-                error = problem(text, self.tags.subscribe, "tags", "subscribe")
-                raise ValidationError.from_exception_data("settings", [error])
+                raise refused(text, self.tags.subscribe, "tags", "subscribe")
         return self
 
     def public(self) -> dict[str, Any]:

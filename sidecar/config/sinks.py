@@ -11,7 +11,6 @@ from pydantic import (
     AfterValidator,
     Field,
     PlainSerializer,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -32,7 +31,7 @@ from sidecar.config.base import (
     Text,
     TlsFiles,
     matching,
-    problem,
+    refused,
 )
 from sidecar.config.table_layout import (
     COLUMNS_KEPT,
@@ -300,7 +299,7 @@ class HttpSinkSettings(SinkSettings):
 
 
 class ConsoleSinkSettings(SinkSettings):
-    """Prints rows; for trying things out."""
+    """Prints rows; for experiments."""
 
     format: Format = Field(default="envelope", description=FORMAT)
 
@@ -313,7 +312,7 @@ class ConsoleSinkSettings(SinkSettings):
 
 
 class FileSinkSettings(SinkSettings):
-    """Appends rows to a file; for trying things out."""
+    """Appends rows to a file; for experiments."""
 
     path: FilePath = Field(description="Path of the file; created if missing.")
     format: Format = Field(default="envelope", description=FORMAT)
@@ -355,7 +354,7 @@ class SparkSinkSettings(SinkSettings):
         default="arrow", description="Format of the data files; `parquet` is smaller, and other tools can read it."
     )
     retention: RetentionSettings = Field(
-        default=RetentionSettings(), description="What is kept after all consumers have read it."
+        default=RetentionSettings(), description="Retention of data that all consumers have read."
     )
 
     @property
@@ -389,8 +388,7 @@ class DeltaSinkSettings(SinkSettings):
                 "is not for this sink: deltalake, with which the daemon writes, does not cluster; Spark does, with "
                 "spark.table.cluster_by"
             )
-            error = problem(text, data["cluster_by"], "cluster_by")
-            raise ValidationError.from_exception_data("delta", [error])
+            raise refused(text, data["cluster_by"], "cluster_by")
         return data
 
     @property
@@ -454,10 +452,10 @@ class SinkSection(OneOf):
         default=None, description="Appends rows to a Parquet table; only for `sidecar spark run`."
     )
     console: Annotated[ConsoleSinkSettings | None, NotOnSpark("it would print on the executors; use sink.http")] = (
-        Field(default=None, description="Prints rows; for trying things out.")
+        Field(default=None, description="Prints rows; for experiments.")
     )
     file: Annotated[FileSinkSettings | None, NotOnSpark("every executor would write its own file; use sink.http")] = (
-        Field(default=None, description="Appends rows to a file; for trying things out.")
+        Field(default=None, description="Appends rows to a file; for experiments.")
     )
 
     @property

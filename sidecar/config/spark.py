@@ -45,7 +45,7 @@ class Merge(Model):
     """One row for each key: its last change."""
 
     key: Annotated[Text, KeyKind("word or JSON path"), _word_or_path(MESSAGE_KEY)] = Field(
-        description="What identifies a row: `key`, the message's key, or a path into the JSON value, such as `$.id`, "
+        description="Identity of a row: `key`, the message's key, or a path into the JSON value, such as `$.id`, "
         "to a field of `schema`."
     )
     order_by: Annotated[Text, KeyKind("word or JSON path"), _word_or_path(MESSAGE_TIME)] = Field(
@@ -109,7 +109,7 @@ class Table(Model):
     )
     resume: Annotated[Resume, OnSpark("applies with sink.delta; refused with sink.parquet")] = Field(
         default="stop",
-        description="What to do if `checkpoint` is new, and a Delta table has the same messages from another one: "
+        description="Behavior if `checkpoint` is new, and a Delta table has the same messages from another one: "
         "`stop`; go on where they end, `from_table`, with message ids if the folder `sidecar` of that checkpoint is in "
         "the new one, and `from_table_without_ids` without them; or append all of them again, `beside`.",
     )
@@ -174,11 +174,11 @@ class Spark(Model):
         "`client`.",
     )
     on_gap: Annotated[
-        Literal["stop", "log_start"], OnSpark("what becomes of a partition whose next messages the broker has deleted")
+        Literal["stop", "log_start"], OnSpark("handling of a partition whose next messages the broker has deleted")
     ] = Field(
         default="stop",
-        description="What `sidecar spark run` does if messages expired before they were read: `stop` ends it with exit "
-        "code 78; `log_start` leaves them out, logs and counts them, and reads on where the partition's log begins.",
+        description="Behavior of `sidecar spark run` if messages expired before they were read: `stop` ends it with "
+        "exit code 78; `log_start` leaves them out, logs and counts them, and resumes at the start of the log.",
     )
     table: Annotated[Table | None, OnSpark("applies with sink.delta and sink.parquet; ignored otherwise")] = Field(
         default=None,

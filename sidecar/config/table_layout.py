@@ -17,11 +17,11 @@ FILE_RETENTION: Final = "delta.deletedFileRetentionDuration"
 HOURS_MIN: Final = {LOG_RETENTION: 48.0, FILE_RETENTION: 24.0}
 """Shortest durations, hours."""
 _REASONS: Final = {
-    LOG_RETENTION: "the log tells which parts the table has",
+    LOG_RETENTION: "the log records which parts the table has",
     FILE_RETENTION: "readers and writers under way need the files",
 }
 _RESERVED: Final = {
-    "delta.setTransactionRetentionDuration": "these entries tell which micro-batches the table has, however old",
+    "delta.setTransactionRetentionDuration": "these entries record which micro-batches the table has, however old",
 }
 _HOURS: Final = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _PART: Final = r"(\d{1,9})\s+(week|day|hour|minute|second)s?"
@@ -86,7 +86,7 @@ CLUSTERED_MAX: Final = 4
 """Delta's limit of columns to cluster by."""
 
 PARTITION_BY: Final = (
-    "What the table is partitioned by: any of `date`, `hour`, `group`, `tag` and `topic`, in this order of folders, or "
+    "Partition columns of the table: any of `date`, `hour`, `group`, `tag` and `topic`, in this order of folders, or "
     "`none`. "
 )
 COLUMNS_KEPT: Final = "Columns of the table. By default all, except those for other partitions. "

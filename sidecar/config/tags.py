@@ -11,12 +11,23 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 
-from sidecar.config.base import Int, KeyKind, Model, NotOnSpark, OneOf, OnSpark, Text, kind, plain, problem, words
+from sidecar.config.base import (
+    Int,
+    KeyKind,
+    Model,
+    NotOnSpark,
+    OneOf,
+    OnSpark,
+    Text,
+    kind,
+    plain,
+    refused,
+    words,
+)
 from sidecar.config.ledger import LedgerSettings
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages import fields
@@ -135,7 +146,7 @@ class Tags(Model):
                 TagFilter(info.data["subscribe"], info.data["exclude"] or "", groups)
             except TagError as error:
                 path = [error.group] if error.group else []
-                raise ValidationError.from_exception_data("groups", [problem(str(error), groups, *path)]) from error
+                raise refused(str(error), groups, *path) from error
         return groups
 
 
@@ -162,7 +173,7 @@ class Dedup(Model):
     )
     keep_ms: Annotated[
         Annotated[int, Duration("1m", "3650d")] | None,
-        NotOnSpark("a task that runs again must decide alike at any time"),
+        NotOnSpark("a repeated task must make the same decisions at any time"),
     ] = Field(
         default=None,
         alias="keep",

@@ -132,7 +132,7 @@ class HttpAct:
             if moved != (self._stage.produced, delivered, settled + held):
                 moved, moved_at = (self._stage.produced, delivered, settled + held), tick
             if tick - moved_at > STALLED_S:
-                self._stage.audience.say("daemon", f"nothing has moved for {STALLED_S:g} s: the demo ends here")
+                self._stage.audience.say("daemon", f"no progress for {STALLED_S:g} s: the demo ends here")
                 return
             time.sleep(max(0.0, tick + (DELAYS_TICK_S if self._stage.delays else TICK_S) - time.monotonic()))
 

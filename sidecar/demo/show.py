@@ -96,7 +96,7 @@ class Show:
             "by Spark in the table",
             books,
             [
-                ("rows", outcome.rows, f"wanted: {outcome.wanted:,}, poison among them: a table refuses none"),
+                ("rows", outcome.rows, f"wanted: {outcome.wanted:,}, including poison: a table refuses no row"),
                 ("distinct", outcome.distinct, "by partition and offset"),
             ],
             [],
@@ -115,7 +115,7 @@ class Show:
             ("produced", books.produced, ""),
             ("consumed", books.consumed, "below the offsets that were committed"),
             *arrived,
-            ("duplicates dropped", books.duplicate, "an id that came before"),
+            ("duplicates dropped", books.duplicate, "a repeated id"),
             ("filtered", books.filtered, "a tag that is not subscribed"),
             *more,
         ]
@@ -158,6 +158,6 @@ def _lateness(late: Lateness) -> str:
 
 def _rates(outcome: HttpOutcome) -> str:
     books, seconds = outcome.books, outcome.seconds - outcome.waited_seconds
-    rates = f"{books.consumed / seconds:,.0f} consumed and {books.delivered / seconds:,.0f} delivered a second"
+    rates = f"{books.consumed / seconds:,.0f} consumed/s and {books.delivered / seconds:,.0f} delivered/s"
     best = f"{outcome.fastest:,} in the best second"
     return f"{rates} in {seconds:.1f} s, without the {outcome.waited_seconds:.1f} s after the kill; {best}"

@@ -176,7 +176,9 @@ class SparkAct:
         elif not self._query_killed and any(self._table.glob("*/*/*.parquet")):
             self._query_killed = True
             self._query.kill()
-            text = f"of pid {self._query.pid}, in the midst of the first micro-batch: files are there, and no commit"
+            text = (
+                f"of pid {self._query.pid}, in the middle of the first micro-batch: it has written files and no commit"
+            )
             self._stage.audience.say("kill -9", text)
             self._start_query()
 
@@ -184,7 +186,7 @@ class SparkAct:
         arguments = ["-m", "sidecar", "spark", "ingest", "-c", str(self._daemon.config)]
         self._query = Child("spark-ingest", arguments, self._stage.folder, env=_environment(self._spark))
         self._stage.audience.say(
-            "query", f"sidecar spark ingest, pid {self._query.pid}; Spark needs some 10 s to start"
+            "query", f"sidecar spark ingest, pid {self._query.pid}; Spark takes about 10 s to start"
         )
 
     # Counting

@@ -181,7 +181,7 @@ NODE = "tests.support.rocketmq_demo"
 PRODUCE_MAX = 50_000
 """Limit of messages produced at once: half of the producer's queue."""
 MOCK_WAIT = (
-    "must wait some 12 s until the mock broker gives up the dead member; "
+    "must wait about 12 s until the mock broker gives up the dead member; "
     "on Kafka it removes that member itself and delivers again within 3 s"
 )
 SOURCES = {
@@ -251,7 +251,7 @@ class DemoStage:
     ) -> None:
         if rocketmq and not (CLONE / f"{NODE.replace('.', '/')}.py").is_file():
             raise UnavailableError(
-                "--source rocketmq works in a clone of the repository only: what starts RocketMQ is not installed",
+                "--source rocketmq works only in a clone of the repository, which has the module that starts RocketMQ",
                 hint="make demo SOURCE=rocketmq, in a clone",
             )
         self.total = total

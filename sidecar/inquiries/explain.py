@@ -120,7 +120,7 @@ def _of_letter(letter: StoredLetter, decision: Decision | None) -> Explained:
 
 
 def _of_gone(row: PartitionOffsets, offset: int, unknown: str) -> Explained:
-    what = f"the topic does not have it any more: it begins at {row.low}, or it was compacted"
+    what = f"the topic no longer has it: it begins at {row.low}, or it was compacted"
     if row.committed is not None and offset < row.committed:
         return Explained("gone", f"{what}. It was settled before, and {unknown}, or filtered, or a dead letter")
     return Explained("gone", f"{what}. Without it, its tags are unknown")

@@ -83,7 +83,7 @@ class GroupOffsets:
         CredentialsError: The broker refuses the credentials, or access to a topic or the group.
     """
 
-    stays = "one that was killed stays for 9 s"
+    stays = "a killed member stays for 9 s"
     """Explains to an operator why members that have ended may still be listed."""
 
     def __init__(self, settings: KafkaSettings, rules: bytes) -> None:
@@ -215,7 +215,7 @@ class QueueOffsets(Inquiry):
         ConfigError: The client is not `remoting`.
     """
 
-    stays = "one that was cut off stays for 2 min"
+    stays = "a disconnected member stays for 2 min"
 
     def __init__(self, settings: Settings) -> None:
         source = settings.source.rocketmq
@@ -224,7 +224,7 @@ class QueueOffsets(Inquiry):
             raise ConfigError(
                 f"with client: {source.client}, single messages come and not queues: no offset tells which of them are "
                 "settled, and those that come again are dropped as duplicates",
-                hint="to read messages again, start with another source.rocketmq.group; or use client: remoting",
+                hint="to read messages again, use another source.rocketmq.group, or client: remoting",
             )
         super().__init__(source, beside=[RETRY + source.group])
         self._folder = settings.state.dir
@@ -266,8 +266,8 @@ class QueueOffsets(Inquiry):
             self.answers([(tp.broker, self.asks.commit(tp, targets[tp])) for tp in tps])
         if members := self.members():
             raise UnavailableError(
-                f"{', '.join(members)} has joined meanwhile, and may go on where it was",
-                hint="stop it, and run this command again",
+                f"{', '.join(members)} has joined meanwhile, and may resume from the previous offset",
+                hint="stop it, and repeat this command",
             )
 
     def _progress(self) -> dict[TopicPartition, QueueProgress]:

@@ -160,7 +160,7 @@ def read_sample(lines: Iterable[bytes], settings: Settings) -> Iterator[SampleMe
     """
     if settings.source.rocketmq is not None:
         raise ConfigError(
-            "a sample is of messages of Kafka: those of RocketMQ have more than it can have",
+            "a sample can only have the fields of Kafka messages, and RocketMQ messages have more",
             hint="try the rules with source.kafka in a copy of this file",
         )
     topic = next((name for name in settings.source.kafka.topics if not name.startswith("^")), "sample")
@@ -203,7 +203,7 @@ def _message(row: dict[str, Any], number: int, topic: str) -> SampleMessage:
 
 def _bytes(text: str, beside: object) -> bytes:
     if beside is not None:
-        raise ValueError("it has a text and a base64 for the same")
+        raise ValueError("it has both a text and a base64 value for one field")
     return base64.b64decode(text, validate=True)
 
 

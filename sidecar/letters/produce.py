@@ -135,5 +135,5 @@ class LetterProducer:
 def _unavailable(error: ck.KafkaException) -> UnavailableError:
     return UnavailableError(
         f"dead letters could not be produced: {error.args[0].str()}",
-        hint="check the broker and the rights, and run this command again: it goes on where it stopped",
+        hint="check the broker and the rights, and run this command again: it resumes where it stopped",
     )

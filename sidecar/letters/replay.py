@@ -135,7 +135,7 @@ class ReceiverReplay:
         if reason := self._pipeline.stalled:
             raise UnavailableError(
                 f"{reason}; {self._delivered:,} letters were delivered, {self._refused:,} refused again",
-                hint="correct the receiver and run this command again: it goes on where it stopped",
+                hint="correct the receiver and run this command again: it resumes where it stopped",
             )
 
     def _answered(self, answered: Answered, now_ms: float) -> None:

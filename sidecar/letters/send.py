@@ -128,7 +128,7 @@ class LetterSender:
             brokers = sorted({tp.broker for tp in self._inquiry.routes.queues(topic)})
             if not brokers:
                 raise UnavailableError(
-                    f"the topic {topic} of these dead letters does not exist any more",
+                    f"the topic {topic} of these dead letters no longer exists",
                     hint="create it, or leave its letters out with --topic",
                 )
             self._brokers[topic] = cycle(brokers)

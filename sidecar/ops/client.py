@@ -25,7 +25,7 @@ class AdminAddress(NamedTuple):
 
     url: str
     pid: int
-    token: str = ""
+    token: str
     """Authorizes requests; only the daemon's user can read it."""
 
 
@@ -56,7 +56,7 @@ def read_address(state_dir: Path) -> AdminAddress | None:
     """The address in a state folder, written by its daemon; None if there is none that can be read."""
     try:
         written = loads((state_dir / ADDRESS_FILE).read_bytes())
-        return AdminAddress(str(written["url"]), int(written["pid"]), str(written.get("token", "")))
+        return AdminAddress(str(written["url"]), int(written["pid"]), str(written["token"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

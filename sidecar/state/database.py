@@ -195,7 +195,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT_MAX}")
     connection.execute("BEGIN IMMEDIATE")
     # Each opening writes: a full disk, or a header that forbids writing, shows now and not at a batch.
-    schema.upgrade(connection, version)
+    schema.complete(connection, version)
     connection.execute("COMMIT")
 
 

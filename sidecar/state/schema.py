@@ -52,7 +52,7 @@ def check(connection: sqlite3.Connection) -> int:
 
     Raises:
         DamagedStateError: It is no state file, or its pages are damaged.
-        StateError: A newer version of this program wrote it.
+        StateError: Another version of this program wrote it.
     """
     version = version_of(connection)
     if version:
@@ -65,7 +65,7 @@ def check_fully(connection: sqlite3.Connection) -> None:
 
     Raises:
         DamagedStateError: It is no state file, its pages are damaged, or a table of Sidecar is missing or changed.
-        StateError: A newer version of this program wrote it.
+        StateError: Another version of this program wrote it.
     """
     written_version(connection)
     _check_pages(connection, "integrity_check")
@@ -77,7 +77,7 @@ def written_version(connection: sqlite3.Connection) -> int:
 
     Raises:
         DamagedStateError: It is empty, or no state file.
-        StateError: A newer version of this program wrote it.
+        StateError: Another version of this program wrote it.
     """
     if version := version_of(connection):
         return version
@@ -89,7 +89,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
     Raises:
         DamagedStateError: It is no state file.
-        StateError: A newer version of this program wrote it.
+        StateError: Another version of this program wrote it.
     """
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -100,24 +100,25 @@ def version_of(connection: sqlite3.Connection) -> int:
     if application != APPLICATION_ID + version or version < 1:
         raise DamagedStateError(f"not a state file (user_version {version}, application_id {application})")
     if version != SCHEMA_VERSION:
-        age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise StateError(
-            f"the state file was written by {age} version (schema {version}, this one knows {SCHEMA_VERSION})",
-            hint=f"run {age.replace('an ', 'the ').replace('a ', 'the ')} version again, or use another state.dir",
+            f"the state file was written by another version (schema {version}, this one knows only {SCHEMA_VERSION})",
+            hint="run the version that wrote it, or use another state.dir",
         )
-    return int(version)
+    return SCHEMA_VERSION
 
 
-def upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Upgrade a file to the present version within the caller's transaction: completely with both marks, or not at all.
+def complete(connection: sqlite3.Connection, version: int) -> None:
+    """Create what is missing within the caller's transaction: all of it with both marks, or nothing.
 
     Objects that others created in the file stay; an index or trigger of Sidecar that was dropped is created again.
+
+    Args:
+        version: 0 for an empty file.
 
     Raises:
         DamagedStateError: A table of Sidecar is missing or changed.
     """
-    statements = list(_statements(SCHEMA)) if not version else []
-    for statement in statements:
+    for statement in () if version else _statements(SCHEMA):
         connection.execute(statement)
     _mend(connection)
     connection.execute(f"PRAGMA application_id={APPLICATION_ID + SCHEMA_VERSION}")

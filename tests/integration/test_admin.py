@@ -327,13 +327,13 @@ def switched_off(folder: Path, daemon: Daemon) -> str:
 
 def killed(folder: Path, daemon: Daemon) -> str:
     """A dead daemon's address is left."""
-    (folder / ADDRESS_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "pid": 1}))
+    (folder / ADDRESS_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{free_port()}", "pid": 1, "token": ""}))
     return config(folder)
 
 
 def killed_and_replaced(folder: Path, daemon: Daemon) -> str:
     """A dead daemon's port is another daemon's now."""
-    (folder / ADDRESS_FILE).write_text(json.dumps({"url": daemon.server.url, "pid": 1}))
+    (folder / ADDRESS_FILE).write_text(json.dumps({"url": daemon.server.url, "pid": 1, "token": ""}))
     return config(folder)
 
 

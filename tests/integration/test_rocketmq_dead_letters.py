@@ -201,7 +201,7 @@ def test_a_topic_that_is_gone_is_told(bench: Bench) -> None:
     done = CliRunner().invoke(
         main, ["dead-letters", "replay", "-c", str(moved(bench)), "--to", "topic", "--yes"], prog_name="sidecar"
     )
-    assert (done.exit_code, f"{bench.topic} of these dead letters does not exist any more" in done.stderr) == (69, True)
+    assert (done.exit_code, f"{bench.topic} of these dead letters no longer exists" in done.stderr) == (69, True)
     assert len(bench.listed()) == 1
 
 

@@ -34,7 +34,7 @@ def outgoing(partition: int, first: int, last: int) -> list[Outgoing]:
 
 
 def switched(broker: Broker, folder: Path, messages: int, times: int, seed: int = 1) -> Finding:
-    """Kills in mid-flow, and at each the other way to read Kafka; one in ten messages has an id that came before.
+    """Kills in mid-flow, and at each the other way to read Kafka; one in ten messages has a repeated id.
 
     Args:
         broker: The broker.

@@ -24,9 +24,9 @@ WHEN = {
 @click.command(epilog=example("sidecar reload -c sidecar.yaml"))
 @config_option
 def reload(path: str) -> int:
-    """Let the running daemon read its file again, and tell what applies when.
+    """Reload the configuration of the running daemon, and report which keys apply when.
 
-    A file with a mistake changes nothing.
+    An invalid file changes nothing.
     """
     settings = load(path, refusals=refused_by_daemon)
     ask(settings)
@@ -39,6 +39,6 @@ def reload(path: str) -> int:
 def told(answer: dict[str, Any]) -> list[str]:
     """The lines to print for an answer."""
     if answer["outcome"] == "refused":
-        return [f"refused, the settings before stay: {answer['reason']}"]
+        return [f"refused; the previous settings stay in force: {answer['reason']}"]
     lines = [f"{when}: {', '.join(answer[key])}" for key, when in WHEN.items() if answer[key]]
-    return lines or ["nothing has changed"]
+    return lines or ["nothing changed"]

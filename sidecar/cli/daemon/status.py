@@ -96,7 +96,7 @@ def ask(settings: Settings, silent: Path | None = None) -> dict[str, Any]:
     where = f"no answer from it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
     raise UnavailableError(
         f"no running sidecar found for state folder {folder}: {where}",
-        hint="start it with `sidecar run -c FILE`; a daemon with admin.listen: off has no status",
+        hint="start it with `sidecar run -c FILE`; a daemon with admin.listen: off shows no status",
     )
 
 
@@ -131,20 +131,20 @@ def lines(snapshot: dict[str, Any]) -> list[RenderableType]:
         *(line(problem, "red") for problem in snapshot["problems"][1:]),
         line(f"{stopped}running since {snapshot['started_at']}, version {snapshot['version']}"),
         line(f"{memory}, {stored}"),
-        *map(line, _refused(snapshot.get("tags_refused"))),
-        *map(line, _lane(snapshot.get("lane"))),
+        *map(line, _refused(snapshot["tags_refused"])),
+        *map(line, _lane(snapshot["lane"])),
         FittedTable(
             [FittedColumn("partition"), *numbers("watermark", "position", "lag", *BOOKS)], [*rows, _all(snapshot)]
         ),
-        *map(line, _reloaded(snapshot.get("reload"))),
+        *map(line, _reloaded(snapshot["reload"])),
         *(line(_waiting(wait)) for wait in snapshot["retrying"]),
         *(line(_holding(block)) for block in snapshot["blocking"]),
     ]
 
 
-def _refused(refused: dict[str, int] | None) -> list[str]:
+def _refused(refused: dict[str, int]) -> list[str]:
     """The number of messages filtered by tag, and the steps that refused them."""
-    if not refused or not any(refused.values()):
+    if not any(refused.values()):
         return []
     return [f"filtered by tag: {refused['mask']:,} by the mask, {refused['look']:,} by the exact look"]
 

@@ -42,26 +42,28 @@ KINDS_MAX = 1_000
 _ABOUT = """A support bundle of sidecar {version}, made at {at}.
 
 settings.json      the configuration in force; secrets are hidden
-summary.txt        what `sidecar validate` tells
-check.json         what `sidecar check` finds
+summary.txt        the summary of `sidecar validate`
+check.json         the findings of `sidecar check`
 status.json        the status of the running daemon; reasons without the receiver's text
 metrics.txt        its metrics
-state.json         what the state folder holds of each partition
+state.json         the content of the state folder by partition
 dead-letters.json  dead letters by group and reason: numbers, times, and the id of the newest
 system.json        versions, limits, memory and disk of this host
 
-A file *.error tells why one of them is missing. No file has a message, a secret, or what a receiver answered. The log
-of the daemon is not in it: add what `journalctl -u` or your log system has of the time in question.
+A file *.error has the reason why one of them is missing. No file has a message, a secret, or a receiver's answer.
+The log of the daemon is not included: add it for the time in question, from `journalctl -u` or your log system.
 """
 
 
 @click.command("support-bundle", epilog=example("sidecar support-bundle -c sidecar.yaml -o bundle.tar.gz"))
 @config_option
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file; else in this folder.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Output file; by default in this folder."
+)
 def support_bundle(path: str, output: Path | None) -> None:
-    """Pack what helps to find a fault, for whoever helps you: look into it before you give it away.
+    """Collect troubleshooting data for the person who helps you. Review it before you share it.
 
-    A daemon may run or not. Takes at most 20 s.
+    Works with or without a running daemon, and takes at most 20 s.
     """
     settings = load(path)
     target = output or Path(f"sidecar-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")
@@ -71,7 +73,7 @@ def support_bundle(path: str, output: Path | None) -> None:
         put_shared(target, _packed(settings))
     except OSError as error:
         raise StateError(f"cannot write {target}: {error.strerror}", hint="choose another file with -o") from error
-    say(f"{target}: {target.stat().st_size:,} bytes; look into it before you give it away: tar -tzf {target}")
+    say(f"{target}: {target.stat().st_size:,} bytes; review it before you share it: tar -tzf {target}")
 
 
 def _packed(settings: Settings) -> bytes:

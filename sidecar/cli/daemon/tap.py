@@ -38,13 +38,15 @@ class _ShareType(click.ParamType[int]):
     "--outcome", "outcomes", type=click.Choice(TAP_OUTCOMES), multiple=True, help="Only these; all by default."
 )
 @click.option("--group", help="Only those of this tag group.")
-@click.option("--sample", "step", type=_ShareType(), default="100%", show_default=True, help="How many of them.")
-@click.option("--count", type=click.IntRange(1), help="End after so many; else at Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+@click.option(
+    "--sample", "step", type=_ShareType(), default="100%", show_default=True, help="Share of messages to show."
+)
+@click.option("--count", type=click.IntRange(1), help="End after this number; by default at Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def tap(path: str, outcomes: tuple[str, ...], group: str | None, step: int, count: int | None, as_json: bool) -> None:
     """Show messages as they pass: delivered, filtered, duplicates, dead letters; their places, never their values.
 
-    What the daemon cannot hand out at once is left out and counted; it is not slowed down.
+    The daemon is not slowed down: messages that it cannot show at once are counted and left out.
     """
     settings, passed = load(path), 0
     opened = request(settings, "tap/open", {"outcomes": outcomes or TAP_OUTCOMES, "group": group, "step": step})

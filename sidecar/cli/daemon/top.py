@@ -25,12 +25,14 @@ RATES = ("consumed", "delivered", "duplicate", "filtered", "dead_lettered")
 
 @click.command(epilog=example("sidecar top -c sidecar.yaml", "sidecar top -c sidecar.yaml --interval 10 --count 6"))
 @config_option
-@click.option("--interval", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Seconds between.")
-@click.option("--count", type=click.IntRange(1), help="End after so many; else at Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Interval in seconds."
+)
+@click.option("--count", type=click.IntRange(1), help="End after this number; by default at Ctrl-C.")
 def top(path: str, interval: float, count: int | None) -> None:
-    """Show the status of the running daemon again and again, with messages a second.
+    """Show the status of the running daemon continuously, with rates.
 
-    A daemon that stops meanwhile is waited for.
+    If the daemon stops, wait for the next one.
     """
     settings = load(path)
     with suppress(KeyboardInterrupt):
@@ -58,6 +60,6 @@ def _frames(settings: Settings, interval_s: float) -> Iterator[list[RenderableTy
 
 def _rates(before: dict[str, Any], now: dict[str, Any], seconds: float) -> str:
     if before["started_at"] != now["started_at"]:
-        return "the daemon was started again"
+        return "the daemon was restarted"
     rates = (f"{(now[name] - before[name]) / seconds:,.0f} {name}" for name in RATES)
     return f"a second: {', '.join(rates)}"

@@ -21,7 +21,7 @@ from sidecar.errors import UnavailableError
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(path: str, as_json: bool) -> int:
-    """Check that everything a configuration names is there and may be used.
+    """Verify that everything the configuration refers to exists and is accessible.
 
     Broker, topics, group and their rights, receiver, state folder, databases. Joins no group, commits no offset and
     posts no row; takes at most 12 s. Exit code 0 if all is well, otherwise that of the worst finding.

@@ -125,14 +125,14 @@ def init(
     file: str,
     force: bool,
 ) -> None:
-    """Write a first configuration file, and ask for what the flags leave open."""
+    """Write a first configuration file; ask for values that no flag gives."""
     if kafka is not None and rocketmq is not None:
         raise click.UsageError("--kafka and --rocketmq exclude each other: a file has one source")
     servers = kafka if rocketmq is None else rocketmq
     given = {"--kafka or --rocketmq": servers, "--topics": topics, "--group": group, "--url": url}
     lacking = [flag for flag, value in given.items() if value is None]
     if lacking and not sys.stdin.isatty():
-        raise click.UsageError(f"no terminal to ask at: add {', '.join(lacking)}")
+        raise click.UsageError(f"no terminal to ask on: add {', '.join(lacking)}")
     if file != "-" and not force and Path(file).exists():
         raise StateError(f"{file} exists", hint="add --force to overwrite it, or -o with another name")
     text = rendered(_answers(servers, topics, group, url, is_kafka=rocketmq is None), file, os.environ)

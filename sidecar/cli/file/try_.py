@@ -24,7 +24,7 @@ BODY_LINES_MAX = 20
 @click.command("try", epilog=example("sidecar try -c sidecar.yaml --sample messages.ndjson"))
 @config_option
 @click.option(
-    "--sample", type=click.File("rb"), required=True, help="One message a line, as in `envelope`; - is stdin."
+    "--sample", type=click.File("rb"), required=True, help="One message per line, as in `envelope`; - is stdin."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with whole bodies.")
 def try_(path: str, sample: IO[bytes], as_json: bool) -> None:

@@ -67,13 +67,12 @@ def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
         SidecarError: See `answered`.
     """
     answer = answered(settings, "list", fields)
-    messages, read = answer["messages"], answer.get("read", 0)
+    messages, read = answer["messages"], answer["read"]
     while "at" in answer and len(messages) < fields["limit"]:
         left = fields["limit"] - len(messages)
         answer = answered(settings, "list", {**fields, "limit": left, "at": answer["at"]})
         messages += answer["messages"]
         read += answer["read"]
-    _check_about(answer, fields)
     return {"outcome": "listed", "messages": messages, "is_all": answer["is_all"], "read": read}
 
 
@@ -91,15 +90,7 @@ def counted(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
         held["held"] += answer["held"]
         held["read"] += answer["read"]
         held["due"] = {within: number + answer["due"][within] for within, number in held["due"].items()}
-    _check_about(answer, fields)
     return held
-
-
-def _check_about(answer: dict[str, Any], fields: dict[str, Any]) -> None:
-    if (answer.get("group"), answer.get("tag")) != (fields["group"], fields["tag"]):
-        raise UnavailableError(
-            "the running daemon is of another version, and cannot look for a tag or a group", hint="restart the daemon"
-        )
 
 
 def _status(settings: Settings, *, is_needed: bool = False) -> dict[str, Any] | None:
@@ -147,12 +138,12 @@ def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, 
             return found
     except NO_ANSWER as error:
         raise UnavailableError(
-            f"the daemon at {address.url} gave no answer, and it is not known whether that was done: {error}",
-            hint="look at `sidecar status`, and ask again",
+            f"the daemon at {address.url} did not answer, and the request may have taken effect: {error}",
+            hint="run `sidecar status`, and try again",
         ) from error
     raise UnavailableError(
         f"the daemon at {address.url} refused: {body.decode(errors='replace').strip()}",
-        hint="look at `sidecar status`, and ask again",
+        hint="run `sidecar status`, and try again",
     )
 
 

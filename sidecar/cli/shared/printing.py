@@ -176,7 +176,7 @@ def agreed(question: str, *, yes: bool) -> bool:
     except click.Abort as error:
         if sys.stdin.isatty():
             raise
-        raise click.UsageError("nobody answers the question: give --yes") from error
+        raise click.UsageError("no terminal to ask on: give --yes") from error
     if not is_agreed:
         say("nothing was done", err=True)
     return is_agreed

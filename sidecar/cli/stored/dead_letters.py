@@ -60,16 +60,16 @@ place_option = click.option(
     "--in",
     "place",
     type=click.Choice(["state", "topic"]),
-    help="Where they are; else where the daemon puts them.",
+    help="Where they are stored; by default where the daemon puts them.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON objects, one a line.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """Show messages that were given up, deliver them again, or delete them; the daemon may be running."""
+    """List, replay or delete dead letters; the daemon may be running."""
 
 
 @dead_letters.command(
@@ -79,7 +79,7 @@ def dead_letters() -> None:
 @place_option
 @filters
 @click.option("--after", type=click.IntRange(0), default=0, metavar="ID", help="Only those with a higher id.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The most dead letters.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of dead letters.")
 @json_option
 def list_(path: str, place: PlaceName | None, after: int, limit: int, as_json: bool, **chosen: Any) -> None:
     """List the dead letters, in the order in which they were stored."""
@@ -109,7 +109,9 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
     with opened(_loaded(path, place), place) as letters:
         found = letters.one(id_)
     if found is None:
-        raise NoLetterError(f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows those there are")
+        raise NoLetterError(
+            f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows the existing ones"
+        )
     say_json(whole(found))
 
 
@@ -152,12 +154,12 @@ def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes:
 @place_option
 @filters
 @click.option(
-    "--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="The most messages a second."
+    "--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="Maximum messages per second."
 )
 @click.option(
-    "--to", type=click.Choice(["receiver", "topic"]), default="receiver", show_default=True, help="Where they go."
+    "--to", type=click.Choice(["receiver", "topic"]), default="receiver", show_default=True, help="Where to send them."
 )
-@click.option("--as-new", is_flag=True, help="With --to topic: give each another id in its header.")
+@click.option("--as-new", is_flag=True, help="With --to topic: give each a new id in its header.")
 @json_option
 @dry_run_option
 @yes_option

@@ -33,14 +33,14 @@ SOUGHT = ("topic", "partition", "tag", "group", "first_ms", "end_ms")
 """The options that select messages."""
 ALL = dict.fromkeys(SOUGHT) | {"first_ms": 0, "end_ms": END_MS}
 due_option = click.option(
-    "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="When it is due; a time in the same hour."
+    "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="Due time, or a time in the same hour."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.group()
 def delay() -> None:
-    """Show what is held until it is due, cancel it, or release it now.
+    """List, cancel or release delayed messages.
 
     If no daemon runs on this host, count, list and show read the store themselves.
     """
@@ -98,7 +98,9 @@ def count(path: str, sought: dict[str, Any], as_json: bool) -> None:
 @delay.command("list", epilog=example("sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10"))
 @config_option
 @sought_options
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="The most messages.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of messages."
+)
 @json_option
 def list_(path: str, sought: dict[str, Any], limit: int, as_json: bool) -> None:
     """List the delayed messages, in the order in which they are due."""
@@ -168,7 +170,7 @@ def _ask_one(path: str, name: str, place: MessagePlace, due_ms: int) -> dict[str
         case "not_held":
             raise NotHeldError(
                 f"{place}, due in that hour, is not held",
-                hint="it was sent, is on the way, was cancelled, or never came; `sidecar delay list` shows the rest",
+                hint="it was sent, is being sent, was cancelled, or never existed; `sidecar delay list` shows the rest",
             )
         case "several":
             raise NotHeldError(
@@ -183,7 +185,7 @@ def _ask_one(path: str, name: str, place: MessagePlace, due_ms: int) -> dict[str
             )
         case "lost":
             raise UnavailableError(
-                f"the daemon lost {tp.topic}:{tp.queue} meanwhile: it is not known whether that was done",
+                f"the daemon lost {tp.topic}:{tp.queue} meanwhile: the request may have taken effect",
                 hint="ask the daemon that owns it now",
             )
         case "failed":

@@ -24,12 +24,12 @@ from sidecar.runtime.usable import refused_by_client
 @place_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def explain(path: str, place: MessagePlace, as_json: bool) -> None:
-    """Tell what became of a message: filtered, open, being sent, parked, held, a dead letter, or settled.
+    """Explain what happened to a message: filtered, open, being sent, parked, held, a dead letter, or settled.
 
     With RocketMQ the place is TOPIC:BROKER:QUEUE:OFFSET, or without the broker if there is only one.
 
     It looks at the topic, at what the group has committed a moment ago, at the dead letters in the state folder,
-    and, of a group that fails, at the running daemon. Where nothing keeps the outcome, it says so.
+    and, of a group that fails, at the running daemon. If the outcome is not recorded, it says so.
     """
     from sidecar.inquiries.explain import explain as explained
 
@@ -59,13 +59,13 @@ def _delayed(settings: Settings, place: MessagePlace, found: Explained) -> Expla
     try:
         answer = answered(settings, "show", _asked(place, found.due_ms))
     except SidecarError as error:
-        return found._replace(why=f"{found.why}; whether it is still held is not known here: {error}")
+        return found._replace(why=f"{found.why}; whether it is still held cannot be determined here: {error}")
     if "message" in answer:
         return found._replace(outcome="held")
     if answer["outcome"] == "not_held":
-        gone = "it is not held any more: it was sent, is on the way, or was cancelled"
+        gone = "it is no longer held: it was sent, is being sent, or was cancelled"
         return found._replace(why=f"{found.why}; {gone}", may_be_parked=True)
-    return found._replace(why=f"{found.why}; whether it is still held is not known here ({answer['outcome']})")
+    return found._replace(why=f"{found.why}; whether it is still held cannot be determined here ({answer['outcome']})")
 
 
 def _parked(settings: Settings, place: MessagePlace, found: Explained) -> Explained:
@@ -75,7 +75,7 @@ def _parked(settings: Settings, place: MessagePlace, found: Explained) -> Explai
     try:
         answer = answered(settings, "parked", _asked(place, 0))
     except SidecarError as error:
-        return found._replace(why=f"{found.why}; or it is parked, which is not known here: {error}")
+        return found._replace(why=f"{found.why}; or it is parked, which cannot be determined here: {error}")
     if answer["outcome"] == "parked":
         first, last, attempts = answer["first"], answer["last"], answer["attempts"]
         # The part of a delayed message has other numbers: those of its partition in the store.
@@ -84,7 +84,9 @@ def _parked(settings: Settings, place: MessagePlace, found: Explained) -> Explai
         why = f"{why} {attempts} times in {answer['seconds']} s"
         return found._replace(outcome="parked", why=why, part=part, attempts=attempts, due_ms=None)
     if answer["outcome"] != "not_held":
-        return found._replace(why=f"{found.why}; or it is parked, which is not known here ({answer['outcome']})")
+        return found._replace(
+            why=f"{found.why}; or it is parked, which cannot be determined here ({answer['outcome']})"
+        )
     return found
 
 

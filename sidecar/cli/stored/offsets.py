@@ -101,8 +101,8 @@ def show(path: str, as_json: bool) -> None:
 @click.option("--topic", help="Only this topic.")
 @click.option("--partition", type=int, help="Only this partition.")
 @click.option("--broker", help="Only this broker's queues, with RocketMQ.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would come of it.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show the result.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(
     path: str,
     target: OffsetTarget,
@@ -112,7 +112,7 @@ def reset(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Set the offsets from which the group goes on; no member may be alive.
+    """Set the offsets at which the group resumes; it must have no live member.
 
     Messages from there on are delivered, and delivered again if they were before. RocketMQ's retry topic is reset only
     if --topic names it: its messages are copies.

@@ -20,7 +20,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @click.group()
 def state() -> None:
-    """Show what the state folder holds, and check it; a daemon may run meanwhile."""
+    """Inspect and verify the state folder; the daemon may be running."""
 
 
 @state.command(epilog=example("sidecar state inspect -c sidecar.yaml"))

@@ -11,12 +11,11 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 
-from sidecar.config.base import Bool, KeyKind, OnSpark, Secret, Text, TlsFiles, matching, problem
+from sidecar.config.base import Bool, KeyKind, OnSpark, Secret, Text, TlsFiles, matching, refused
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics
 from sidecar.config.units import Duration
 
@@ -179,9 +178,7 @@ class RocketMqSettings(SourceSettings):
     @classmethod
     def _verifies(cls, tls: RocketMqTls | None, info: ValidationInfo) -> RocketMqTls | None:
         if tls is not None and not tls.verify and info.data.get("client") == "grpc":
-            raise ValidationError.from_exception_data(
-                "tls", [problem("cannot be false with client: grpc: name the certificate in ca", tls, "verify")]
-            )
+            raise refused("cannot be false with client: grpc: name the certificate in ca", tls, "verify")
         return tls
 
     @field_validator("secret_key")

@@ -66,7 +66,6 @@ class _ListingSearch:
     """The messages of a listing that were found so far."""
 
     def __init__(self, asked: Listing, sought: Sought, patience_s: float) -> None:
-        self._asked = asked
         self._sought = sought
         self._limit = min(asked.limit, LISTED_MAX)
         self._until_s = time.monotonic() + patience_s
@@ -129,9 +128,7 @@ class _ListingSearch:
         return self._answer({"outcome": "listed", "messages": self._found[: self._limit], "is_all": is_all})
 
     def _answer(self, answer: Answer) -> Answer:
-        """Add the tag and the group to an answer, and the position where the next one continues."""
-        asked = {"group": self._asked.group, "tag": self._asked.tag}
-        answer |= {name: value for name, value in asked.items() if value is not None}
+        """Add to an answer the position where the next one continues."""
         return answer | {"read": self._read} | ({} if self._at is None else {"at": self._at})
 
 

@@ -115,7 +115,7 @@ class Questions:
             question.answer.cancel()
             raise UnavailableError(
                 f"the daemon did not answer within {ANSWER_S:g} s: it is not known whether that was done",
-                hint="look at `sidecar status`, and ask again",
+                hint="run `sidecar status`, and try again",
             ) from None
 
 

@@ -228,7 +228,7 @@ def _refusals(broker: Broker, settings: Settings) -> Iterator[tuple[KeyPath, str
     if settings.dedup.ledger is not None:
         yield ("dedup", "ledger"), "is not possible: a query compares ids within a partition"
     if settings.dedup.keep_ms is not None:
-        yield ("dedup", "keep"), "is not possible: a task that runs again must decide alike at any time"
+        yield ("dedup", "keep"), "is not possible: a repeated task must make the same decisions at any time"
     if (rocketmq := settings.source.rocketmq) is None:
         return
     if rocketmq.client != "remoting":

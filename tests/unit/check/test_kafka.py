@@ -114,12 +114,12 @@ def test_what_is_there_is_told(look: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "text", "cure", "code"),
     [
-        (topic(1, None), "1 partition; the broker does not tell the rights", "", 0),
+        (topic(1, None), "1 partition; the broker does not report the rights", "", 0),
         (topic(2, [AclOperation.DESCRIBE]), "Read is not allowed", "the operations Describe and Read on the topic", 77),
         (error(KafkaError.UNKNOWN_TOPIC_OR_PART), "it does not exist, or may not be described", "create the topic", 69),
         (error(FORBIDDEN), "refused here", "allow this user the operations Describe and Read on the topic orders", 77),
         (error(KafkaError.LEADER_NOT_AVAILABLE), "refused here", "check the broker's log", 69),
-        (error(KafkaError._UNSUPPORTED_FEATURE), "3 partitions; the broker does not tell the rights", "", 0),
+        (error(KafkaError._UNSUPPORTED_FEATURE), "3 partitions; the broker does not report the rights", "", 0),
     ],
 )
 def test_a_topic_is_judged_by_its_description(look: Any, answer: Any, text: str, cure: str, code: int) -> None:
@@ -267,5 +267,5 @@ def test_a_mock_cluster_does_not_tell(look: Any) -> None:
     """It is for trying things out."""
     found = look(Admin({"orders": topic()}, group(), cluster="mockCluster1"))
     assert [each.text for each in found[1:]] == [
-        "3 partitions; the broker does not tell the rights", "the mock cluster does not tell"
+        "3 partitions; the broker does not report the rights", "the mock cluster does not report it"
     ]  # fmt: skip

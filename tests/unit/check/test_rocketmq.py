@@ -141,7 +141,7 @@ def test_without_a_name_server_nothing_else_is_asked(look: Any) -> None:
         (frame(1, remark="busy"), "busy (code 1)", "check the server's log", 69),
         (frame(Code.NO_PERMISSION, remark="no"), "no (code 16)", "check access_key and secret_key", 77),
         (frame(body={"brokerDatas": []}), "", "check the name server", 69),
-        (route(), "no broker that can be read has it", "create the topic", 69),
+        (route(), "no readable broker has it", "create the topic", 69),
     ],
 )
 def test_a_topic_is_judged_by_its_route(look: Any, answer: Frame | None, text: str, cure: str, code: int) -> None:

@@ -53,5 +53,5 @@ def test_what_the_store_does_not_tell_is_said(
     """The message may be parked."""
     unknown = found(monkeypatch, answer)
     assert unknown.outcome == "settled"
-    assert "or it is parked, which is not known here" in unknown.why
+    assert "or it is parked, which cannot be determined here" in unknown.why
     assert reason in unknown.why

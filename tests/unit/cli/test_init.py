@@ -127,7 +127,7 @@ def test_without_a_terminal_the_flags_are_needed(tmp_path: Path) -> None:
     """Exit 64 with what is lacking; nothing is asked."""
     result = run("-o", str(tmp_path / "f.yaml"), kafka="", **{"--group": ""})
     assert result.exit_code == 64
-    assert "no terminal to ask at: add --kafka or --rocketmq, --group\n" in result.stderr
+    assert "no terminal to ask on: add --kafka or --rocketmq, --group\n" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

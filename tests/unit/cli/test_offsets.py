@@ -28,7 +28,7 @@ ROWS = [
 class Group:
     """A group with these partitions."""
 
-    stays = "one that was killed stays for 9 s"
+    stays = "a killed member stays for 9 s"
 
     def __init__(self) -> None:
         self.rows, self.joined = list(ROWS), list[str]()
@@ -150,4 +150,4 @@ def test_a_group_with_members_is_not_reset(group: Group, tmp_path: Path) -> None
     result = run(tmp_path, "reset", "--to", "latest", "--yes")
     assert (result.exit_code, group.was_reset) == (69, {})
     said: Any = " ".join(result.stderr.split())
-    assert "the group g has members: c1 on h1" in said and "one that was killed stays for 9 s" in said
+    assert "the group g has members: c1 on h1" in said and "a killed member stays for 9 s" in said

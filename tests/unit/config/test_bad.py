@@ -382,7 +382,7 @@ CASES = [
                 "{}",
                 1,
                 "delay",
-                "cannot be used with client: grpc: the broker may give a message that is held here to another member",
+                "cannot be used with client: grpc: the broker may also give a held message to another member",
             ),
             (
                 "client: native, native_path: /n, name_servers: 'h:1'",
@@ -408,7 +408,7 @@ CASES = [
         "delay: {store: postgresql, postgresql: {url: 'postgresql://h/d'}}\nretry: {park_after: 1m}\n",
         "3:21",
         "retry.park_after",
-        "the offset does not tell which batches are parked",
+        "the offset does not identify parked batches",
     ),
     Case(
         "delayed messages in a table",
@@ -416,7 +416,7 @@ CASES = [
         "delay: {store: local}\nsink: {delta: {path: /t}}\n",
         "9:1",
         "sink",
-        "cannot be used with delay so far",
+        "is not supported with delay yet",
     ),
     # tables
     *(
@@ -441,14 +441,14 @@ CASES = [
                 "properties: {delta.SetTransactionRetentionDuration: interval 1 day}",
                 "9:21",
                 "properties",
-                "which Sidecar needs as it is: these entries tell which micro-batches",
+                "which Sidecar needs as it is: these entries record which micro-batches",
             ),
             (
                 "short log",
                 "properties: {delta.logRetentionDuration: interval 47 hours}",
                 "9:21",
                 "properties",
-                "of at least `interval 2 days`, and has `interval 47 hours`: the log tells which parts",
+                "of at least `interval 2 days`, and has `interval 47 hours`: the log records which parts",
             ),
             (
                 "short retention",

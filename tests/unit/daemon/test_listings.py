@@ -97,7 +97,7 @@ def test_the_messages_of_a_tag_or_a_group_come_in_order(
     asked = ALL._replace(tag=tag, group=group)
     answer, count = ask(store, asked), ask(store, asked._replace(counts=True, limit=0))
     assert places(answer) == expected(store, tags)
-    assert (answer["is_all"], answer.get("tag"), answer.get("group")) == (True, tag, group)
+    assert answer["is_all"]
     assert [count["held"], sum(count["due"].values()), count["read"]] == [*2 * [len(places(answer))], answer["read"]]
 
 

@@ -28,7 +28,7 @@ STATE = PartitionState(
 ROW = PartitionOffsets(TP, 10, 40, 5, 50, "sidecar", STATE, "5c0pe001")
 UNCOMMITTED = ROW._replace(committed=None, seen=None, state=None, scope="", writer="")
 FOREIGN = ROW._replace(state=None, seen=None, writer="another program")
-GONE = "the topic does not have it any more: it begins at 5, or it was compacted"
+GONE = "the topic no longer has it: it begins at 5, or it was compacted"
 UNKNOWN = "its outcome is not recorded: it was delivered, or dropped as a duplicate of an earlier message"
 
 

@@ -130,7 +130,7 @@ def test_a_sample_says_only_what_a_message_has() -> None:
         (["{"], "line 1 of the sample is no message"),
         (['{"offset": 4}', '{"offset": 4}'], "line 2 of the sample is no message: the offset 4 is not above"),
         (['{"values": "v"}'], "it has the unknown key values"),
-        (['{"value": "v", "value_base64": "dg=="}'], "it has a text and a base64 for the same"),
+        (['{"value": "v", "value_base64": "dg=="}'], "it has both a text and a base64 value for one field"),
         (['{"value_base64": "d"}'], "line 1 of the sample is no message"),
         (['{"value": {"a": 1}}'], "key and value are texts; JSON is a text too: quote it"),
         (["[]"], "line 1 of the sample is no message"),

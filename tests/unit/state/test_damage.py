@@ -15,6 +15,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, StateError
+from sidecar.state import schema
 from sidecar.state.folder import DAMAGED_KEPT_MAX
 from sidecar.state.interface import IdSegment, PartitionSnapshot, ProgressKey, StoredLetter
 from sidecar.state.store import Store
@@ -263,17 +264,19 @@ def test_damage_in_mid_life_is_healed_without_a_restart(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_newer_programs_file_is_left_alone(tmp_path: Path) -> None:
-    """A file of a later version is refused with the cure, and not touched."""
+@pytest.mark.parametrize("ours", [1, 3])
+def test_a_file_of_another_version_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: int) -> None:
+    """A file of a newer or an older version is refused with the cure, and not touched."""
     fill(tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as shell, shell:
         shell.execute("PRAGMA user_version = 2")
         (application,) = shell.execute("PRAGMA application_id").fetchone()
         shell.execute(f"PRAGMA application_id = {application + 1}")
-    with pytest.raises(StateError, match="newer version") as caught:
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", ours)
+    with pytest.raises(StateError, match=f"another version \\(schema 2, this one knows only {ours}\\)") as caught:
         Store(tmp_path)
     assert caught.value.exit_code == 73
-    assert "newer version" in caught.value.hint
+    assert "the version that wrote it" in caught.value.hint
     assert set_aside(tmp_path) == []
 
 
