@@ -1,4 +1,4 @@
-"""Files that survive a power loss: write, append, replace, remove. Knows no meaning of the bytes."""
+"""Files that survive a power loss: write, append, replace, remove. Failures are `OSError`s. Bytes have no meaning here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ def make_folder(folder: Path, *, shared: bool = False) -> None:
 
     Args:
         shared: Whether it is for other users too, as far as the process's umask allows.
-
-    Raises:
-        OSError: It cannot be created.
     """
     missing = [folder, *folder.parents]
     missing = missing[: next((i for i, path in enumerate(missing) if path.is_dir()), len(missing))]
@@ -32,11 +29,7 @@ def make_folder(folder: Path, *, shared: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file survive a power loss; for a folder, the names that were just created or renamed in it.
-
-    Raises:
-        OSError: It failed, or the path does not exist.
-    """
+    """Make a file survive a power loss; for a folder, the names that were just created or renamed in it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -48,9 +41,6 @@ def put(path: Path, data: bytes | memoryview, *, shared: bool = False) -> None:
     """Write or replace a file, completely or not at all, also after a power loss. One process at a time.
 
     After a failure the hidden file is gone, and the file under its name is the old or the new one.
-
-    Raises:
-        OSError: It failed.
     """
     _put(path, data, path.with_name(f"{HIDDEN}{path.name}"), os.rename, shared)
 
@@ -61,9 +51,6 @@ def put_shared(path: Path, data: bytes, *, shared: bool = False, exclusive: bool
     Args:
         shared: Whether other users may read it.
         exclusive: Whether an existing file stays unchanged.
-
-    Raises:
-        OSError: It failed.
     """
     _put(path, data, path.with_name(f"{HIDDEN}{os.urandom(8).hex()}"), _link if exclusive else os.rename, shared)
 
@@ -91,11 +78,7 @@ def _link(hidden: Path, path: Path) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Durably remove all but the first bytes of a file.
-
-    Raises:
-        OSError: It failed, or the path does not exist.
-    """
+    """Durably remove all but the first bytes of a file."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.ftruncate(fd, size)
@@ -105,11 +88,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it exists.
-
-    Raises:
-        OSError: It failed.
-    """
+    """Remove a file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108
 
@@ -121,11 +100,7 @@ def remove_folder_if_empty(folder: Path) -> None:
 
 
 def read_from(path: Path, at: int = 0) -> bytes | None:
-    """The bytes of a file from an offset on; None if the file does not exist.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The bytes of a file from an offset on; None if the file does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -184,9 +159,6 @@ class LineFile:
 
     Args:
         path: The file; created if it is missing.
-
-    Raises:
-        OSError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -210,30 +182,18 @@ class LineFile:
         self.end += len(line) + 1
 
     def settle(self) -> bool:
-        """Remove the remains of a failed `append`; return False, as its line is not visible.
-
-        Raises:
-            OSError: It failed.
-        """
+        """Remove the remains of a failed `append`; return False, as its line is not visible."""
         self.cut()
         return False
 
     def cut(self, end: int | None = None) -> None:
-        """Durably remove everything after the last line, or after `end` bytes.
-
-        Raises:
-            OSError: It failed.
-        """
+        """Durably remove everything after the last line, or after `end` bytes."""
         self.end = self.end if end is None else end
         os.ftruncate(self._fd, self.end)
         os.fsync(self._fd)
 
     def mend(self, at: int, line: bytes) -> None:
-        """Overwrite the bytes at an offset with a line and its line feed.
-
-        Raises:
-            OSError: It failed.
-        """
+        """Overwrite the bytes at an offset with a line and its line feed."""
         self._write(line, at)
         os.fsync(self._fd)
 
@@ -243,11 +203,7 @@ class LineFile:
         write_at(self._fd, b"\n", at + len(line))
 
     def in_place(self) -> bool:
-        """Whether the file is still the one under its name; otherwise appended lines are not visible.
-
-        Raises:
-            OSError: It cannot be checked.
-        """
+        """Whether the file is still the one under its name; otherwise appended lines are not visible."""
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,7 @@
-"""The demo's processes: started, watched, ended, and killed with the demo in any case. Knows no message."""
+"""The demo's processes: started, watched, ended, and killed with the demo in any case. Knows no message.
+
+Every wait raises `UnavailableError` if the process ends, or if the time is over.
+"""
 
 from __future__ import annotations
 
@@ -73,20 +76,12 @@ class Child:
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Check that it is running.
-
-        Raises:
-            UnavailableError: It has ended.
-        """
+        """Check that it is running."""
         if not self.running:
             raise self.failed(f"ended with exit code {self.process.returncode}")
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until `ready` returns True.
-
-        Raises:
-            UnavailableError: The process ended, or the time is over.
-        """
+        """Wait until `ready` returns True."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running:
@@ -96,11 +91,7 @@ class Child:
             time.sleep(0.05)
 
     def ask(self, command: Any) -> dict[str, Any]:
-        """Write a line of JSON and read one.
-
-        Raises:
-            UnavailableError: The process ended, or does not answer for 30 s.
-        """
+        """Write a line of JSON and read one."""
         assert self.process.stdin
         try:
             self.process.stdin.write(json.dumps(command) + "\n")
@@ -138,20 +129,12 @@ class Child:
                     pipe.close()
 
     def stop(self) -> None:
-        """Send SIGTERM, and wait for the end.
-
-        Raises:
-            UnavailableError: It does not end within 30 s, or its exit code is not 0.
-        """
+        """Send SIGTERM, and wait for the end."""
         self.process.terminate()
         self.finish(STOP_S)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the end.
-
-        Raises:
-            UnavailableError: It does not end within the time, or its exit code is not 0.
-        """
+        """Wait for the end."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:

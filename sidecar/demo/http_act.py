@@ -71,11 +71,7 @@ class HttpAct:
         self._arrivals: list[Arrival] = []
 
     def run(self) -> HttpOutcome:
-        """Play the act to the end.
-
-        Raises:
-            UnavailableError: One of its processes ended or hangs.
-        """
+        """Play the act to the end."""
         with ExitStack() as stack:
             port = self._start_receiver(stack)
             self._database = stack.enter_context(closing(ReceiverDatabase(self._stage.folder / "receiver.db")))

@@ -121,11 +121,7 @@ class SparkAct:
         self._daemon_killed = self._query_killed = False
 
     def run(self) -> SparkOutcome:
-        """Play the act to the end.
-
-        Raises:
-            UnavailableError: One of its processes ended or hangs.
-        """
+        """Play the act to the end."""
         self._stage.produce(self._stage.total)
         with ExitStack() as stack:
             self._daemon.start()
@@ -144,11 +140,7 @@ class SparkAct:
     # Flowing
 
     def _flow(self) -> None:
-        """Watch until the table has all rows.
-
-        Raises:
-            UnavailableError: One of its processes ended, or nothing progresses any more.
-        """
+        """Watch until the table has all rows."""
         zone, begun = ZoneProgress(self._zone), time.monotonic()
         moved, moved_at = (0, 0), begun
         while True:

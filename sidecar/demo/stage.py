@@ -293,11 +293,7 @@ class DemoStage:
         self._broker.kill()
 
     def produce(self, until: int) -> None:
-        """Send the stream up to this number of messages.
-
-        Raises:
-            UnavailableError: The broker did not accept all, or ended.
-        """
+        """Send the stream up to this number of messages."""
         while self.produced < until:
             answer = self._broker.ask(min(until - self.produced, PRODUCE_MAX))
             self.produced = answer["produced"]
@@ -305,11 +301,7 @@ class DemoStage:
                 raise self._broker.failed(f"did not take {answer['failed']} messages")
 
     def consumed(self, group: str) -> int:
-        """Messages below the offsets that a consumer group has committed.
-
-        Raises:
-            UnavailableError: The broker has not kept all of the stream, or ended.
-        """
+        """Messages below the offsets that a consumer group has committed."""
         offsets = self._broker.ask(group)
         if offsets["dropped"]:
             raise UnavailableError(
@@ -346,11 +338,7 @@ class DemoDaemon:
         self._child.wait_until(lambda: (self.status() or {"ready": False})["ready"], READY_S)
 
     def status(self) -> dict[str, Any] | None:
-        """The daemon's status; None while it does not answer.
-
-        Raises:
-            UnavailableError: It has ended.
-        """
+        """The daemon's status; None while it does not answer."""
         self._child.check()
         return ask_status(self.state_dir, self._child.pid)
 

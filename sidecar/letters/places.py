@@ -25,7 +25,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.letters.plan import LeftOver, ReplayCuts, ReplayPlan, StatePlan, Stream, again, left_over
+from sidecar.letters.plan import ReplayCuts, ReplayPlan, StatePlan, Stream, again
 from sidecar.runtime.build import groups_of
 from sidecar.runtime.dead_letters import STORY
 from sidecar.sinks.formats import envelope_row
@@ -171,7 +171,7 @@ def record_of(message: Any) -> TopicLetter | None:
     return TopicLetter(letter, xxhash.xxh3_128_digest(identity), tp.topic)
 
 
-class TopicPlan(Replays):
+class TopicPlan(ReplayPlan):
     """The letters in a topic of which no copy was replayed yet.
 
     Args:
@@ -203,7 +203,6 @@ class TopicPlan(Replays):
         return Totals(letters, size_bytes, last_id)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        """The letters of a part that still exist, by offset."""
         if any(id_ not in self._loaded for id_ in part.letters):
             self._loaded |= {record.letter.id: record for record in self._topic.within(part.letters)}
         found = (self._loaded[id_].letter for id_ in part.letters if id_ in self._loaded)
@@ -214,7 +213,7 @@ class TopicPlan(Replays):
         self.end_origins(part, [(self._loaded[id_].origin, id_) for id_ in delivered])
 
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
-        """The parts of an interrupted replay, then the chosen letters; the topic is read piece by piece."""
+        """Reads the topic piece by piece."""
         pending = self.pending()
         tried = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
@@ -398,8 +397,9 @@ class LetterPlace:
             return next(iter(self.file.page(Chosen(ids=(id_,)), 1)), None)
         return next((record.letter for record in self._topic.within((id_,))), None)
 
-    def left_over(self) -> LeftOver:
-        return left_over(self.file)
+    def left_over(self) -> list[ReplayPart]:
+        """The parts of an interrupted replay, which are sent first."""
+        return Replays(self.file).pending()
 
     def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
         """The number of these letters that are chosen."""

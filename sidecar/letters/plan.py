@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sidecar.core.batching import Limits
 from sidecar.core.partition_state import derived_scope
@@ -53,25 +54,6 @@ def only_one(folder: Path) -> Iterator[None]:
         raise StateError(f"cannot lock {path}: {error.strerror}", hint="run this as the daemon's user") from error
 
 
-class LeftOver(NamedTuple):
-    """Letters of an interrupted replay, which are sent first."""
-
-    ways: frozenset[tuple[str, Target]]
-    """Sources and targets of the letters."""
-    ids: tuple[int, ...]
-
-
-def left_over(letters: LettersBeside) -> LeftOver:
-    """The letters of an interrupted replay that have not ended.
-
-    Raises:
-        StateError: It cannot be read.
-    """
-    pending = Replays(letters).pending()
-    ways = frozenset((part.source, part.target) for part in pending)
-    return LeftOver(ways, tuple(id_ for part in pending for id_ in part.letters))
-
-
 class Stream(NamedTuple):
     """Parts of one partition and scope."""
 
@@ -82,28 +64,16 @@ class Stream(NamedTuple):
     """Whether the parts are fixed already, and may have been sent."""
 
 
-class ReplayPlan(Protocol):
+class ReplayPlan(Replays, ABC):
     """Letters in parts, and the record of these parts."""
 
+    @abstractmethod
     def streams(self, chosen: Chosen) -> Iterator[Stream]:
         """The parts of an interrupted replay, in the order in which they were fixed, and then the chosen letters."""
-        ...
 
+    @abstractmethod
     def load(self, part: ReplayPart) -> list[StoredLetter]:
         """The letters of a part that still exist, by offset."""
-        ...
-
-    def fix(self, part: ReplayPart) -> ReplayPart:
-        """Make a part durable, with a number, before it is sent."""
-        ...
-
-    def halve(self, part: ReplayPart, halves: Iterable[ReplayPart]) -> list[ReplayPart]:
-        """Replace a part by its halves, durably."""
-        ...
-
-    def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
-        """End a part, durably: delivered letters are not replayed again."""
-        ...
 
 
 class ReplayCuts:
@@ -134,8 +104,8 @@ class ReplayCuts:
         return ReplayPart(self._target, scope, tp, first.group, first.offset, last.offset, ids, self._source)
 
 
-class StatePlan(Replays):
-    """A `ReplayPlan` of the letters in the state folder, which are deleted one by one."""
+class StatePlan(ReplayPlan):
+    """The letters in the state folder, which are deleted one by one."""
 
     def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
         super().__init__(letters)

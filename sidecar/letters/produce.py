@@ -71,7 +71,6 @@ class LetterProducer:
 
         Raises:
             UnavailableError: The broker does not accept them; nothing of the part is produced.
-            StateError: The state file cannot be used.
         """
         produced = 0
         for stream in self._plan.streams(chosen):

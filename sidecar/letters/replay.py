@@ -97,7 +97,6 @@ class ReceiverReplay:
 
         Raises:
             UnavailableError: The receiver refuses too much for a cause in the messages.
-            StateError: The state file cannot be used.
         """
         for stream in self._plan.streams(chosen):
             self._deliver(stream)

@@ -72,7 +72,6 @@ class LetterSender:
             UnavailableError: A broker does not answer or does not take them, or a topic is gone; acknowledged messages
                 are recorded.
             CredentialsError: A broker refuses.
-            StateError: The state file cannot be used.
         """
         delivered = left = 0
         for stream in self._plan.streams(chosen):

@@ -164,11 +164,7 @@ class LettersBeside:
             raise self._error("write", error) from error
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[DatabaseRow]:
-        """The result of a query.
-
-        Raises:
-            StateError: The file cannot be read.
-        """
+        """The result of a query."""
         try:
             return self._connection.execute(sql, tuple(map(_bounded, values))).fetchall()
         except sqlite3.Error as error:

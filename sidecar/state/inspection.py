@@ -1,4 +1,7 @@
-"""The content of a state folder and whether it is sound: read without a lock and without a change, daemon or not."""
+"""The content of a state folder and whether it is sound: read without a lock and without a change, daemon or not.
+
+Raises `NoStateError` if there is no state file, `StateError` if it cannot be read or another version wrote it.
+"""
 
 from __future__ import annotations
 
@@ -105,12 +108,7 @@ class Fault(NamedTuple):
 
 
 class Inspection:
-    """Reads the state file of a folder, and the files of message ids beside it, as they are at one moment.
-
-    Raises:
-        NoStateError: There is no state file.
-        StateError: It cannot be read, or a newer version wrote it.
-    """
+    """Reads the state file of a folder, and the files of message ids beside it, as they are at one moment."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / DATABASE_FILE
@@ -139,21 +137,13 @@ class Inspection:
             raise state_error("read", self._folder, error) from error
 
     def progress(self) -> dict[TopicPartition, str]:
-        """The sound rows of progress, by partition.
-
-        Raises:
-            StateError: They cannot be read.
-        """
+        """The sound rows of progress, by partition."""
         with self._opened() as connection:
             rows = connection.execute(f"SELECT {_TP}, text, crc FROM progress").fetchall()
         return {TopicPartition(*place): text for *place, text, crc in rows if crc == checksum(*place, text)}
 
     def owner(self) -> Owner | None:
-        """The owner of the folder; None if it was never used.
-
-        Raises:
-            StateError: It cannot be read.
-        """
+        """The owner of the folder; None if it was never used."""
         with self._opened() as connection:
             row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
         if row is None:
@@ -164,11 +154,7 @@ class Inspection:
     # Content
 
     def content(self) -> Content:
-        """All that the folder holds, by partition and in total.
-
-        Raises:
-            StateError: It cannot be read; the call does not search for damage.
-        """
+        """All that the folder holds, by partition and in total."""
         with self._opened() as connection:
             try:
                 version = schema.written_version(connection)
@@ -226,11 +212,7 @@ class Inspection:
     # Soundness
 
     def faults(self) -> Iterator[Fault]:
-        """Damaged and missing data, yielded as it is found.
-
-        Raises:
-            StateError: It cannot be read, or a newer version wrote it.
-        """
+        """Damaged and missing data, yielded as it is found."""
         with self._opened() as connection:
             try:
                 schema.check_fully(connection)

@@ -63,11 +63,7 @@ class Replays:
         self._letters = letters
 
     def pending(self) -> list[ReplayPart]:
-        """The parts that an earlier process fixed and did not end, oldest first.
-
-        Raises:
-            StateError: They cannot be read.
-        """
+        """The parts that an earlier process fixed and did not end, oldest first."""
         if not self._has("replay_parts"):
             return []
         return [_part(row) for row in self._letters.rows(f"SELECT id, {_COLUMNS} FROM replay_parts ORDER BY id")]
@@ -119,11 +115,7 @@ class Replays:
     # Letters in a topic, whose records cannot be deleted
 
     def origins(self, source: str) -> set[bytes]:
-        """The origins of letters of a topic that were replayed.
-
-        Raises:
-            StateError: They cannot be read.
-        """
+        """The origins of letters of a topic that were replayed."""
         if not self._has("replay_origins"):
             return set()
         return {

@@ -11,12 +11,12 @@ from sidecar.config.model import Settings
 from sidecar.daemon.lifecycle import make_source
 from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import Source
-from sidecar.sources.simulated import SimulatedBroker, SimulatedSource
 from sidecar.state.interface import Rules, State
 from tests.support.kafka import Broker, unique
 from tests.support.produce import Outgoing, produce
 from tests.support.rocketmq import Message, RocketMqNode
 from tests.support.rocketmq_flow import source_of
+from tests.support.simulated_source import SimulatedBroker, SimulatedSource
 
 HEADER = "colour"
 

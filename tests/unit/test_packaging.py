@@ -106,7 +106,7 @@ def test_what_only_a_clone_has_is_said(wheel: zipfile.ZipFile, tmp_path: Path) -
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 69, ran.stderr
-    assert "works in a clone of the repository only" in ran.stderr
+    assert "works only in a clone of the repository" in ran.stderr
     texts = [name for name in wheel.namelist() if not name.endswith("/RECORD")]  # whose hashes are any letters
     assert not [name for name in texts if "mvn" in wheel.read(name).decode("utf-8", "replace")]
 

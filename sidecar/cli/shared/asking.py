@@ -27,7 +27,6 @@ def held_now(settings: Settings) -> dict[str, Any]:
 
     Raises:
         ConfigError: There is no section `delay`.
-        SidecarError: The store cannot be read.
     """
     status = _status(settings)
     if status is not None:
@@ -44,7 +43,6 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
     Raises:
         ConfigError: There is no section `delay`.
         UnavailableError: The daemon cannot answer, or none runs, and one is needed.
-        SidecarError: The store cannot be read.
     """
     if _status(settings, is_needed=name in CHANGES) is not None:
         return request(settings, f"delay/{name}", fields)
@@ -61,11 +59,7 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
 
 
 def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a listing, which may take many requests: a daemon answers a long search in pieces.
-
-    Raises:
-        SidecarError: See `answered`.
-    """
+    """The answer to a listing, which may take many requests: a daemon answers a long search in pieces."""
     answer = answered(settings, "list", fields)
     messages, read = answer["messages"], answer["read"]
     while "at" in answer and len(messages) < fields["limit"]:
@@ -77,11 +71,7 @@ def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def counted(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:
-    """The number of matching messages that are held, by due time; see `listed`.
-
-    Raises:
-        SidecarError: See `answered`.
-    """
+    """The number of matching messages that are held, by due time; see `listed`."""
     asked = {**fields, "limit": 0}
     answer = answered(settings, "count", asked)
     held = {"held": answer["held"], "due": answer["due"], "read": answer["read"]}

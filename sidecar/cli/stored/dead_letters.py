@@ -184,14 +184,15 @@ def replay(
     _check(settings, to, as_new=as_new)
     with opened(settings, place) as letters, only_one(settings.state.dir), ExitStack() as stack:
         picked, left = Chosen(**chosen), letters.left_over()
-        for source, target in left.ways - {(letters.source, to)}:
+        for source, target in {(part.source, part.target) for part in left} - {(letters.source, to)}:
             raise click.UsageError(
                 f"a replay with --in {source.split(':')[0]} --to {target} was interrupted: finish it first"
             )
         totals = letters.totals(picked)
         picked = picked._replace(last_id=totals.last_id) if letters.can_delete else picked
-        first = letters.among(Chosen(), left.ids)
-        count = first + totals.letters - letters.among(picked, left.ids)
+        ids_left = tuple(id_ for part in left for id_ in part.letters)
+        first = letters.among(Chosen(), ids_left)
+        count = first + totals.letters - letters.among(picked, ids_left)
         if first:
             say(f"a replay was interrupted: {first:,} letters of it are sent first", err=True)
         token = letters.token() if to == "topic" else ""

@@ -3,6 +3,8 @@
 A file's name has its generation and its additions: `7-3-5.ids` has the third to fifth of generation 7. It is written
 under another name and renamed, so each file is complete; a file whose additions are all in another sound file was about
 to be removed when the process ended. One thread at a time writes files of a partition; any thread may drop them.
+Methods raise `StateError` if the disk fails for a reason that is not a file's own, and `StoppedError` instead of a
+write when the process ends.
 """
 
 from __future__ import annotations
@@ -46,21 +48,13 @@ class IdFiles:
 
         Args:
             ours: Whether the state beside them is this owner's: then files without an owner are its own, too.
-
-        Raises:
-            StateError: The folder cannot be written.
         """
         with self._lock:
             if not self._places.bind((cluster_id, group_id), ours=ours):
                 self._open.clear()
 
     def add(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
-        """Store rising keys durably.
-
-        Raises:
-            StateError: The file cannot be written.
-            StoppedError: The process ends.
-        """
+        """Store rising keys durably."""
         number = max((file.last for file in self._files(tp)), default=0) + 1
         try:
             self._places.made(tp)
@@ -69,19 +63,11 @@ class IdFiles:
             raise state_error("write", self._places.of(tp), error) from error
 
     def totals(self, tp: TopicPartition) -> dict[str, int]:
-        """The names of a partition's files, each with its checksum.
-
-        Raises:
-            StateError: A file cannot be read, for a reason that is not its own.
-        """
+        """The names of a partition's files, each with its checksum."""
         return {file.path.name: file.run.total for file in self._files(tp)}
 
     def expect(self, tp: TopicPartition, totals: Mapping[str, int]) -> None:
-        """Report files of `totals` that are missing, and set aside files with another checksum.
-
-        Raises:
-            StateError: A file cannot be read, for a reason that is not its own.
-        """
+        """Report files of `totals` that are missing, and set aside files with another checksum."""
         known = self._files(tp)
         reported = self._aside.pop(tp, set())
         for file in known:
@@ -96,11 +82,7 @@ class IdFiles:
                 )
 
     def changed(self) -> set[TopicPartition]:
-        """Partitions with a file that is no longer the mapped one; takes 2 µs per file; from any thread.
-
-        Raises:
-            StateError: The files cannot be checked.
-        """
+        """Partitions with a file that is no longer the mapped one; takes 2 µs per file; from any thread."""
         with self._lock:
             known = [(tp, file) for tp, open_files in self._open.items() for file in open_files]
         try:
@@ -109,12 +91,7 @@ class IdFiles:
             raise state_error("look at", self._places.folder, error) from error
 
     def mend(self, tp: TopicPartition) -> None:
-        """Write removed or replaced files again from their mapping; check changed ones.
-
-        Raises:
-            StateError: A file cannot be read or written.
-            StoppedError: The process ends.
-        """
+        """Write removed or replaced files again from their mapping; check changed ones."""
         for file in self._files(tp):
             try:
                 self._mend(tp, file)
@@ -148,12 +125,7 @@ class IdFiles:
                 now[now.index(file) : now.index(file) + 1] = [replace(file, run=run)] if run is not None else []
 
     def tidy(self, tp: TopicPartition) -> None:
-        """Merge files of similar size, so that there are few.
-
-        Raises:
-            StateError: A file cannot be written; the old files are still there.
-            StoppedError: The process ends.
-        """
+        """Merge files of similar size, so that there are few."""
         for generation in sorted({file.generation for file in self._files(tp)}):
             own = [file for file in self._files(tp) if file.generation == generation]
             together = _alike(own)
@@ -186,22 +158,14 @@ class IdFiles:
                 files.remove(file.path)
 
     def runs(self, tp: TopicPartition) -> dict[int, list[SortedRun]]:
-        """The runs of a partition, by generation; damaged files are set aside.
-
-        Raises:
-            StateError: A file cannot be read, for a reason that is not its own.
-        """
+        """The runs of a partition, by generation; damaged files are set aside."""
         runs: dict[int, list[SortedRun]] = {}
         for file in self._files(tp):
             runs.setdefault(file.generation, []).append(file.run)
         return runs
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """Remove the generations below this one.
-
-        Raises:
-            StateError: A file cannot be removed.
-        """
+        """Remove the generations below this one."""
         with self._lock:
             if tp not in self._open and not self._places.has(tp):
                 return

@@ -1,4 +1,7 @@
-"""The folders of sorted message ids, their owner, and their files. Writes no file, and keeps none open."""
+"""The folders of sorted message ids, their owner, and their files. Writes no file, and keeps none open.
+
+Methods raise `StateError` if the disk fails for a reason that is not a file's own.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,6 @@ class Places:
 
         Returns:
             Whether nothing was removed.
-
-        Raises:
-            StateError: The folder cannot be written.
         """
         self._owner = owner
         path = self.folder / _OWNER
@@ -118,11 +118,7 @@ class Places:
         return folder
 
     def look(self, tp: TopicPartition) -> tuple[list[IdFile], set[str]]:
-        """The complete files of an earlier process, which may overlap, and the names of damaged ones.
-
-        Raises:
-            StateError: A file cannot be read, for a reason that is not its own.
-        """
+        """The complete files of an earlier process, which may overlap, and the names of damaged ones."""
         folder = self.of(tp)
         named: list[tuple[int, int, int, Path]] = []
         try:
@@ -149,11 +145,7 @@ class Places:
         return ids_files, damaged
 
     def sound(self, tp: TopicPartition, path: Path) -> MappedRun | None:
-        """A mapped file of the partition; None for a damaged one, which is set aside.
-
-        Raises:
-            StateError: It cannot be read, for a reason that is not its own.
-        """
+        """A mapped file of the partition; None for a damaged one, which is set aside."""
         try:
             return open_run(path)
         except (DamagedIdsError, ValueError) as error:

@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.sources.base import RUN_BYTES, run_length
-from sidecar.sources.simulated import SimulatedBroker
+from tests.support.simulated_source import SimulatedBroker
 
 TP = TopicPartition("orders", 0)
 

@@ -249,7 +249,7 @@ class SimulatedSource:
             raise UnavailableError(self._broker.failing or f"there is no topic {missing[0]}")
         self._broker.members.join(self)
 
-    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:  # noqa: ARG002
+    def poll(self, timeout_s: float) -> Iterable[Run | ReadPast]:
         """Messages that arrived, in the order of each partition; calls the listener meanwhile, and never waits."""
         begun, self._begun = self._begun, []
         for committed in begun:
