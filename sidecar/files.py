@@ -1,4 +1,4 @@
-"""Files that survive a power loss: write, append, replace, remove. Failures are `OSError`s. Bytes have no meaning here."""
+"""Files that survive a power loss: write, append, replace, remove. A failure is an `OSError`."""
 
 from __future__ import annotations
 
