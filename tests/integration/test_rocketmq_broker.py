@@ -30,7 +30,7 @@ def test_a_broker_that_was_killed(node: RocketMqNode, group: str, monkeypatch: p
 
     The broker's locks are gone then: the queues of a member that is not back yet are left to it for a while.
     """
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.members.RETURN_S", PATIENCE_S)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.cluster.RETURN_S", PATIENCE_S)
     topic = node.create_topic(unique("topic"), 4)
     with (
         Reader(node, group, [topic], client_id="a") as first,

@@ -395,8 +395,8 @@ def test_a_second_process_with_the_same_client_id_is_told(
     rocketmq: Node, queues: MakeQueues, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker gives both the same locks; only its list of members shows it, and it is told while it is so."""
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.members.TWIN_S", 0.0)
-    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.members.HEARTBEAT_S", 0.5)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.cluster.TWIN_S", 0.0)
+    monkeypatch.setattr("sidecar.sources.rocketmq.remoting.cluster.HEARTBEAT_S", 0.5)
     topic = queues(1)
     with Reader(rocketmq, group, [topic]) as reader:
         reader.own(1, topic)

@@ -15,7 +15,6 @@ from sidecar.sources.rocketmq.remoting import (
     cluster,
     commits,
     fetch,
-    members,
     pulling,
     pulls,
     routes,
@@ -116,7 +115,6 @@ def simulated(world: RemotingWorld) -> Iterator[None]:
     modules = (
         cluster,
         commits,
-        members,
         pulling,
         pulls,
         routes,

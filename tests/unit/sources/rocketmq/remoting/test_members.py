@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.remoting.members import HEARTBEAT_S, RETURN_S, Members
+from sidecar.sources.rocketmq.remoting.cluster import HEARTBEAT_S, RETURN_S, Members
 from sidecar.sources.rocketmq.wire.frames import Frame, RequestCode
 from sidecar.sources.rocketmq.wire.network import Ask
 from sidecar.sources.rocketmq.wire.requests import Asks, Subscription
@@ -44,7 +44,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.link, self.now_s = BrokerLink(), 100.0
-        monkeypatch.setattr("sidecar.sources.rocketmq.remoting.members.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("sidecar.sources.rocketmq.remoting.cluster.time.monotonic", lambda: self.now_s)
         routes: Any = SimpleNamespace(
             brokers=lambda: {"b": self.link}, link=lambda _: self.link, queues=lambda _: [TP], changes=0,
             masterless=set(),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.records import TopicPartition
-from sidecar.sources.rocketmq.remoting.members import SHARES, average, consistent_hash
+from sidecar.sources.rocketmq.remoting.cluster import SHARES, average, consistent_hash
 
 QUEUES = st.lists(
     st.builds(TopicPartition, st.just("orders"), st.integers(0, 40), st.sampled_from(["a", "b"])),
