@@ -137,17 +137,17 @@ class Cutter:
     def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
         lane = partition.lanes.of(group)
         count, nbytes = lane.buffer.add(fragment)
-        self._memory.hold(held_bytes(fragment))
+        self._memory.held_bytes += held_bytes(fragment)
         key = self._key(partition, group)
         unit = self._units.get(key)
         if unit is None:
             unit = self._units[key] = _Unit(now_ms)
-            self._memory.hold(UNIT_BYTES)
+            self._memory.held_bytes += UNIT_BYTES
             self._linger(key, now_ms)
         owner = partition.tp, group
         if owner not in unit.lanes:
             unit.lanes[owner] = partition, lane
-            self._memory.hold(self.lane_bytes)
+            self._memory.held_bytes += self.lane_bytes
         unit.count += count
         unit.nbytes += nbytes
         if key not in self._due:
@@ -175,11 +175,11 @@ class Cutter:
         """Update the unit after messages were taken from it."""
         before = len(unit.lanes)
         unit.lanes = {lane_key: both for lane_key, both in unit.lanes.items() if both[1].buffer.fragments}
-        self._memory.free(self.lane_bytes * (before - len(unit.lanes)))
+        self._memory.held_bytes -= self.lane_bytes * (before - len(unit.lanes))
         self._due.pop(key, None)
         if not unit.lanes:
             del self._units[key]
-            self._memory.free(UNIT_BYTES)
+            self._memory.held_bytes -= UNIT_BYTES
             return
         lanes = [lane for _, lane in unit.lanes.values()]
         unit.count = sum(lane.buffer.count for lane in lanes)
@@ -194,7 +194,7 @@ class Cutter:
             gone = [lane_key for lane_key in unit.lanes if lane_key[0] == tp]
             for lane_key in gone:
                 del unit.lanes[lane_key]
-            self._memory.free(self.lane_bytes * len(gone))
+            self._memory.held_bytes -= self.lane_bytes * len(gone)
             if gone:
                 self._refresh(key, unit)
 

@@ -1,18 +1,20 @@
-"""Units of naming, sending and settling: intents, parts, batches, and the memory that they hold. Decides nothing."""
+"""Units of naming, sending and settling: intents, parts, batches; tables of their states, and their memory."""
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
-from sidecar.core.batching import Buffer, held_bytes, reasons_of
+from sidecar.core.batching import Buffer, body_bytes, held_bytes, reasons_of
 from sidecar.core.claims import ClaimEnd
-from sidecar.core.partition_state import NO_TRIES, Tries, lane_key
+from sidecar.core.partition_state import ATTEMPTS_MAX, NO_TRIES, SECONDS_MAX, Tries, lane_key
 from sidecar.core.records import DELAYED, Attempt, Fragment, TopicPartition
+from sidecar.core.states import Event, after
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +38,29 @@ class _Withheld:
     """Marks of dead letters: a twin may take their keys once no part of the intent can be sent again."""
 
 
+class IntentState(enum.Enum):
+    """State of an intent."""
+
+    REMEMBERED = "is read again, and only the state folder has it"
+    COLLECTING = "is read again"
+    CUT = "waits for a commit"
+    DURABLE = "is durable"
+    ENDED = "has come to its end"
+
+
+INTENTS: Mapping[tuple[IntentState, Event], IntentState] = {
+    (IntentState.REMEMBERED, Event.DURABLE): IntentState.COLLECTING,
+    (IntentState.REMEMBERED, Event.READ): IntentState.CUT,
+    (IntentState.COLLECTING, Event.DURABLE): IntentState.COLLECTING,  # every commit has all intents, also below
+    (IntentState.COLLECTING, Event.READ): IntentState.DURABLE,
+    (IntentState.CUT, Event.DURABLE): IntentState.DURABLE,
+    (IntentState.CUT, Event.ENDED): IntentState.ENDED,  # all of it was known
+    (IntentState.DURABLE, Event.DURABLE): IntentState.DURABLE,
+    (IntentState.DURABLE, Event.ENDED): IntentState.ENDED,
+    (IntentState.ENDED, Event.DURABLE): IntentState.ENDED,  # by a commit that began before
+}
+
+
 @dataclass(slots=True, eq=False)
 class Intent:
     """A durable promise: the messages of a group (None: every group) from `first` to `last` go out as one part.
@@ -47,14 +72,14 @@ class Intent:
     key: int | None
     first: int
     last: int
-    durable: bool = False
+    state: IntentState = IntentState.CUT
     old: bool = False
     """Made by an earlier owner: its part may have been sent, with members that are gone since."""
     excluded: set[int] = field(default_factory=set)
     parked: set[int] = field(default_factory=set)
     """Groups whose part of a shared intent was parked by an earlier owner."""
-    collected: dict[str, Buffer] | None = None
-    """The messages of a recovered intent that were read again so far; None once it is complete."""
+    collected: dict[str, Buffer] = field(default_factory=dict)
+    """While it is read again, its messages so far."""
     live: int = 0
     """Number of its parts that are not settled."""
     tries: Tries = NO_TRIES
@@ -65,14 +90,66 @@ class Intent:
     record: int | None = None
     """The number of the parked part that it is; None if it is in the state."""
 
+    def __str__(self) -> str:
+        return f"intent {self.first}-{self.last}"
+
+    @property
+    def durable(self) -> bool:
+        """Whether a successor would get it."""
+        return self.state is IntentState.DURABLE or self.state is IntentState.COLLECTING
+
+    @property
+    def is_read_again(self) -> bool:
+        """Whether its messages are collected, as an earlier owner had read them."""
+        return self.state is IntentState.COLLECTING or self.state is IntentState.REMEMBERED
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is read and settled as a whole."""
+        return not self.live and not self.is_read_again
+
+    def move(self, event: Event) -> None:
+        """Change the state by the table.
+
+        Raises:
+            StrayEventError: The event cannot happen in this state.
+        """
+        self.state = after(INTENTS, self, self.state, event)
+
     def covers(self, key: int, offset: int) -> bool:
         """Whether a message of this group at this offset belongs to the intent."""
         is_ours = key not in self.excluded | self.parked if self.key is None else key == self.key
         return is_ours and self.first <= offset <= self.last
 
-    def stand(self, *, old: bool) -> None:
-        """Make the intent durable without a commit: it follows from durable data, so each owner makes the same cut."""
-        self.durable, self.old = True, old
+    def leave_out(self, key: int, *, parked: bool = False) -> None:
+        """Leave a group out of a shared intent: its messages are settled, have intents of their own, or are parked."""
+        (self.parked if parked else self.excluded).add(key)
+
+    def collect(self, group: str, fragment: Fragment, separator: bytes) -> None:
+        """Add messages that are read again."""
+        self.collected.setdefault(group, Buffer(separator)).add(fragment)
+
+    def note_fresh(self, group: str) -> None:
+        """Record that the window does not know a message of this group in it."""
+        self.fresh.add(group)
+
+    def complete(self) -> dict[str, list[Fragment]]:
+        """End the collection: all that the log still has was read; return it by group."""
+        self.move(Event.READ)
+        collected, self.collected = self.collected, {}
+        return {group: buffer.take_through(self.last) for group, buffer in collected.items()}
+
+    def new_part(
+        self, tp: TopicPartition, scope: str, home: str, group: str, fragments: list[Fragment], attempts: int = 0,
+        *, primary: bool = True,
+    ) -> Part:  # fmt: skip
+        """A part of this intent: named by the intent's bounds, since members may be gone when it is sent again."""
+        self.live += 1
+        rows = sum(len(fragment.offsets) for fragment in fragments)
+        nbytes = sum(map(body_bytes, fragments))
+        return Part(
+            tp, scope, group, self.first, self.last, fragments, rows, nbytes, self, home, attempts, primary=primary
+        )
 
 
 HISTORY_MAX = 20
@@ -85,6 +162,7 @@ class PartClaim:
 
     token: int = 0
     was: int | None = None
+    """The token of the part that it is a half of, until its claim is answered."""
     first: bool = False
     """Whether this process has made no claim yet; an earlier one may have split its rows."""
     fewer: bool = False
@@ -92,31 +170,45 @@ class PartClaim:
     at_ms: float = -inf
     """Time of the last claim, monotonic."""
     tries: int = 0
+    """Number of claims that left its rows to twins."""
     barrier: Barrier | None = None
     """A commit that must succeed before it is sent."""
 
+    def answered(self, barrier: Barrier | None) -> None:
+        """Record an answer of the ledger; a half waits at the barrier."""
+        self.first, self.was = False, None
+        self.barrier = barrier or self.barrier
 
-@dataclass(slots=True, eq=False)
-class Life:
-    """The changing state of a part."""
+    def own(self, at_ms: float) -> None:
+        """Record that its rows are owned, by a claim that was asked for at this time."""
+        self.at_ms = at_ms
 
-    alive: bool = True
-    """False once it is settled or replaced, or its partition is no longer owned; later answers are ignored."""
-    attempts: int = 0
-    """Number of sends so far; those of an earlier owner count as one."""
-    history: list[Attempt] = field(default_factory=list)
-    """The last sends, at most `HISTORY_MAX`."""
-    primary: bool = True
-    """False for a piece of another part, named by a scope that is derived from that part's."""
+    def fail(self) -> int:
+        """Record that twins hold its rows; return how often."""
+        self.tries += 1
+        return self.tries
 
-    def sent(self, attempt: Attempt) -> bool:
-        """Record a send that was answered; return whether the history grew."""
-        self.attempts += 1
-        if not self.alive:
-            return False
-        grows = len(self.history) < HISTORY_MAX
-        self.history = [*self.history[1 - HISTORY_MAX :], attempt]
-        return grows
+
+class PartState(enum.Enum):
+    """State of a part; answers for one that is neither live nor on its way to the store are ignored."""
+
+    LIVE = "is to be delivered"
+    PARKING = "is on its way to the store"
+    PARKED = "is in the store"
+    REPLACED = "was replaced by its pieces"
+    SETTLED = "is settled"
+    LOST = "is another owner's"
+
+
+PARTS: Mapping[tuple[PartState, Event], PartState] = {
+    (PartState.LIVE, Event.ASKED): PartState.PARKING,
+    (PartState.LIVE, Event.STORED): PartState.PARKED,  # it was fetched, and its record waits again
+    (PartState.LIVE, Event.REPLACED): PartState.REPLACED,
+    (PartState.LIVE, Event.ENDED): PartState.SETTLED,
+    (PartState.LIVE, Event.LOST): PartState.LOST,
+    (PartState.PARKING, Event.STORED): PartState.PARKED,
+    (PartState.PARKING, Event.LOST): PartState.LOST,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +229,32 @@ class Part:
     """The durable promise under which it was cut."""
     home: str = ""
     """The partition's own scope: within it an offset is one message. Empty: the same as `scope`."""
-    life: Life = field(default_factory=Life)
+    attempts: int = 0
+    """Number of sends so far; those of an earlier owner count as one."""
+    history: list[Attempt] = field(default_factory=list)
+    """The last sends, at most `HISTORY_MAX`."""
+    primary: bool = True
+    """False for a piece of another part, named by a scope that is derived from that part's."""
     hold: PartClaim | None = None
     """Its claims; None without a ledger, or before the first claim."""
+    state: PartState = PartState.LIVE
+
+    def __str__(self) -> str:
+        return f"part {self.name}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether its messages are unsettled, here and in no other part."""
+        return self.state is PartState.LIVE or self.state is PartState.PARKING
+
+    def move(self, event: Event) -> None:
+        """Change the state by the table; the intent of a part that leaves has one part less.
+
+        Raises:
+            StrayEventError: The event cannot happen in this state; nothing was changed.
+        """
+        self.state = after(PARTS, self, self.state, event)
+        self.intent.live -= self.state is not PartState.PARKING
 
     @property
     def unframeable(self) -> list[int]:
@@ -166,11 +281,63 @@ class Part:
         """Whether a successor would know of the part: it is not sent before that."""
         return self.intent.durable and (self.hold is None or self.hold.barrier is None or self.hold.barrier.durable)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a batch need not wait for the part any more."""
+        # If a part were split while a dead letter of it is being stored, it would be unknown which half the letter
+        # belongs to.
+        return (self.durable and not any(each.unframeable for each in self.fragments)) or not self.alive
+
+    def stand(self, *, again: bool) -> None:
+        """Make the part durable without a commit: it follows from durable data, so each owner makes the same cut.
+
+        Args:
+            again: Whether an earlier owner may have sent it.
+        """
+        self.intent.move(Event.DURABLE)
+        self.intent.old, self.attempts = again, int(again)
+
+    def sent(self, attempt: Attempt) -> bool:
+        """Record a send that was answered; return whether the history grew."""
+        self.attempts += 1
+        if not self.alive:
+            return False
+        grows = len(self.history) < HISTORY_MAX
+        self.history = [*self.history[1 - HISTORY_MAX :], attempt]
+        return grows
+
+    def remember_tries(self, seconds: int) -> None:
+        """Record in the intent how often and for how long it failed, for the next owner; not for shared intents."""
+        if self.intent.key is not None:
+            self.intent.tries = Tries(min(self.attempts, ATTEMPTS_MAX), min(seconds, SECONDS_MAX))
+
+    def claim(self) -> PartClaim:
+        """Its claim, which begins with the first call."""
+        if self.hold is None:
+            self.hold = PartClaim(first=True)
+        return self.hold
+
+    def claim_apart(self, part: Part, token: int, was: int | None) -> PartClaim:
+        """Begin the claim of a piece of `part`, which was claimed.
+
+        Args:
+            was: The token of the part, if the piece is half of it.
+        """
+        assert part.hold is not None
+        fewer = token == part.hold.token and part.attempts > 0
+        self.hold = PartClaim(token, was, fewer=fewer, tries=part.hold.tries, barrier=part.hold.barrier)
+        return self.hold
+
     def inherit(self, part: Part) -> None:
         """Take the place of `part`, as a piece of it that was sent before."""
-        self.life.attempts, self.life.history = part.life.attempts, part.life.history
+        self.attempts, self.history = part.attempts, part.history
         if part.hold is not None:
             self.hold = replace(part.hold)
+
+    def withhold(self, numbers: Iterable[int], *marks: ClaimEnd) -> None:
+        """Keep these ids, and marks of dead letters, until the whole intent is settled."""
+        self.intent.withheld.ids.extend(numbers)
+        self.intent.withheld.errors.extend(marks)
 
     def drop_unframeable(self) -> None:
         """Drop messages without a row; they are settled."""
@@ -191,6 +358,9 @@ class Batch:
     failing_since_ms: float | None = None
     """Time of the first failed send, by this owner or an earlier one."""
 
+    def __str__(self) -> str:
+        return f"batch {self.id}"
+
     def __post_init__(self) -> None:
         self.count = sum(part.count for part in self.parts)
         self.nbytes = sum(part.nbytes for part in self.parts)
@@ -198,7 +368,7 @@ class Batch:
     @property
     def attempt(self) -> int:
         """The number of the next send; 1 only if no part was ever sent before."""
-        return 1 + max(part.life.attempts for part in self.parts)
+        return 1 + max(part.attempts for part in self.parts)
 
     @property
     def key(self) -> str:
@@ -215,7 +385,14 @@ class Batch:
     @property
     def alive(self) -> list[Part]:
         """Its parts whose partitions are still owned."""
-        return [part for part in self.parts if part.life.alive]
+        return [part for part in self.parts if part.alive]
+
+    def failing_ms(self, now_ms: float) -> float:
+        """Time since its first failed send; it begins now, unless earlier owners failed as well."""
+        # Failures of earlier owners count: otherwise a process that crashes now and then would never give up.
+        if self.failing_since_ms is None:
+            self.failing_since_ms = now_ms - 1000 * max(part.intent.tries.seconds for part in self.parts)
+        return now_ms - self.failing_since_ms
 
     def fragments(self) -> Iterable[Fragment]:
         """All fragments, part after part: the rows in their order."""
@@ -230,25 +407,15 @@ ATTEMPT_BYTES = 250
 
 def held_by(part: Part) -> int:
     """Memory that the part holds, in bytes."""
-    return PART_BYTES + ATTEMPT_BYTES * len(part.life.history) + sum(map(held_bytes, part.fragments))
+    return PART_BYTES + ATTEMPT_BYTES * len(part.history) + sum(map(held_bytes, part.fragments))
 
 
+@dataclass(slots=True)
 class Memory:
-    """Bytes of messages that are read and not settled. Each hold is freed exactly once, so the count is 0 at rest."""
+    """Bytes of messages that are read and not settled. What is added is subtracted exactly once, so it is 0 at rest."""
 
-    __slots__ = ("held_bytes",)
-
-    def __init__(self) -> None:
-        self.held_bytes = 0
-        """The bytes held now, without dead letters that are being stored."""
-
-    def hold(self, count: int) -> None:
-        """Add `count` bytes; a negative count subtracts."""
-        self.held_bytes += count
-
-    def free(self, count: int) -> None:
-        """Subtract `count` bytes."""
-        self.held_bytes -= count
+    held_bytes: int = 0
+    """The bytes held now, without dead letters that are being stored."""
 
 
 class Lane:

@@ -21,7 +21,7 @@ from sidecar.core.batching import Limits, halves, held_bytes
 from sidecar.core.books import Books
 from sidecar.core.claims import ClaimEnd
 from sidecar.core.delivery.delivery import DeliveryPipeline
-from sidecar.core.delivery.outbox import Event, Stage, StrayEventError
+from sidecar.core.delivery.outbox import Stage
 from sidecar.core.delivery.output import Carried, Outcome, Settled
 from sidecar.core.delivery.output import Halved as OneHalved
 from sidecar.core.delivery.rules import DeliveryRules
@@ -34,6 +34,7 @@ from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import Intent, Lane, Part
 from sidecar.core.records import Fragment, Run, TopicPartition
+from sidecar.core.states import Event, StrayEventError
 from sidecar.core.windows.dedup import RotatingSet
 
 FLUSH_AHEAD = 256
@@ -156,7 +157,7 @@ class _Halvings:
         if not self._outstanding:
             raise StrayEventError("halves", Stage.ENDED, Event.DURABLE)
         for intent in self._outstanding.popleft():
-            intent.durable = True
+            intent.move(Event.DURABLE)
 
 
 class RangePipeline(DeliveryPipeline):
@@ -207,7 +208,7 @@ class RangePipeline(DeliveryPipeline):
         sorted_run = self.intake.sort(self.range, run, now_ms)
         self.books.read(len(run.messages), sorted_run.duplicate, sorted_run.filtered)
         for group, fragment in sorted_run.opened:
-            self.memory.hold(held_bytes(fragment))
+            self.memory.held_bytes += held_bytes(fragment)
             for part in self._cutter.open(group, fragment):
                 self._add(part)
         for part in self._cutter.for_memory():
@@ -218,13 +219,12 @@ class RangePipeline(DeliveryPipeline):
     def take_up(self, group: str, first: int, last: int, fragment: Fragment) -> None:
         """Deliver rows that an earlier attempt carried out of the part from `first` to `last`, under its names."""
         self.books.read(fragment.count, 0, 0)
-        self.memory.hold(held_bytes(fragment))
+        self.memory.held_bytes += held_bytes(fragment)
         intent = self.range.promises.promise(lane_key(group), first, last)
         self._add(self.range.outstanding.add(group, intent, [fragment]))
 
     def _add(self, part: Part) -> None:
-        part.intent.stand(old=self._again)
-        part.life.attempts = int(self._again)
+        part.stand(again=self._again)
         if part.count < 2 or not self._halvings.replaced(part):
             self.delivery.cut([part])
             return
@@ -239,7 +239,7 @@ class RangePipeline(DeliveryPipeline):
 
     def take_marks(self) -> tuple[ClaimEnd, ...]:
         """Remove and return the ends of claims that are due since the last call."""
-        return self.range.dues.take_marks() + self.range.dues.take_errors()
+        return self.range.dues.take_all_marks()
 
     def halved(self) -> None:
         """Record that the parts of the first outstanding `Halve` are durable.
@@ -248,7 +248,7 @@ class RangePipeline(DeliveryPipeline):
             StrayEventError: No `Halve` is outstanding.
         """
         self._halvings.durable()
-        self.delivery.release_durable()
+        self.delivery.outbox.release_durable()
 
     def step(self, now_ms: float) -> list[Effect | Halve]:
         """Cut and send what is due; return all effects since the last step."""
@@ -273,7 +273,7 @@ class RangePipeline(DeliveryPipeline):
                 self.carried.append(outcome)
             case _:  # `Changed`: a range has no owner that another one could replace
                 self.range.dues.lift_barriers()
-                self.delivery.release_durable()
+                self.delivery.outbox.release_durable()
 
     @property
     def cuts(self) -> Mapping[str, int]:

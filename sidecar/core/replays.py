@@ -81,7 +81,7 @@ class ReplayPipeline(DeliveryPipeline):
         intent = self._open[part] = partition.promises.promise(lane_key(part.group), part.first, part.last)
         intent.stand(old=again)
         piece = partition.outstanding.add(part.group, intent, [fragment])
-        piece.life.attempts = int(again)
+        piece.stand(again=again)
         self.delivery.cut([piece])
 
     @property

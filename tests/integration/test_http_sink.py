@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.parts import Batch, Intent, Life, Part
+from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Answer, Fragment, TopicPartition, Verdict, group_label
 from sidecar.sinks.endpoint import Endpoint, basic
 from sidecar.sinks.formats import make_framer
@@ -45,7 +45,7 @@ def part(*rows: bytes, first: int = 0, group: str = "paid", attempts: int = 0) -
         len(rows),
         size,
         Intent(1, first, offsets[-1]),
-        life=Life(attempts=attempts),
+        attempts=attempts,
     )
 
 

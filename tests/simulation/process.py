@@ -332,7 +332,7 @@ class Process:
         again = life.stored.intersection(offsets) - life.doubtful
         if self._plan.claim_ms:
             again = {offset for offset in again if not self._receiver.overtaken(life, offset)}
-        if part.life.primary and not known and again:
+        if part.primary and not known and again:
             raise BrokenPromiseError("twice", f"{part.group} {part.name} is sent as a whole, and some of it was stored")
 
     # What comes back

@@ -11,19 +11,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import pick
 from sidecar.core.claims import DUPLICATE, HELD, Want
-from sidecar.core.delivery.outbox import Event, Outbox, Stage, StrayEventError
-from sidecar.core.delivery.output import Carried, Changed, GivenUp, Output
+from sidecar.core.delivery.outbox import Outbox, Stage
+from sidecar.core.delivery.output import Carried, Changed, GivenUp, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.settlement import Admission, Settlement
+from sidecar.core.delivery.settlement import Settlement
 from sidecar.core.effects import Claim
 from sidecar.core.partition.partition import Ownerships
 from sidecar.core.parts import Batch, Part, PartClaim
 from sidecar.core.records import Fragment
+from sidecar.core.states import Event, StrayEventError
 
 ASKED_MAX = 8
 
@@ -100,11 +100,6 @@ HELD_WAITS = Backoff(100, 2_000)
 FAILED_WAIT_MS = 500
 
 
-class _Piece(NamedTuple):
-    part: Part
-    hold: PartClaim
-
-
 class Claiming:
     """Ensures that only claimed rows are sent.
 
@@ -123,7 +118,6 @@ class Claiming:
         chance: Callable[[], float],
         owned: Ownerships,
         outbox: Outbox,
-        admission: Admission,
         settlement: Settlement,
         output: Output,
     ) -> None:
@@ -131,7 +125,6 @@ class Claiming:
         self._chance = chance
         self._owned = owned
         self._outbox = outbox
-        self._admission = admission
         self._settlement = settlement
         self._output = output
         self.askings = _Askings()
@@ -160,7 +153,7 @@ class Claiming:
             self._ask(_Asking(loose), now_ms)
 
     def _ask(self, asking: _Asking, now_ms: float) -> None:
-        parts = [part for part in asking.parts if part.life.alive]
+        parts = [part for part in asking.parts if part.alive]
         if asking.batch is not None:
             if not parts:
                 self._outbox.end(asking.batch, "released")
@@ -168,14 +161,12 @@ class Claiming:
             self._outbox.move(asking.batch, Event.ASKED)
         if parts:
             number = self.askings.begin(replace(asking, parts=parts, at_ms=now_ms))
-            self._output.ask(Claim(number, [self._want(part) for part in parts]))
+            self._output.effects.append(Claim(number, [self._want(part) for part in parts]))
 
     def _want(self, part: Part) -> Want:
-        if part.hold is None:
-            part.hold = PartClaim(first=True)
-        hold = part.hold
+        hold = part.claim()
         # Rows that an earlier life did not claim were not sent: the receiver may have others under the name already.
-        token = self._token() if hold.first and part.life.attempts else hold.token
+        token = self._token() if hold.first and part.attempts else hold.token
         offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
         keys = b"".join([fragment.keys for fragment in part.fragments])
         renewed = hold.at_ms > -inf
@@ -199,20 +190,20 @@ class Claiming:
             self.askings.put_off(asking, now_ms + FAILED_WAIT_MS * (1 + self._chance()))
             return
         answered = [(part, part.hold, rows) for part, rows in zip(asking.parts, verdicts, strict=True)]
-        alive = [(part, hold, rows) for part, hold, rows in answered if part.life.alive and hold is not None]
+        alive = [(part, hold, rows) for part, hold, rows in answered if part.alive and hold is not None]
         # Another owner split these rows in another way: parts sent now would have names that the receiver may have seen
         # with other rows.
         lost = set()
         if not self._rules.copied:
             lost = {part.tp for part, hold, rows in alive if _told_apart_elsewhere(hold, rows)}
         for tp in lost:
-            self._output.tell(GivenUp(tp, "another owner of the partition told its rows apart"))
+            self._output.outcomes.append(GivenUp(tp, "another owner of the partition told its rows apart"))
         ours = [piece for piece in alive if piece[0].tp not in lost]
         taken = [self._taken(*piece, asking.at_ms, now_ms) for piece in ours]
         parts = [part for part in taken if part is not None]
         if asking.batch is None:
             for part in parts:
-                self._admission.add([part])
+                self._outbox.admit([part])
         elif parts:
             self._outbox.move(self._outbox.shrink(asking.batch, parts), Event.CLAIMED, first=True)
         else:
@@ -223,14 +214,15 @@ class Claiming:
         rows: defaultdict[int, set[int]] = defaultdict(set)
         for i, token in enumerate(verdict):
             rows[token].add(i)
-        hold.first = False
+        barrier = None
         if hold.was is not None:
             # Only an owner that may still commit sends halves, none that was replaced meanwhile.
-            hold.was, hold.barrier = None, self._owned[part.tp].dues.barrier()
-            self._output.tell(Changed(part.tp))
+            barrier = self._owned[part.tp].dues.barrier()
+            self._output.outcomes.append(Changed(part.tp))
+        hold.answered(barrier)
         if len(rows) > 1 or hold.token not in rows:
             return self._apart(part, hold, rows, at_ms, now_ms)
-        hold.at_ms = at_ms
+        hold.own(at_ms)
         return part
 
     def _apart(
@@ -243,50 +235,43 @@ class Claiming:
             self._settlement.finish(part, "duplicate", len(twins))
             return None
         if twins:
-            self._settlement.settle_some(part, "duplicate", len(twins))
+            self._output.outcomes.append(Settled(part.tp, "duplicate", len(twins)))
         # Held rows get their own token, and so a name: this name goes out without them now, and always will.
         tokens = {self._token() if token == HELD else token: chosen for token, chosen in rows.items()}
         pieces = {token: pick(part.fragments, chosen, self._rules.separator) for token, chosen in tokens.items()}
         main = None
-        for piece in self._replace(part, hold, pieces):
-            own = piece.hold
+        for piece, own in self._replace(part, hold.token, pieces):
             if tokens[own.token] is rows.get(HELD):
-                own.tries += 1
-                self.askings.put_off(_Asking([piece.part]), now_ms + HELD_WAITS.wait_ms(own.tries, self._chance()))
+                wait_ms = HELD_WAITS.wait_ms(own.fail(), self._chance())
+                self.askings.put_off(_Asking([piece]), now_ms + wait_ms)
                 continue
-            own.at_ms = at_ms
+            own.own(at_ms)
             if own.token == hold.token:
-                main = piece.part
+                main = piece
             else:
-                self._admission.add([piece.part])
+                self._outbox.admit([piece])
         return main
 
     def _carry(self, part: Part, held: Sequence[Fragment]) -> None:
         offsets = [offset for fragment in held for offset in fragment.offsets]
         keys = b"".join([fragment.keys for fragment in held])
-        self._output.tell(Carried(part.tp, part.group, part.first, part.last, offsets, keys))
+        self._output.outcomes.append(Carried(part.tp, part.group, part.first, part.last, offsets, keys))
 
-    def _replace(self, part: Part, hold: PartClaim, pieces: Mapping[int, list[Fragment]]) -> list[_Piece]:
-        parts = self._owned[part.tp].outstanding.separate(part, pieces, hold.token)
+    def _replace(
+        self, part: Part, token: int, pieces: Mapping[int, list[Fragment]], was: int | None = None
+    ) -> list[tuple[Part, PartClaim]]:
+        parts = self._owned[part.tp].outstanding.separate(part, pieces, token)
         self._settlement.replace(part, parts)
-        pieces_made = []
-        for piece, token in zip(parts, pieces, strict=True):
-            fewer = token == hold.token and part.life.attempts > 0
-            piece.hold = PartClaim(token, fewer=fewer, tries=hold.tries, barrier=hold.barrier)
-            pieces_made.append(_Piece(piece, piece.hold))
-        return pieces_made
+        return [(piece, piece.claim_apart(part, own, was)) for piece, own in zip(parts, pieces, strict=True)]
 
     def halve(self, part: Part, halves: Sequence[list[Fragment]]) -> None:
         """Replace a refused part that was claimed by its halves.
 
         The ledger gets both at once, before either is sent: after a crash it alone knows them.
         """
-        assert part.hold is not None
-        token = self._token()
-        pieces = self._replace(part, part.hold, {token + i: half for i, half in enumerate(halves)})
-        for piece in pieces:
-            piece.hold.was = part.hold.token
-        self.askings.put_off(_Asking([piece.part for piece in pieces]), 0.0)
+        token, was = self._token(), part.claim().token
+        pieces = self._replace(part, was, {token + i: half for i, half in enumerate(halves)}, was)
+        self.askings.put_off(_Asking([piece for piece, _ in pieces]), 0.0)
 
 
 def _told_apart_elsewhere(hold: PartClaim, verdict: Sequence[int]) -> bool:

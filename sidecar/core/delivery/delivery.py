@@ -12,16 +12,17 @@ from typing import ClassVar, NamedTuple
 from sidecar.core.batching import held_bytes
 from sidecar.core.books import AGE_BOUNDS, BYTES_BOUNDS, MESSAGES_BOUNDS, DeliveryCounts, Histogram, Tally
 from sidecar.core.delivery.claiming import Claiming
-from sidecar.core.delivery.outbox import Event, Outbox, Stage, StrayEventError
+from sidecar.core.delivery.outbox import Outbox, Stage
 from sidecar.core.delivery.output import Outcome, Output
 from sidecar.core.delivery.parking import Parker
-from sidecar.core.delivery.refusals import Receiver, Refusals, Retries
+from sidecar.core.delivery.refusals import Receiver, Refusals
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.settlement import Admission, DeadLetters, Settlement
+from sidecar.core.delivery.settlement import DeadLetters, Settlement
 from sidecar.core.effects import Send
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import ATTEMPT_BYTES, PART_BYTES, Batch, Memory, Part, held_by
 from sidecar.core.records import Answer, Attempt, Verdict
+from sidecar.core.states import Event, StrayEventError
 
 
 class Deliveries:
@@ -30,6 +31,8 @@ class Deliveries:
     def __init__(self) -> None:
         self.tap: Callable[[Batch], None] | None = None
         """Called with each batch while a tap is open."""
+        self.sends = Tally()
+        """Sends that were answered, by verdict."""
         self._counts = Tally()
         self._ages, self._messages, self._bytes = map(Histogram, (AGE_BOUNDS, MESSAGES_BOUNDS, BYTES_BOUNDS))
 
@@ -78,7 +81,14 @@ class Sending:
             if self._claims is not None and not self._claims.ours(batch, now_ms):
                 self._claim(self._claims, batch, now_ms)
             elif self._outbox.count(Stage.SENDING) < self._rules.concurrency:
-                self._send_if_it_may_go(batch)
+                if not self._may_go(batch):
+                    self._outbox.put_last(batch)
+                elif alive := batch.alive:
+                    batch = self._outbox.shrink(batch, alive)
+                    self._outbox.move(batch, Event.SENT)
+                    self._output.effects.append(Send(batch))
+                else:
+                    self._outbox.end(batch, "released")
             elif self._claims is None:
                 break  # with a ledger, later batches can be claimed while all senders are busy
             else:
@@ -90,22 +100,12 @@ class Sending:
         else:
             self._outbox.put_last(batch)
 
-    def _send_if_it_may_go(self, batch: Batch) -> None:
-        if not self._may_go(batch):
-            self._outbox.put_last(batch)
-        elif alive := batch.alive:
-            batch = self._outbox.shrink(batch, alive)
-            self._outbox.move(batch, Event.SENT)
-            self._output.ask(Send(batch))
-        else:
-            self._outbox.end(batch, "released")
-
     def _may_go(self, batch: Batch) -> bool:
         # One send tests whether a failing group works again: more would fail with it, or overtake it if it does.
-        groups = self._outbox.groups
+        groups, fenced = self._outbox.groups, self._owned.fenced
         if groups.failing(batch.group) and groups[batch.group].sending:
             return False
-        if self._owned.holds_back(batch):
+        if fenced and any(part.tp in fenced for part in batch.parts):
             return False
         return not self._rules.ordered or all(self._owned[part.tp].outstanding.is_next(part) for part in batch.alive)
 
@@ -135,49 +135,43 @@ class Delivery:
         self._memory = memory
         self._rules = rules
         self.output = Output()
-        self.sends = Tally()
-        """Sends that were answered, by verdict."""
         self.outbox = Outbox()
         self.delivered = Deliveries()
         self.receiver = Receiver()
         self.letters = DeadLetters(rules)
         self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
-        self._admission = Admission(self.outbox, self._settlement)
-        self._retries = Retries(rules, jitter, self.outbox, self._settlement, self.receiver, self.output)
         self.claims: Claiming | None = None
         """None without a ledger."""
         if rules.has_ledger:
-            self.claims = Claiming(rules, jitter, owned, self.outbox, self._admission, self._settlement, self.output)
+            self.claims = Claiming(rules, jitter, owned, self.outbox, self._settlement, self.output)
         self.parker = Parker(rules, owned, self.outbox, memory, self.output)
         self._sending = Sending(rules, owned, self.outbox, self.claims, self.output)
         self._refusals = Refusals(
-            rules, owned, self.outbox, self._admission, self._settlement, self.receiver, self._retries,
-            self.claims, self.parker, self.output,
-        )  # fmt: skip
+            rules, jitter, owned, self.outbox, self._settlement, self.receiver, self.claims, self.parker, self.output
+        )
 
     # Taking over
 
     def cut(self, parts: list[Part]) -> None:
         """Add a batch of these parts, cut from held messages; it waits until its intents are durable."""
-        self._memory.hold(PART_BYTES * len(parts))
-        self._admission.add(parts)
+        self._memory.held_bytes += PART_BYTES * len(parts)
+        for part in parts:
+            if part.unframeable:  # before the others are sent
+                self._settlement.give_up_unframeable(part)
+        if rows := [part for part in parts if part.count]:
+            self.outbox.admit(rows)
 
     def known(self, part: Part) -> None:
         """Settle this part, made of held messages that are all known to be settled."""
-        self._memory.hold(PART_BYTES)
+        self._memory.held_bytes += PART_BYTES
         self._settlement.finish(part, "duplicate", part.count + len(part.unframeable))
-
-    def release_durable(self) -> None:
-        """Release batches whose intents a commit made durable."""
-        self._admission.release_durable()
 
     # Sending
 
     def step(self, now_ms: float, *, fetches: bool = True) -> None:
         """Send batches that may be sent by now; fetch parked parts if that is wanted."""
         outstanding = bool(self.outbox.groups)
-        for store in self.letters.due(now_ms):
-            self.output.ask(store)
+        self.output.effects += self.letters.due(now_ms)
         self._refusals.step()
         self.outbox.queue_due(now_ms)
         self.parker.step(now_ms, fetches=fetches)
@@ -193,33 +187,21 @@ class Delivery:
             StrayEventError: The batch is not being sent.
         """
         batch = self.outbox.answered(batch_id)
-        self.sends.add(batch.group, answer.verdict.value)
+        self.delivered.sends.add(batch.group, answer.verdict.value)
         attempt = Attempt(wall_ms, answer.status, answer.elapsed_ms, answer.reason)
         for part in batch.parts:
-            if part.life.sent(attempt):
-                self._memory.hold(ATTEMPT_BYTES)
-            elif not part.life.alive:
-                self._memory.free(held_by(part))  # `forget` could not: the sender still had it
-        if answer.verdict is not Verdict.HALT:
-            self.receiver.resume()
-        if answer.verdict in (Verdict.RETRY, Verdict.HALT):
-            self._retries.failed(batch, answer, now_ms)
-        else:
-            self._retries.recovered(batch.group, now_ms)
-            self._looked_at(batch, answer, now_ms, wall_ms)
-        self._trust_again(outstanding=True)
-
-    def _looked_at(self, batch: Batch, answer: Answer, now_ms: float, wall_ms: int) -> None:
-        if answer.verdict is Verdict.PARTIAL:
-            self._refusals.partial(batch, answer, now_ms)
-        elif answer.verdict is not Verdict.ACK:
-            self._refusals.refused(batch, answer, now_ms)
-        else:
+            if part.sent(attempt):
+                self._memory.held_bytes += ATTEMPT_BYTES
+            elif not part.alive:
+                self._memory.held_bytes -= held_by(part)  # `forget` could not: the sender still had it
+        self._refusals.answered(batch, answer, now_ms)
+        if answer.verdict is Verdict.ACK:
             self.delivered.add(batch, wall_ms)
             for part in batch.parts:
                 self.receiver.judge(part, (), part.count)
                 self._settlement.finish(part, "delivered", part.count)
             self.outbox.end(batch, "delivered")
+        self._trust_again(outstanding=True)
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
         """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked.
@@ -242,7 +224,7 @@ class Delivery:
         done = self.letters.stored(token, ok=ok, now_ms=now_ms)
         if done is not None:
             self._settlement.letters_stored(*done)
-            self._admission.release_durable()
+            self.outbox.release_durable()
 
     def _trust_again(self, outstanding: bool) -> None:
         """Trust the receiver again after the last batch ended: no batch is left that could test it."""
@@ -254,18 +236,18 @@ class Delivery:
         sending = {id(part) for batch in self.outbox.batches(Stage.SENDING) for part in batch.parts}
         parts = [part for part in partition.lanes.parts() if id(part) not in sending]
         open_bytes = sum(held_bytes(fragment) for fragment in partition.open_fragments())
-        self._memory.free(open_bytes + sum(map(held_by, parts)))
+        self._memory.held_bytes -= open_bytes + sum(map(held_by, parts))
         self.receiver.forget(partition.tp)
         self.parker.forget(partition)
-        self._admission.release_durable()
+        self.outbox.release_durable()
 
     # Status
 
     @property
     def idle(self) -> bool:
         """Whether no batch is outstanding and no dead letter is being stored."""
-        is_idle = not self.outbox.groups and not self.letters and self.parker.idle
-        return is_idle and not (self.claims and self.claims.askings)
+        is_busy = self.outbox.groups or self.letters or self.parker.busy or (self.claims and self.claims.askings)
+        return not is_busy
 
     @property
     def awaits_twins(self) -> bool:
@@ -360,7 +342,7 @@ class DeliveryPipeline(ABC):
     @property
     def sends(self) -> Mapping[tuple[str, str], int]:
         """Answered sends by group and verdict."""
-        return self.delivery.sends.counts()
+        return self.delivery.delivered.sends.counts()
 
     @property
     def ended(self) -> Mapping[tuple[str, str], int]:

@@ -12,6 +12,7 @@ from sidecar.core.books import Tally
 from sidecar.core.groups import Groups
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import TopicPartition
+from sidecar.core.states import Event, after
 
 
 class Stage(enum.Enum):
@@ -27,22 +28,6 @@ class Stage(enum.Enum):
     WAITING = "waits for its next try"
     CROWDED = "waits for room for its halves"
     ENDED = "has come to its end"
-
-
-class Event(enum.Enum):
-    """An event of a batch."""
-
-    HELD_BACK = "waits for what a commit makes durable"
-    DURABLE = "all that it promises is durable"
-    ASKED = "its claim was asked for"
-    CLAIMED = "what it still has is ours"
-    UNANSWERED = "the ledger gave no answer"
-    SENT = "it was handed to a sender"
-    ANSWERED = "the sink answered"
-    FAILED = "it is sent again"
-    DUE = "its next try is due"
-    CROWDED = "its halves found no room"
-    ENDED = "nothing of it is left to do"
 
 
 TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
@@ -67,26 +52,6 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
     (Stage.WAITING, Event.ENDED): Stage.ENDED,  # it is parked
     (Stage.CROWDED, Event.ENDED): Stage.ENDED,
 }
-
-
-class StrayEventError(Exception):
-    """An event does not fit the table: a second answer, or one for a batch that was never sent."""
-
-    def __init__(self, subject: str, stage: Stage, event: Event) -> None:
-        super().__init__(f"{subject}: {event.name}, while it {stage.value}")
-        self.stage, self.event = stage, event
-
-
-def after(subject: str, stage: Stage, event: Event) -> Stage:
-    """The stage that follows the event.
-
-    Raises:
-        StrayEventError: The stage does not accept the event.
-    """
-    following = TRANSITIONS.get((stage, event))
-    if following is None:
-        raise StrayEventError(subject, stage, event)
-    return following
 
 
 class Outbox:
@@ -127,13 +92,24 @@ class Outbox:
             StrayEventError: The event cannot happen in its stage; nothing was changed.
         """
         stage = self._stages.get(batch.id, Stage.ENDED)
-        following = after(f"batch {batch.id}", stage, event)  # first: a stray event must change nothing
+        following = after(TRANSITIONS, batch, stage, event)  # first: a stray event must change nothing
         del self._queues[stage][batch.id]
         self._put(batch, following)
         if first:
             self._queues[following].move_to_end(batch.id, last=False)
         if Stage.SENDING in (stage, following):
             self.groups[batch.group].sending += 1 if following is Stage.SENDING else -1
+
+    def admit(self, parts: list[Part]) -> None:
+        """Add a batch of these parts; it is held back until a successor would know of them."""
+        batch = self.begin(parts)
+        self.move(batch, Event.DURABLE if all(part.ready for part in parts) else Event.HELD_BACK)
+
+    def release_durable(self) -> None:
+        """Make batches ready whose parts are durable, as are the dead letters of messages without a row."""
+        for batch in list(self._queues[Stage.HELD_BACK].values()):
+            if all(part.ready for part in batch.parts):
+                self.move(batch, Event.DURABLE)
 
     def put_first(self, batches: Iterable[list[Part]]) -> None:
         """Add batches of parts whose intents are durable; they are sent before all others, in their order."""
@@ -162,7 +138,7 @@ class Outbox:
             StrayEventError: It is not being sent.
         """
         stage = self._stages.get(number, Stage.ENDED)
-        after(f"batch {number}", stage, Event.ANSWERED)
+        after(TRANSITIONS, f"batch {number}", stage, Event.ANSWERED)
         batch = self._queues[stage][number]
         self.move(batch, Event.ANSWERED)
         return batch

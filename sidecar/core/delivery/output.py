@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from sidecar.core.effects import Effect, FieldValue, Report
-from sidecar.core.parts import Part
 from sidecar.core.records import TopicPartition
 
 
@@ -68,31 +67,21 @@ class Output:
     """Keeps effects and outcomes, in their order, until they are taken."""
 
     def __init__(self) -> None:
-        self._effects: list[Effect] = []
-        self._outcomes: list[Outcome] = []
-
-    def ask(self, effect: Effect) -> None:
-        """Add an effect for the shell."""
-        self._effects.append(effect)
+        self.effects: list[Effect] = []
+        """Requests to the shell since `take_effects`."""
+        self.outcomes: list[Outcome] = []
+        """Outcomes since `take_outcomes`."""
 
     def report(self, event: str, level: str = "info", /, **fields: FieldValue) -> None:
         """Add a log event."""
-        self._effects.append(Report(event, level, fields))
-
-    def settled(self, part: Part, outcome: str, count: int) -> None:
-        """Add the outcome of messages of a live part: each message is reported once."""
-        self._outcomes.append(Settled(part.tp, outcome, count))
-
-    def tell(self, outcome: Outcome) -> None:
-        """Add another outcome of an event."""
-        self._outcomes.append(outcome)
+        self.effects.append(Report(event, level, fields))
 
     def take_effects(self) -> list[Effect]:
         """All effects since the last call."""
-        effects, self._effects = self._effects, []
+        effects, self.effects = self.effects, []
         return effects
 
     def take_outcomes(self) -> list[Outcome]:
         """All outcomes since the last call. Take them after each event, so that the next event finds them applied."""
-        outcomes, self._outcomes = self._outcomes, []
+        outcomes, self.outcomes = self.outcomes, []
         return outcomes

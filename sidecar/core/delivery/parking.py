@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sidecar.core.delivery.outbox import Event, Outbox, Stage
-from sidecar.core.delivery.output import Changed, Fetched, Output
+from sidecar.core.delivery.outbox import Outbox, Stage
+from sidecar.core.delivery.output import Changed, Fetched, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Fetch, Park, Unpark
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import Batch, Memory, Part, held_by
 from sidecar.core.records import Fragment, Parked, TopicPartition, group_label
+from sidecar.core.states import Event
 
 
 class Parker:
@@ -27,28 +28,23 @@ class Parker:
         self._memory = memory
         self._output = output
         self._fetching: set[tuple[TopicPartition, int]] = set()
-        self._busy: set[TopicPartition] = set()
+        self.busy: set[TopicPartition] = set()
         """Partitions with parts on the way to the store."""
         self._turn = 0
         self._has_found = False
         """Whether an earlier process has parked parts."""
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is on the way to the store."""
-        return not self._busy
+    def lingers_ms(self, group: str, now_ms: float) -> float | None:
+        """How long messages of the group stay open before they are cut and parked; None if they are sent.
 
-    def waits(self, group: str, now_ms: float) -> bool:
-        """Whether new parts of the group are parked at once: it fails for long, or others must go before them."""
+        New parts are parked at once if the group fails for long, or others must go before them.
+        """
         if self._rules.park_after_ms is None:
-            return False
+            return None
         since_ms = self._groups.failing_since_ms(group)
         is_failing = since_ms is not None and now_ms - since_ms >= self._rules.park_after_ms
-        return is_failing or (self._rules.ordered and self._groups.parked[group] > 0)
-
-    def lingers_ms(self, group: str, now_ms: float) -> float | None:
-        """How long messages of the group stay open before they are cut and parked; None if they are sent."""
-        return self._rules.park_after_ms if self.waits(group, now_ms) else None
+        waits = is_failing or (self._rules.ordered and self._groups.parked[group] > 0)
+        return self._rules.park_after_ms if waits else None
 
     def step(self, now_ms: float, *, fetches: bool) -> None:
         """Park parts that are due, and fetch some if `fetches`."""
@@ -57,7 +53,7 @@ class Parker:
         self._tell_ended()  # first: the next parked part makes the numbers of others count
         for stage in (Stage.READY, Stage.WAITING):
             for batch in self._outbox.batches(stage):
-                if self.waits(batch.group, now_ms) and all(map(self._may_be_parked, batch.parts)):
+                if self.lingers_ms(batch.group, now_ms) is not None and all(map(self._may_be_parked, batch.parts)):
                     self._park(batch)
         if self._groups.parked:
             self._unload()
@@ -67,7 +63,7 @@ class Parker:
     # To the store
 
     def _may_be_parked(self, part: Part) -> bool:
-        if part.intent.record is not None or part.hold is not None or not (part.life.alive and part.life.primary):
+        if part.intent.record is not None or part.hold is not None or not (part.alive and part.primary):
             return False
         if not part.durable or part.unframeable or part.nbytes > self._rules.park_max_bytes:
             return False
@@ -82,19 +78,19 @@ class Parker:
         if not self._groups.parked[record.group]:
             self._output.report("group.parked", "warning", group=group_label(record.group))
         self._groups.park(record.group, 1)
-        self._busy.add(tp)
+        self.busy.add(tp)
         rows = self._rules.separator.join(bytes(each.data) for each in fragments if each.offsets)
-        self._output.ask(Park(tp, record, rows))
+        self._output.effects.append(Park(tp, record, rows))
 
     def stored(self, tp: TopicPartition, number: int) -> None:
         """Record that the store has all parts of a partition up to a number, durably."""
         partition = self._owned[tp]
-        for part in partition.parking.stored(number):
+        for part in partition.parking.store(number):
             self._let_go(part)
-            partition.outstanding.leave(part)
-        if not partition.parking.is_busy:
-            self._busy.discard(tp)
-        self._output.tell(Changed(tp))
+            partition.outstanding.leave(part, Event.STORED)
+        if not partition.parking.putting:
+            self.busy.discard(tp)
+        self._output.outcomes.append(Changed(tp))
 
     def halve(self, part: Part, pieces: Sequence[list[Fragment]]) -> None:
         """Replace a parked part, which was refused, by its halves: they are parked, and then fetched."""
@@ -105,8 +101,8 @@ class Parker:
 
     def _let_go(self, part: Part) -> None:
         """Free the rows of a part that is in the store."""
-        self._memory.free(held_by(part))
-        self._output.settled(part, "parked", part.count)
+        self._memory.held_bytes -= held_by(part)
+        self._output.outcomes.append(Settled(part.tp, "parked", part.count))
 
     # From the store
 
@@ -121,43 +117,45 @@ class Parker:
         partition, found = self._owned[tp], list(found)
         self._has_found |= bool(found)
         partition.parking.restore(found, counted)
-        partition.promises.leave_out(partition.parking.records())
-        for record in partition.parking.records():
+        records = [each.parked for each in partition.parking.stored.values()]
+        partition.promises.leave_out(records)
+        for record in records:
             self._groups.park(record.group, 1, now_ms)
-        return sum(len(record.offsets) for record in partition.parking.records())
+        return sum(len(record.offsets) for record in records)
 
     def forget(self, partition: Partition) -> None:
         """Drop a partition that is no longer owned; its parked parts stay in the store."""
         for group, count in partition.parking.groups.items():
             if count:
                 self._groups.park(group, -count)
-        self._busy.discard(partition.tp)
+        self.busy.discard(partition.tp)
         self._fetching = {each for each in self._fetching if each[0] != partition.tp}
 
     def _unload(self) -> None:
         """Drop fetched parts that failed or are no longer the first: the next part is chosen again."""
         fetched = [*self._outbox.batches(Stage.WAITING)]
         if self._rules.ordered:
-            fetched += [each for each in self._outbox.batches(Stage.READY) if self._is_late(each.parts[0])]
+            ready = ((batch, batch.parts[0]) for batch in self._outbox.batches(Stage.READY))
+            fetched += [
+                batch for batch, part in ready if part.alive and not self._owned[part.tp].parking.is_first(part)
+            ]
         for batch in fetched:
             part = batch.parts[0]
-            if part.intent.record is not None and part.life.primary and part.life.alive:
+            if part.intent.record is not None and part.primary and part.alive:
                 self._let_go(part)
                 self._owned[part.tp].outstanding.unload(part)
                 self._outbox.end(batch, "parked")
 
-    def _is_late(self, part: Part) -> bool:
-        return part.life.alive and not self._owned[part.tp].parking.is_first(part)
-
     def _fetch(self, now_ms: float) -> None:
         """Ask for rows: those of one part of a group that fails, and of more of any other."""
-        room = 2 * self._rules.concurrency - sum(len(each.parking.loaded) for each in self._owned.values())
+        loaded = [each.parked.group for owned in self._owned.values() for each in owned.parking.loaded.values()]
+        room = 2 * self._rules.concurrency - len(loaded)
         groups = list(self._groups.parked)
         self._turn = (self._turn + 1) % len(groups)  # no group keeps the others waiting
         for group in groups[self._turn :] + groups[: self._turn]:
             failing = self._groups.failing(group)
             state = self._groups.get(group) or self._groups.resting.get(group)
-            if state is not None and failing and (now_ms < state.next_try_ms or self._is_tried(group)):
+            if state is not None and failing and (now_ms < state.next_try_ms or group in loaded):
                 continue
             for tp, partition in self._owned.items():
                 record = partition.parking.following(group)
@@ -165,17 +163,11 @@ class Parker:
                     return
                 if record is not None and not partition.reach.replaying and tp not in self._owned.fenced:
                     room -= 1
-                    self._ask_for(tp, record)
+                    if (tp, record.number) not in self._fetching:
+                        self._fetching.add((tp, record.number))
+                        self._output.effects.append(Fetch(tp, record.number))
                     if failing:
                         break
-
-    def _is_tried(self, group: str) -> bool:
-        return any(partition.parking.is_loaded(group) for partition in self._owned.values())
-
-    def _ask_for(self, tp: TopicPartition, record: Parked) -> None:
-        if (tp, record.number) not in self._fetching:
-            self._fetching.add((tp, record.number))
-            self._output.ask(Fetch(tp, record.number))
 
     def not_fetched(self, effect: Fetch) -> None:
         """Request the rows of a part again, since they could not be read."""
@@ -187,19 +179,18 @@ class Parker:
             return
         self._fetching.discard((tp, number))
         partition = self._owned[tp]
-        record = partition.parking.record(number)
-        part = partition.outstanding.load(record, rows)
-        self._memory.hold(held_by(part))
-        self._output.tell(Fetched(tp, part.count))
+        part = partition.outstanding.load(partition.parking.stored[number].parked, rows)
+        self._memory.held_bytes += held_by(part)
+        self._output.outcomes.append(Fetched(tp, part.count))
         batch = self._outbox.begin([part])
         self._outbox.move(batch, Event.DURABLE)
 
     def _tell_ended(self) -> None:
         for tp, partition in self._owned.items():
-            if ended := partition.parking.take_ended():
-                self._output.ask(Unpark(tp, [each.number for each in ended]))
-                for each in ended:
-                    if each.group is not None:
-                        self._groups.park(each.group, -1)
-                        if not self._groups.parked[each.group]:
-                            self._output.report("group.unparked", group=group_label(each.group))
+            numbers, groups = partition.parking.take_ended()
+            if numbers:
+                self._output.effects.append(Unpark(tp, numbers))
+            for group in groups:
+                self._groups.park(group, -1)
+                if not self._groups.parked[group]:
+                    self._output.report("group.unparked", group=group_label(group))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from sidecar.core.batching import halves, pick
 from sidecar.core.delivery.claiming import Claiming
-from sidecar.core.delivery.outbox import Event, Outbox, Stage
-from sidecar.core.delivery.output import Changed, Halved, Output
+from sidecar.core.delivery.outbox import Outbox, Stage
+from sidecar.core.delivery.output import Changed, Halved, Output, Settled
 from sidecar.core.delivery.parking import Parker
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.core.delivery.settlement import Admission, Settlement
+from sidecar.core.delivery.settlement import Settlement
 from sidecar.core.partition.partition import Ownerships
-from sidecar.core.partition_state import ATTEMPTS_MAX, SECONDS_MAX, Tries
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, FailedRow, TopicPartition, Verdict, group_label
+from sidecar.core.states import Event
 
 REFUSED_WINDOW = 1_000
 REFUSED_MAX = 100
@@ -24,51 +24,87 @@ MessageOffset = tuple[TopicPartition, int]
 """Partition and offset of a message."""
 
 
-class RefusalGuard:
-    """Detects a receiver that refuses too much: more than a tenth of the last 1,000 messages.
+class Receiver:
+    """State of the receiver. While it is doubted, nothing is read, and nothing is dead-lettered.
 
-    While it is tripped, nothing is dead-lettered, refused messages are retried, and each message counts by its last
-    answer. It is reset when nine tenths of the messages answered since then were accepted.
+    It *refuses* if more than a tenth of the last 1,000 messages were refused. Refused messages are retried then, and
+    each counts by its last answer, until nine tenths of the messages answered since then were accepted.
     """
 
     def __init__(self) -> None:
-        self.tripped = False
+        self.halted = ""
+        """Why the sink refuses every request, without a message at fault; empty if it does not."""
+        self.refuses = False
+        """Whether recent refusals are too many to be caused by messages."""
         self._window: deque[tuple[bool, int]] = deque()
         self._total = 0
         self._refused = 0
         self._doubted: set[MessageOffset] = set()
         self._taken = 0
 
-    def taken(self, count: int, places: Iterable[MessageOffset]) -> None:
+    @property
+    def doubted(self) -> bool:
+        """Whether requests or messages are refused for the receiver's own fault."""
+        return bool(self.halted) or self.refuses
+
+    def halt(self, reason: str) -> None:
+        """Record whether the receiver refuses every request: the reason, empty once it has evaluated one."""
+        self.halted = reason
+
+    def judge(self, part: Part, refused: Collection[int], taken: int) -> None:
+        """Count rows of a part that were permanently refused, and `taken` others that were accepted."""
+        offsets: list[int] = []
+        if refused or self.refuses:
+            offsets = [offset for fragment in part.fragments for offset in fragment.offsets]
+        for index in refused:
+            self.count_refused((part.tp, offsets[index]))
+        if taken:
+            self.count_taken(taken, ((part.tp, offset) for i, offset in enumerate(offsets) if i not in refused))
+
+    def recall(self, tp: TopicPartition, taken: int, refused: int) -> None:
+        """Add answers of an earlier process, whose messages are unknown."""
+        self.count_taken(taken, ())
+        for _ in range(refused):
+            self.count_refused((tp, -1))
+
+    def trust(self) -> None:
+        """Reset the state: no batch is left that could test the receiver, so the next one has to."""
+        if self.doubted:
+            self.halted, self.refuses = "", False
+            self._total = self._refused = self._taken = 0
+            self._window.clear()
+            self._doubted.clear()
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Drop the messages of a partition that is no longer owned."""
+        self._doubted = {place for place in self._doubted if place[0] != tp}
+
+    def count_taken(self, count: int, places: Iterable[MessageOffset]) -> None:
         """Count delivered messages.
 
         Args:
-            places: The messages; iterated only while tripped.
+            places: The messages; iterated only while the receiver refuses.
         """
-        if not self.tripped:
+        if not self.refuses:
             self._add(refused=False, count=count)
             return
         self._doubted.difference_update(places)
         self._taken += count
         if self._taken >= 9 * len(self._doubted):
-            self.tripped = False
+            self.refuses = False
             self._doubted.clear()
 
-    def refused(self, place: MessageOffset) -> None:
+    def count_refused(self, place: MessageOffset) -> None:
         """Count one message that was refused permanently."""
-        if self.tripped:
+        if self.refuses:
             self._doubted.add(place)
             return
         self._add(refused=True, count=1)
         if self._refused > REFUSED_MAX:
-            self.tripped = True
+            self.refuses = True
             self._doubted.add(place)
             self._window.clear()
             self._total = self._refused = self._taken = 0
-
-    def forget(self, tp: TopicPartition) -> None:
-        """Drop the messages of a partition that is no longer owned."""
-        self._doubted = {place for place in self._doubted if place[0] != tp}
 
     def _add(self, *, refused: bool, count: int) -> None:
         self._window.append((refused, count))
@@ -78,62 +114,6 @@ class RefusalGuard:
             was_refused, gone = self._window.popleft()
             self._total -= gone
             self._refused -= gone * was_refused
-
-
-class Receiver:
-    """State of the receiver. While it is doubted, nothing is read, and nothing is dead-lettered."""
-
-    def __init__(self) -> None:
-        self._halted = ""
-        self._guard = RefusalGuard()
-
-    @property
-    def halted(self) -> str:
-        """Why the sink refuses every request, without a message at fault; empty if it does not."""
-        return self._halted
-
-    @property
-    def refuses(self) -> bool:
-        """Whether recent refusals are too many to be caused by messages."""
-        return self._guard.tripped
-
-    @property
-    def doubted(self) -> bool:
-        """Whether requests or messages are refused for the receiver's own fault."""
-        return bool(self._halted) or self._guard.tripped
-
-    def halt(self, reason: str) -> None:
-        """Record that the receiver refuses every request."""
-        self._halted = reason or "no reason given"
-
-    def resume(self) -> None:
-        """Record that the receiver evaluated a request, which ends a halt."""
-        self._halted = ""
-
-    def judge(self, part: Part, refused: Collection[int], taken: int) -> None:
-        """Count rows of a part that were permanently refused, and `taken` others that were accepted."""
-        before = self._guard.tripped
-        offsets = [offset for fragment in part.fragments for offset in fragment.offsets] if refused or before else []
-        for index in refused:
-            self._guard.refused((part.tp, offsets[index]))
-        if taken:
-            self._guard.taken(taken, ((part.tp, offset) for i, offset in enumerate(offsets) if i not in refused))
-
-    def recall(self, tp: TopicPartition, taken: int, refused: int) -> None:
-        """Add answers of an earlier process, whose messages are unknown."""
-        self._guard.taken(taken, ())
-        for _ in range(refused):
-            self._guard.refused((tp, -1))
-
-    def trust(self) -> None:
-        """Reset the state: no batch is left that could test the receiver, so the next one has to."""
-        if self.doubted:
-            self._halted = ""
-            self._guard = RefusalGuard()
-
-    def forget(self, tp: TopicPartition) -> None:
-        """Drop the messages of a partition that is no longer owned."""
-        self._guard.forget(tp)
 
 
 class Retries:
@@ -164,24 +144,25 @@ class Retries:
     def failed(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Schedule the batch to be sent again, or give it up."""
         if answer.verdict is Verdict.HALT:
-            self._receiver.halt(answer.reason)
+            self._receiver.halt(answer.reason or "no reason given")
         alive = batch.alive
         if not alive:
             self._outbox.end(batch, "released")
             return
         batch = self._outbox.shrink(batch, alive)
-        # Failures of earlier owners count: otherwise a process that crashes now and then would never give up.
-        if batch.failing_since_ms is None:
-            batch.failing_since_ms = now_ms - 1000 * max(part.intent.tries.seconds for part in alive)
-        failing_ms = now_ms - batch.failing_since_ms
-        attempts = max(part.life.attempts for part in alive)
+        failing_ms = batch.failing_ms(now_ms)
+        attempts = max(part.attempts for part in alive)
         # A sink that refuses every request does not judge messages: such failures use up none of their tries.
-        if answer.verdict is not Verdict.HALT and self._gives_up(attempts, failing_ms):
+        gives_up = not self._receiver.refuses and self._rules.gives_up_after(attempts, failing_ms)
+        if gives_up and answer.verdict is not Verdict.HALT:
             for part in alive:
                 self._settlement.give_up(part, answer.reason or "retries exhausted")
             self._outbox.end(batch, "dead_lettered")
             return
-        self._remember_tries(alive, round(failing_ms) // 1000)
+        for part in alive:  # so that a crash loop gives up as one process does
+            part.remember_tries(round(failing_ms) // 1000)
+            if self._rules.gives_up:
+                self._output.outcomes.append(Changed(part.tp))
         self._put_off(batch, answer, attempts, now_ms)
 
     def _put_off(self, batch: Batch, answer: Answer, attempts: int, now_ms: float) -> None:
@@ -207,17 +188,6 @@ class Retries:
             seconds = round((now_ms - since_ms) / 1000, 3)
             self._output.report("group.recovered", group=group_label(name), attempts=attempts, seconds=seconds)
 
-    def _remember_tries(self, parts: Sequence[Part], seconds: int) -> None:
-        """Record tries in the state, so that a crash loop gives up as one process does; not for shared intents."""
-        for part in parts:
-            if part.intent.key is not None:
-                part.intent.tries = Tries(min(part.life.attempts, ATTEMPTS_MAX), min(seconds, SECONDS_MAX))
-            if self._rules.gives_up:
-                self._output.tell(Changed(part.tp))
-
-    def _gives_up(self, attempts: int, failing_ms: float) -> bool:
-        return not self._receiver.refuses and self._rules.gives_up_after(attempts, failing_ms)
-
 
 PARTIAL_STATUS = 207
 WHOLE_ANSWERS_MAX = 10
@@ -232,8 +202,8 @@ class Refusals:
     accepted partly, so the names of the pieces follow from that.
 
     Args:
+        jitter: Uniform in [0, 1).
         settlement: Takes messages that reached their end.
-        retries: Takes batches to be sent again.
         claims: Reports halves to the ledger, if there is a ledger.
         parker: Takes the halves of parked parts.
     """
@@ -241,12 +211,11 @@ class Refusals:
     def __init__(
         self,
         rules: DeliveryRules,
+        jitter: Callable[[], float],
         owned: Ownerships,
         outbox: Outbox,
-        admission: Admission,
         settlement: Settlement,
         receiver: Receiver,
-        retries: Retries,
         claims: Claiming | None,
         parker: Parker,
         output: Output,
@@ -254,15 +223,27 @@ class Refusals:
         self._rules = rules
         self._owned = owned
         self._outbox = outbox
-        self._admission = admission
         self._settlement = settlement
         self._receiver = receiver
-        self._retries = retries
+        self._retries = Retries(rules, jitter, outbox, settlement, receiver, output)
         self._claims = claims
         self._parker = parker
         self._output = output
 
-    def refused(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+    def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """Handle any answer but `Verdict.ACK`, which only ends the failures of receiver and group."""
+        if answer.verdict is not Verdict.HALT:
+            self._receiver.halt("")
+        if answer.verdict in (Verdict.RETRY, Verdict.HALT):
+            self._retries.failed(batch, answer, now_ms)
+            return
+        self._retries.recovered(batch.group, now_ms)
+        if answer.verdict is Verdict.PARTIAL:
+            self._partial(batch, answer, now_ms)
+        elif answer.verdict is not Verdict.ACK:
+            self._refuse(batch, answer, now_ms)
+
+    def _refuse(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Handle a batch that was refused as a whole for some message in it."""
         alive = batch.alive
         if not alive:
@@ -290,7 +271,7 @@ class Refusals:
         part = batch.parts[0]
         outstanding = self._owned[part.tp].outstanding
         pieces = halves(part.fragments, self._rules.separator)
-        if not part.life.primary:  # the whole is sent again after a crash, and is taken apart in the same way
+        if not part.primary:  # the whole is sent again after a crash, and is taken apart in the same way
             parts = outstanding.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
         elif part.intent.record is not None:
             self._parker.halve(part, pieces)
@@ -300,16 +281,15 @@ class Refusals:
             self._claims.halve(part, pieces)
             self._outbox.end(batch, "split")
             return
-        elif outstanding.may_split(part):
-            parts = outstanding.split(part, pieces)
-            self._output.tell(Halved(part.tp, part.group, part.first, part.last))
+        elif parts := outstanding.split(part, pieces):
+            self._output.outcomes.append(Halved(part.tp, part.group, part.first, part.last))
         else:
             if batch not in self._outbox.batches(Stage.CROWDED):
                 self._outbox.move(batch, Event.CROWDED)
             return
         self._settlement.replace(part, parts)
         for piece in parts:
-            self._admission.add([piece])
+            self._outbox.admit([piece])
         self._outbox.end(batch, "split")
 
     def step(self) -> None:
@@ -320,7 +300,7 @@ class Refusals:
             else:
                 self._outbox.end(batch, "released")
 
-    def partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+    def _partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Handle an answer by which some rows failed and the others were accepted."""
         failed = {row.index: row for row in answer.failed}
         before = 0
@@ -329,7 +309,7 @@ class Refusals:
             # An answer counts rows over the whole batch, including parts that are no longer owned.
             rows = {index - before: row for index, row in failed.items() if before <= index < before + part.count}
             before += part.count
-            if not part.life.alive:
+            if not part.alive:
                 continue
             if not rows:
                 self._settlement.finish(part, "delivered", part.count)
@@ -357,7 +337,7 @@ class Refusals:
         taken = part.count - len(failed)
         # Before the part loses rows: the pieces have only the failed rows, with other indices.
         self._settlement.mark(part, "delivered", but=failed.keys())
-        self._settlement.settle_some(part, "delivered", taken)
+        self._output.outcomes.append(Settled(part.tp, "delivered", taken))
         again = {index for index, row in failed.items() if row.retry}
         refused = failed.keys() - again
         self._receiver.judge(part, refused, taken)
@@ -377,7 +357,7 @@ def _remembered(part: Part) -> bool:
 
     Such answers are permanent if the accepted rows were since compacted, or went to a twin when a claim expired.
     """
-    answers = sum(attempt.status == PARTIAL_STATUS for attempt in part.life.history)
+    answers = sum(attempt.status == PARTIAL_STATUS for attempt in part.history)
     fewer = part.intent.old or (part.hold is not None and part.hold.fewer)
     return fewer and part.first < part.last and answers >= WHOLE_ANSWERS_MAX
 

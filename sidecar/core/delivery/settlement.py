@@ -1,4 +1,4 @@
-"""The end of parts: delivered, duplicate, dead-lettered; and batches that wait for dead letters. Knows no answer."""
+"""The end of parts: delivered, duplicate, dead-lettered. Knows no batch and no answer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from sidecar.core.batching import UNFRAMEABLE, rows_of
 from sidecar.core.claims import ENDS, ClaimState, mark_of, place_of
-from sidecar.core.delivery.outbox import Event, Outbox, Stage, StrayEventError
-from sidecar.core.delivery.output import Output
+from sidecar.core.delivery.outbox import Stage
+from sidecar.core.delivery.output import Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import StoreDeadLetters
 from sidecar.core.partition.partition import Ownerships
-from sidecar.core.parts import Batch, Memory, Part, held_by
+from sidecar.core.parts import Memory, Part, held_by
 from sidecar.core.records import DeadLetter
+from sidecar.core.states import Event, StrayEventError
 
 STORE_RETRY_MS = 1_000
 LETTER_BYTES = 300
@@ -84,14 +85,14 @@ class DeadLetters:
             return None
         self.held_bytes -= storing.held_bytes
         part, letters = storing
-        return (part, len(letters)) if part.life.alive else None
+        return (part, len(letters)) if part.alive else None
 
     def due(self, now_ms: float) -> Iterator[StoreDeadLetters]:
         """The dead letters whose retry is due."""
         while self._again and self._again[0][0] <= now_ms:
             token = heapq.heappop(self._again)[1]
             storing = self._waiting.pop(token)
-            if storing.part.life.alive:
+            if storing.part.alive:
                 self._storing[token] = storing
                 yield StoreDeadLetters(token, storing.letters)
             else:
@@ -100,7 +101,7 @@ class DeadLetters:
 
 def _letter(part: Part, offset: int, row: bytes | None, reason: str) -> DeadLetter:
     # The partition's scope, not the part's: a piece has its own scope, but the message is the same.
-    return DeadLetter(part.tp, offset, part.home, part.group, reason, row, tuple(part.life.history))
+    return DeadLetter(part.tp, offset, part.home, part.group, reason, row, tuple(part.history))
 
 
 class Settlement:
@@ -118,28 +119,24 @@ class Settlement:
 
     def finish(self, part: Part, outcome: str, count: int) -> None:
         """Settle the part, whose last `count` messages have this outcome; no effect if it is no longer owned."""
-        if part.life.alive:
+        if part.alive:
             self.mark(part, outcome)  # before `settle`, which may finish the intent and release its withheld entries
-            self._output.settled(part, outcome, count)
-            self._memory.free(held_by(part))
+            self._output.outcomes.append(Settled(part.tp, outcome, count))
+            self._memory.held_bytes -= held_by(part)
             self._owned[part.tp].outstanding.settle(part)
-
-    def settle_some(self, part: Part, outcome: str, count: int) -> None:
-        """Record the outcome of some messages of the part, while others have none yet."""
-        self._output.settled(part, outcome, count)
 
     def mark(self, part: Part, outcome: str, but: Collection[int] = ()) -> None:
         """Report the end of the part's rows to the ledger, except those whose index is in `but`."""
         state = ENDS.get(outcome)
-        if not self._has_ledger or part.hold is None or state is None or not part.life.alive:
+        if not self._has_ledger or part.hold is None or state is None or not part.alive:
             return
         mark = mark_of(self.claimant(part), part.fragments, state, but)
         # A twin may take a dead letter: a name that it was sent under with others must not be sent again then.
-        alone = part.life.primary and part.count == 1
+        alone = part.primary and part.count == 1
         if state is ClaimState.SUCCESS or alone:
             self._owned[part.tp].dues.tell(mark)
         else:
-            part.intent.withheld.errors.append(mark)
+            part.withhold((), mark)
 
     def claimant(self, part: Part) -> int:
         """The owner of the part's claims, together with the offset of each row."""
@@ -149,17 +146,17 @@ class Settlement:
         """Replace the part by these pieces, which were sent before as a part of it."""
         for piece in pieces:
             piece.inherit(part)
-        self._memory.hold(sum(map(held_by, pieces)) - held_by(part))
+        self._memory.held_bytes += sum(map(held_by, pieces)) - held_by(part)
 
     # Dead letters
 
     def give_up(self, part: Part, reason: str | Mapping[int, str]) -> None:
         """Make all rows of the part dead letters, with one reason or a reason per offset; they count once stored."""
-        self._output.ask(self._letters.of_rows(part, reason))
+        self._output.effects.append(self._letters.of_rows(part, reason))
 
     def give_up_unframeable(self, part: Part) -> None:
         """Make the messages without a row dead letters; the part is not sent before they are stored."""
-        self._output.ask(self._letters.of_unframeable(part))
+        self._output.effects.append(self._letters.of_unframeable(part))
 
     def letters_stored(self, part: Part, count: int) -> None:
         """Record that dead letters of the part are durable: those of all its rows, or those of messages without one."""
@@ -168,41 +165,8 @@ class Settlement:
             return
         before = held_by(part)
         part.drop_unframeable()
-        self._memory.hold(held_by(part) - before)
+        self._memory.held_bytes += held_by(part) - before
         if part.count:
-            self._output.settled(part, "dead_lettered", count)
+            self._output.outcomes.append(Settled(part.tp, "dead_lettered", count))
         else:
             self.finish(part, "dead_lettered", count)
-
-
-class Admission:
-    """Holds back new batches until a successor would know of them.
-
-    Args:
-        settlement: Takes messages without a row.
-    """
-
-    def __init__(self, outbox: Outbox, settlement: Settlement) -> None:
-        self._outbox = outbox
-        self._settlement = settlement
-
-    def add(self, parts: list[Part]) -> None:
-        """Add a new batch of these parts; its unframeable messages become dead letters first."""
-        for part in parts:
-            if part.unframeable:
-                self._settlement.give_up_unframeable(part)
-        rows = [part for part in parts if part.count]
-        if rows:
-            batch = self._outbox.begin(rows)
-            self._outbox.move(batch, Event.DURABLE if _may_be_sent(batch) else Event.HELD_BACK)
-
-    def release_durable(self) -> None:
-        """Make batches ready whose intents, and whose unframeable messages' dead letters, are durable."""
-        for batch in self._outbox.batches(Stage.HELD_BACK):
-            if _may_be_sent(batch):
-                self._outbox.move(batch, Event.DURABLE)
-
-
-def _may_be_sent(batch: Batch) -> bool:
-    # If a part were split while its dead letter is being stored, it would be unknown which half the letter belongs to.
-    return all((part.durable and not part.unframeable) or not part.life.alive for part in batch.parts)

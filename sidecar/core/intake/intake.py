@@ -12,7 +12,7 @@ from operator import call, itemgetter, not_
 
 from pyroaring import BitMap64
 
-from sidecar.core.batching import UNFRAMEABLE, Buffer, held_bytes, pick_keys
+from sidecar.core.batching import UNFRAMEABLE, held_bytes, pick_keys
 from sidecar.core.books import LOOKS
 from sidecar.core.intake.known import Identities, Positions
 from sidecar.core.intake.reading import ReadingRules
@@ -232,7 +232,7 @@ class Intake:
         result = self._sorted(partition, run, now_ms)
         self.refused["mask"] += result.masked
         self.refused["look"] += result.filtered - result.cancelling - result.masked
-        if not partition.is_delayed:
+        if not partition.tp.delayed:
             result.is_all_unwanted = self.unwanted.add(result.judged - result.filtered, result.filtered)
         if self.tap is not None:
             result.replayed = partition.reach.replaying
@@ -254,22 +254,22 @@ class Intake:
         messages, settled = self.positions.unseen(partition, run)
         result.filtered = result.masked = self.positions.not_parked(run.tp, run.unwanted)
         result.duplicate = len(run.messages) - len(messages) + len(run.unwanted) - result.masked
-        if self._r.cancels is not None and not partition.is_delayed:
+        if self._r.cancels is not None and not partition.tp.delayed:
             messages = self._without_cancellers(messages, result)
         result.judged = result.filtered + len(messages)
         if not messages:
             return result
         # Of the first message only: one look at each message would cost more than its place in a batch.
-        stamp_ms = None if partition.is_delayed else next(iter(self._r.columns.timestamps(messages[:1])))
+        stamp_ms = None if partition.tp.delayed else next(iter(self._r.columns.timestamps(messages[:1])))
         due: Sequence[int | str | None] = ()
-        if self._r.due is not None and not partition.is_delayed:
+        if self._r.due is not None and not partition.tp.delayed:
             due = self._r.due(partition.tp, messages)
         if partition.reach.replaying or settled or any(due):
             self._sort_slowly(partition, messages, settled, due, result, now_ms)
         else:
             for group, chosen in self._wanted(partition, messages, result, now_ms):
                 fragment = fragment_of(self._r, partition.tp, chosen, now_ms, result.refused)
-                fragment.after = partition.passed.pop(group)
+                fragment.after = partition.opening.passed.pop(group)
                 result.opened.append((group, fragment))
         for _, fragment in result.opened:
             fragment.stamp_ms = stamp_ms
@@ -287,7 +287,7 @@ class Intake:
             self._r.odd_ids.note(partition.tp, found.odd_ids)
         for rows in found.rows:
             fragment = Fragment(rows.offsets, rows.data, rows.ids, rows.unframeable, now_ms)
-            fragment.after, fragment.stamp_ms = partition.passed.pop(rows.group), found.stamp_ms
+            fragment.after, fragment.stamp_ms = partition.opening.passed.pop(rows.group), found.stamp_ms
             result.opened.append((rows.group, fragment))
 
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
@@ -303,7 +303,7 @@ class Intake:
         self, partition: Partition, messages: Sequence[Message], result: Sorted, now_ms: float
     ) -> Iterator[tuple[str, list[Message]]]:
         raws = self._r.tags(partition.tp, messages)
-        if self._r.ids is not None and not partition.is_delayed:
+        if self._r.ids is not None and not partition.tp.delayed:
             others = self._r.refused.others
             wanted = [
                 (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
@@ -391,25 +391,24 @@ class Intake:
                 placed.append((group, partition.holding, list(compress(chosen, map(not_, known)))))
             else:
                 placed += self._place(partition, group, chosen, settled)
-        if self._r.ids is not None and not partition.is_delayed:
+        if self._r.ids is not None and not partition.tp.delayed:
             placed = self._without_known_ids(partition, placed, result, now_ms)
         for group, owner, chosen in placed:
             if not chosen:
                 continue
             if owner is None:
                 result.duplicate += len(chosen)
-                partition.passed.add(group, list(self._r.columns.offsets(chosen)))
+                partition.opening.passed.add(group, list(self._r.columns.offsets(chosen)))
                 continue
             if isinstance(owner, Holding):
                 result.delayed += chosen
                 continue
             fragment = fragment_of(self._r, tp, chosen, now_ms, result.refused)
             if isinstance(owner, Lane):
-                fragment.after = partition.passed.pop(group)
+                fragment.after = partition.opening.passed.pop(group)
                 result.opened.append((group, fragment))
             else:
-                assert owner.collected is not None
-                owner.collected.setdefault(group, Buffer(self._r.framer.separator)).add(fragment)
+                owner.collect(group, fragment, self._r.framer.separator)
                 result.collected_bytes += held_bytes(fragment)
         offsets = self._r.columns.offsets(result.delayed)
         result.delayed = [
@@ -435,7 +434,7 @@ class Intake:
         for owner, start, stop in partition.place(group, offsets):
             known = [offset in settled for offset in offsets[start:stop]] if settled else [False]
             if isinstance(owner, Intent) and not all(known):
-                owner.fresh.add(group)
+                owner.note_fresh(group)
             if not isinstance(owner, Lane) or not any(known):
                 yield group, owner, messages[start:stop]
                 continue

@@ -59,7 +59,7 @@ class Positions:
             HoleError: A message below the position was never read.
         """
         if (
-            partition.is_delayed
+            partition.tp.delayed
         ):  # the store gives each message once, and a second of positions would take 16,384 containers
             return self._not_parked(run), None
         messages = run.messages

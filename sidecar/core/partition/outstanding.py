@@ -7,13 +7,15 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.batching import body_bytes, ids_of
+from sidecar.core.batching import ids_of
 from sidecar.core.claims import ClaimEnd
+from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
 from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition_state import PartitionState, Tries, derived_scope, lane_key
-from sidecar.core.parts import Barrier, Intent, Lanes, Life, Part
+from sidecar.core.parts import Barrier, Intent, IntentState, Lanes, Part
 from sidecar.core.records import Fragment, Parked, TopicPartition
+from sidecar.core.states import Event
 
 
 @dataclass(slots=True)
@@ -25,82 +27,91 @@ class BegunCommit:
     barriers: list[Barrier]
     errors: int
     """Number of errors that may be reported to the ledger after the commit."""
+    ids: array[int]
+    """Message ids that must be in the journal before it."""
+    marks: tuple[ClaimEnd, ...]
+    """Marks that must be in the ledger before it."""
+    stamp: Stamp
+    lineage: Lineage
 
 
 class CommitEntries:
-    """Collects entries: for the journal before a commit, for the ledger before or after it."""
+    """Collects entries: for the journal before a commit, for the ledger before or after it; and numbers commits.
 
-    def __init__(self) -> None:
+    Args:
+        lineage: The commits that the ownership's state came after.
+    """
+
+    def __init__(self, lineage: Lineage = Lineage()) -> None:  # noqa: B008  # frozen
+        self._lineage = lineage
+        self._newest: Fingerprint | None = None
+        self._commits = 0
+        self._trail = Trail(lineage.fingerprints)
         self._durable: PartitionState | None = None
         self._ids = array("q")
-        self._held_ids: list[int] = []
+        self._held_ids = array("q")
         self._marks: list[ClaimEnd] = []
         self._begun_marks = False
         """Whether a commit took marks and no commit succeeded since: the ledger may not have them yet."""
         self._errors: list[ClaimEnd] = []
         self._barriers: list[Barrier] = []
 
+    def read(self, newest: Fingerprint) -> None:
+        """Record the last message read: its fingerprint becomes durable with the next commit, and not before."""
+        self._newest = newest
+
     def journal(self, number: int) -> None:
         """Add a settled message id that belongs to no intent."""
         self._ids.append(number)
 
-    def journal_held(self, number: int) -> None:
-        """Add the id of a message that the store of delayed messages has: a commit under way may settle it."""
-        self._held_ids.append(number)
+    def journal_held(self, numbers: Iterable[int]) -> None:
+        """Add the ids of messages that the store of delayed messages has: a commit under way may settle them."""
+        self._held_ids.extend(numbers)
 
     def tell(self, mark: ClaimEnd) -> None:
         """Add a mark for the ledger, to be written before the next commit; no later commit reports it."""
         self._marks.append(mark)
 
-    def finished(self, intents: Iterable[Intent]) -> None:
-        """Release the withheld entries of these intents, which are settled as a whole.
+    def finished(self, intent: Intent) -> None:
+        """Release the withheld entries of an intent, which is settled as a whole.
 
         Ids are written before the commit that drops the intent, errors after it: if a twin took the key while the
         intent still stood, and a successor sent the intent again, both would be delivered.
         """
-        for intent in intents:
-            self._ids += intent.withheld.ids
-            self._errors += intent.withheld.errors
+        self._ids += intent.withheld.ids
+        self._errors += intent.withheld.errors
 
     def barrier(self) -> Barrier:
         """Add a barrier, which becomes durable with a commit that begins from now on."""
         self._barriers.append(Barrier())
         return self._barriers[-1]
 
-    def outdated(self, state: PartitionState) -> bool:
-        """Whether there is anything to commit."""
-        return bool(state != self._durable or self._marks or self._begun_marks or self._barriers)
-
-    def begin(self, state: PartitionState, intents: Iterable[Intent]) -> BegunCommit:
-        """Begin a commit of this state, with all entries that are due so far."""
+    def begin(self, state: PartitionState, intents: Iterable[Intent], *, proves: bool) -> BegunCommit | None:
+        """Begin a commit of this state, with all entries that are due so far; None if nothing changed."""
+        if not (proves or state != self._durable or self._marks or self._begun_marks or self._barriers):
+            return None
+        self._commits += 1
+        if self._newest is not None:
+            self._trail.add(self._newest)
+        stamp = Stamp(self._lineage.token, self._commits)
+        lineage = replace(self._lineage, fingerprints=self._trail.dump())
+        ids, self._ids = self._ids + self._held_ids, array("q")
+        marks, self._marks, self._held_ids = tuple(self._marks), [], array("q")
+        self._begun_marks |= bool(marks)
         # Copies: entries that are added while the commit is under way become durable with a later one.
-        return BegunCommit(state, list(intents), list(self._barriers), len(self._errors))
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether there are entries for the journal."""
-        return bool(self._ids or self._held_ids)
-
-    def take_ids(self) -> array[int]:
-        """Remove and return the message ids for the journal."""
-        ids, self._ids = self._ids, array("q")
-        return ids + self.take_held_ids()
+        return BegunCommit(
+            state, list(intents), list(self._barriers), len(self._errors), ids, marks, stamp, lineage
+        )  # fmt: skip
 
     def take_held_ids(self) -> array[int]:
         """Remove and return the ids of held messages."""
-        ids, self._held_ids = array("q", self._held_ids), []
+        ids, self._held_ids = self._held_ids, array("q")
         return ids
 
-    def take_marks(self) -> tuple[ClaimEnd, ...]:
-        """Remove and return the marks for the ledger."""
-        marks, self._marks = tuple(self._marks), []
-        self._begun_marks |= bool(marks)
+    def take_all_marks(self) -> tuple[ClaimEnd, ...]:
+        """Remove and return all marks for the ledger: this caller makes no commit."""
+        marks, self._marks, self._errors = (*self._marks, *self._errors), [], []
         return marks
-
-    def take_errors(self) -> tuple[ClaimEnd, ...]:
-        """Remove and return the errors that may be reported to the ledger after a commit."""
-        errors, self._errors = tuple(self._errors), []
-        return errors
 
     def lift_barriers(self) -> None:
         """End all barriers: no other process can become the owner of the partition."""
@@ -112,7 +123,8 @@ class CommitEntries:
         """Handle a successful commit. Return whether another one is due, for entries that may be written now."""
         self._durable, self._begun_marks = begun.state, False
         for intent in begun.intents:
-            intent.durable = True
+            if intent.state is not IntentState.DURABLE:
+                intent.move(Event.DURABLE)
         for barrier in begun.barriers:
             barrier.durable = True
         self._barriers = [barrier for barrier in self._barriers if not barrier.durable]
@@ -122,8 +134,7 @@ class CommitEntries:
 
     def drop_ids(self) -> None:
         """Discard ids: this caller has no journal."""
-        del self._ids[:]
-        self._held_ids.clear()
+        del self._ids[:], self._held_ids[:]
 
 
 class Outstanding:
@@ -137,125 +148,98 @@ class Outstanding:
     """
 
     def __init__(
-        self,
-        tp: TopicPartition,
-        scope: str,
-        lanes: Lanes,
-        promises: Promises,
-        dues: CommitEntries,
-        parking: ParkedRecords,
+        self, tp: TopicPartition, scope: str, lanes: Lanes, promises: Promises, parking: ParkedRecords
     ) -> None:
         self._tp = tp
         self._scope = scope
         self._lanes = lanes
         self._promises = promises
-        self._dues = dues
         self._parking = parking
 
-    def add(self, group: str, intent: Intent, fragments: list[Fragment]) -> Part:
-        """A new part of this intent: named by the intent's bounds, since members may be gone when it is sent again."""
-        scope = self._scope if intent.key is not None else derived_scope(self._scope, group)
-        rows = sum(len(fragment.offsets) for fragment in fragments)
-        nbytes = sum(map(body_bytes, fragments))
-        bounds = intent.first, intent.last
-        return self._add(Part(self._tp, scope, group, *bounds, fragments, rows, nbytes, intent, self._scope))
+    def add(
+        self, group: str, intent: Intent, fragments: list[Fragment], attempts: int = 0, *,
+        scope: str = "", home: str = "", primary: bool = True,
+    ) -> Part:  # fmt: skip
+        """Add a part of this intent.
 
-    def _add(self, part: Part) -> Part:
-        part.intent.live += 1
-        insort(self._lanes.of(part.group).live, part, key=lambda other: other.fragments[0].first)
+        Args:
+            scope: Of its name; by default that of the partition, or derived from it for a group of a shared intent.
+            home: The partition's scope when the intent was made; by default it is the same now.
+        """
+        if not scope:
+            scope = self._scope if intent.key is not None else derived_scope(self._scope, group)
+        part = intent.new_part(self._tp, scope, home or self._scope, group, fragments, attempts, primary=primary)
+        insort(self._lanes.of(group).live, part, key=lambda other: other.fragments[0].first)
         return part
 
     def is_next(self, part: Part) -> bool:
         """Whether the part is live and the first of its group."""
-        is_first = self._lanes[part.group].live[0] is part
-        return is_first and self._parking.is_first(part)
+        return self._lanes[part.group].live[0] is part and self._parking.is_first(part)
 
     def settle(self, part: Part) -> None:
         """Settle a part that was delivered or dead-lettered."""
-        part.intent.withheld.ids += ids_of(part.fragments)
-        self.leave(part)
+        part.withhold(ids_of(part.fragments))
+        self.leave(part, Event.ENDED)
 
-    def leave(self, part: Part) -> None:
-        """A part has come to its end, or is in the store."""
-        self._remove(part)
-        intent = part.intent
+    def leave(self, part: Part, event: Event) -> None:
+        """Remove a part that has come to its end, or is in the store."""
+        self._remove(part, event)
+        intent, lane = part.intent, self._lanes.get(part.group)
         # Only when none of the group's messages is left in it: a successor takes excluded messages for settled.
-        if intent.key is None and intent.live and part.life.primary and not self._has_more(part):
+        has_more = lane is not None and any(other.intent is intent for other in lane.live)
+        if intent.key is None and intent.live and part.primary and not has_more:
             self._promises.exclude(intent, lane_key(part.group))
-        self.drop_finished()
+        self._promises.drop_finished()
 
-    def _has_more(self, part: Part) -> bool:
-        """Whether the intent has other live parts of the part's group."""
-        lane = self._lanes.get(part.group)
-        return lane is not None and any(other.intent is part.intent for other in lane.live)
-
-    def _remove(self, part: Part) -> None:
+    def _remove(self, part: Part, event: Event) -> None:
         self._lanes.remove(part)
-        part.intent.live -= 1
-        part.life.alive = False
+        part.move(event)
         if part.intent.record is not None and not part.intent.live:
             self._parking.end(part.intent.record)
-
-    def drop_finished(self) -> None:
-        """Drop intents that are read and settled as a whole; their withheld entries become due."""
-        self._dues.finished(self._promises.take_finished())
 
     def close(self) -> None:
         """End all parts of a partition that is no longer owned: later answers are ignored."""
         for part in self._lanes.parts():
-            part.life.alive = False
+            part.move(Event.LOST)
 
     # Parking
 
     def load(self, record: Parked, rows: bytes) -> Part:
         """A parked part with its rows; it goes out under its old name."""
-        self._parking.load(record)
+        self._parking.load(record.number)
         tries = Tries(record.attempts, record.seconds)
-        bounds = record.first, record.last
-        intent = Intent(lane_key(record.group), *bounds, durable=True, tries=tries, record=record.number)
+        intent = Intent(
+            lane_key(record.group), record.first, record.last, IntentState.DURABLE, tries=tries, record=record.number
+        )
         fragments = [Fragment(array("q", record.offsets), rows)]
-        life = Life(attempts=record.attempts)
-        part = Part(
-            self._tp, record.scope, record.group, *bounds, fragments, len(record.offsets), record.nbytes, intent,
-            record.home, life,
-        )  # fmt: skip
-        return self._add(part)
+        return self.add(record.group, intent, fragments, record.attempts, scope=record.scope, home=record.home)
 
     def unload(self, part: Part) -> None:
         """Drop a parked part that was loaded: its record waits."""
-        assert part.intent.record is not None
         self._lanes.remove(part)
-        part.life.alive = False
-        self._parking.unload(part.intent.record, part.life.attempts, part.intent.tries.seconds)
+        part.move(Event.STORED)
+        self._parking.unload(part)
 
     def halve(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Parked]:
         """Replace a loaded parked part that was refused by records of its two halves."""
-        assert part.intent.record is not None
         self._lanes.remove(part)
-        part.life.alive = False
-        bounds = (part.first, pieces[0][-1].last), (pieces[1][0].first, part.last)
-        halves = [
-            replace(part, scope=part.home, first=first, last=last, fragments=piece, nbytes=sum(map(body_bytes, piece)))
-            for (first, last), piece in zip(bounds, pieces, strict=True)
-        ]
-        return self._parking.halve(part.intent.record, halves)
+        part.move(Event.REPLACED)
+        return self._parking.halve(part, pieces)
 
     # Taking apart
 
-    def may_split(self, part: Part) -> bool:
-        """Whether the state has room for the part's halves."""
-        return self._promises.may_split(part, self._lanes)
-
     def split(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Part]:
-        """Replace a refused part by its two halves, which get intents of their own.
+        """Replace a refused part by its two halves, which get intents of their own; none if the state has no room.
 
         The receiver stored no row of the part. Once it may have stored a half, the whole must never be sent again: so
         the halves wait until their intents are durable.
         """
-        self._remove(part)
+        if not self._promises.may_split(part, self._lanes):
+            return []
+        self._remove(part, Event.REPLACED)
         children = self._promises.halve(part, (pieces[0][-1].last, pieces[1][0].first))
         parts = [self.add(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]
-        self.drop_finished()
+        self._promises.drop_finished()
         return parts
 
     def separate(self, part: Part, pieces: Mapping[int, list[Fragment]], token: int) -> list[Part]:
@@ -265,15 +249,14 @@ class Outstanding:
             pieces: Its unsettled rows by token; not empty.
             token: The part's own token: the piece under it keeps the part's name.
         """
+        whole = self._scope if part.intent.key is not None else derived_scope(self._scope, part.group)
         parts = []
         for owner, fragments in pieces.items():
-            piece = self.add(part.group, part.intent, fragments)
-            if owner == token:
-                piece.scope, piece.life.primary = part.scope, part.life.primary
-            else:
-                piece.scope = derived_scope(piece.scope, part.first, part.last, owner)
-            parts.append(piece)
-        self._remove(part)
+            is_own = owner == token
+            scope = part.scope if is_own else derived_scope(whole, part.first, part.last, owner)
+            primary = part.primary or not is_own
+            parts.append(self.add(part.group, part.intent, fragments, scope=scope, primary=primary))
+        self._remove(part, Event.REPLACED)
         return parts
 
     def derive(self, part: Part, pieces: Mapping[str, list[Fragment]]) -> list[Part]:
@@ -283,12 +266,11 @@ class Outstanding:
         """
         parts = []
         for why, piece in pieces.items():
-            parts.append(self.add(part.group, part.intent, piece))
-            parts[-1].scope = derived_scope(part.scope, part.first, part.last, why)
-            parts[-1].life.primary, parts[-1].home = False, part.home
+            scope = derived_scope(part.scope, part.first, part.last, why)
+            parts.append(self.add(part.group, part.intent, piece, scope=scope, home=part.home, primary=False))
         # Ids of accepted rows wait for the whole intent; the others stay with the pieces.
         later = {number for piece in pieces.values() for number in ids_of(piece)}
-        part.intent.withheld.ids.extend(number for number in ids_of(part.fragments) if number not in later)
-        self._remove(part)
-        self.drop_finished()
+        part.withhold(number for number in ids_of(part.fragments) if number not in later)
+        self._remove(part, Event.REPLACED)
+        self._promises.drop_finished()
         return parts

@@ -6,27 +6,59 @@ one: such a state no longer has the part's intent. So one commit moves the part 
 
 from __future__ import annotations
 
+import enum
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from sidecar.core.batching import ids_of
+from sidecar.core.batching import body_bytes, ids_of
 from sidecar.core.parts import Part
-from sidecar.core.records import Parked
+from sidecar.core.records import Fragment, Parked
+from sidecar.core.states import Event, after
 
 
-class _EndedRecord(NamedTuple):
-    """A record that is no longer needed."""
+class _RecordState(enum.Enum):
+    PUTTING = "is on its way to the store"
+    WAITING = "waits in the store"
+    LOADED = "is a part again"
+    HALVED = "is replaced by halves that do not count yet"
+    ENDED = "is no longer needed"
 
-    number: int
-    group: str | None
-    """None if it never counted."""
+
+RECORDS: Mapping[tuple[_RecordState, Event], _RecordState] = {
+    (_RecordState.PUTTING, Event.STORED): _RecordState.WAITING,
+    (_RecordState.WAITING, Event.LOADED): _RecordState.LOADED,
+    (_RecordState.WAITING, Event.ENDED): _RecordState.ENDED,  # it never counted
+    (_RecordState.LOADED, Event.FAILED): _RecordState.WAITING,
+    (_RecordState.LOADED, Event.REPLACED): _RecordState.HALVED,
+    (_RecordState.LOADED, Event.ENDED): _RecordState.ENDED,
+    (_RecordState.HALVED, Event.ENDED): _RecordState.ENDED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    parked: Parked
+    state: _RecordState
+    part: Part | None = None
+    """While it is on the way, the part that it replaces; None for halves of a record."""
+    is_orphan: bool = False
+    """Whether it is a half that was found without its whole."""
+    counts: bool = True
+    second: int = 0
+    """The number of the second half that replaces it."""
+
+    def __str__(self) -> str:
+        return f"record {self.parked.number}"
+
+    def move(self, event: Event) -> None:
+        self.state = after(RECORDS, self, self.state, event)
 
 
 class ParkedRecords:
@@ -40,20 +72,16 @@ class ParkedRecords:
         """The last number in a committed state: only records up to it are sent."""
         self._removable = -1
         """Records up to this number may be removed: a commit has proved it, and their ids are durable."""
-        self._putting: dict[int, tuple[Parked, Part | None]] = {}
-        self._records: dict[int, Parked] = {}
-        """All stored records."""
-        self._orphans: set[int] = set()
-        """Numbers of halves that were found without their whole."""
-        self.loaded: set[int] = set()
-        """Numbers of the records that are parts at present, or were replaced by halves."""
+        self.putting: dict[int, _Record] = {}
+        """Records on the way to the store."""
+        self.stored: dict[int, _Record] = {}
+        self.loaded: dict[int, _Record] = {}
+        """Stored records that are parts at present, or were replaced by halves."""
         self._waiting: dict[str, list[tuple[int, int]]] = {}
         """First offset and number of records that are not loaded, and are stored or halves, by group, in order."""
         self._unproved_ids: deque[tuple[int, bytes]] = deque()
         """Message ids of stored records that no commit of this owner counts yet: a successor may send another part."""
-        self._halved: dict[int, int] = {}
-        """Numbers of records that are replaced by halves, with that of the second half."""
-        self._ended: list[_EndedRecord] = []
+        self._ended: list[_Record] = []
         self.groups: Counter[str] = Counter()
         """Number of records by group, with those on the way."""
 
@@ -64,11 +92,6 @@ class ParkedRecords:
         Nor may parts be parked before: their number would let records count that must be removed.
         """
         return self._removable >= 0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether records are on the way to the store."""
-        return bool(self._putting)
 
     # Taking over
 
@@ -81,73 +104,78 @@ class ParkedRecords:
         found = sorted(found, key=attrgetter("number"))
         # Halves whose whole is gone have counted, though the broker may have lost the commit that said so.
         wholes = {0, *(record.number for record in found)}
-        self._orphans = {record.number for record in found if record.half_of not in wholes}
-        void = {record.number for record in found if record.number > counted} - self._orphans
+        orphans = {record.number for record in found if record.half_of not in wholes}
+        void = {record.number for record in found if record.number > counted} - orphans
         void |= _replaced([record for record in found if record.number <= counted])
         members: dict[str, BitMap64] = {}
         self._last = max([counted, *(record.number for record in found)])
         self.acknowledged = counted
         # Durable once this owner has committed: if the broker loses the commit that counts them, they are read again.
         self._unproved_ids.extend((each.number, each.ids) for each in found if each.number <= counted)
-        for record in found:
-            known = members.setdefault(record.home, BitMap64())
+        for parked in found:
+            known = members.setdefault(parked.home, BitMap64())
+            record = _Record(parked._replace(ids=b""), _RecordState.WAITING, is_orphan=parked.number in orphans)
             # After an operator's reset all count, including parts parked again because a commit had failed.
-            if record.number in void or not record.offsets.isdisjoint(known):
-                self._ended.insert(
-                    0, _EndedRecord(record.number, None)
-                )  # halves before their whole: without it, they count
+            if parked.number in void or not parked.offsets.isdisjoint(known):
+                record.move(Event.ENDED)
+                record.counts = False
+                self._ended.insert(0, record)  # halves before their whole: without it, they count
             else:
-                known |= record.offsets
-                self.groups[record.group] += 1
-                self._records[record.number] = record._replace(ids=b"")
-                self._queue(record)
+                known |= parked.offsets
+                self.groups[parked.group] += 1
+                self.stored[parked.number] = record
+                self._queue(parked)
 
-    def _queue(self, record: Parked) -> None:
-        insort(self._waiting.setdefault(record.group, []), (record.lowest, record.number))
+    def _queue(self, parked: Parked) -> None:
+        insort(self._waiting.setdefault(parked.group, []), (parked.lowest, parked.number))
 
     # Parking
 
-    def park(self, part: Part, *, half_of: int = 0) -> Parked:
+    def park(self, part: Part, half: tuple[str, int, int, list[Fragment]] | None = None) -> Parked:
         """A record for a part; it is on the way to the store from now on.
 
-        A half of a record is not one of the partition's parts.
+        Args:
+            half: Scope, first and last offset and fragments of a half of the part, which is a record already.
         """
+        if half is None:
+            part.move(Event.ASKED)
+        scope, first, last, fragments = half or (part.scope, part.first, part.last, part.fragments)
         self._last += 1
-        offsets = BitMap64(offset for fragment in part.fragments for offset in fragment.offsets)
-        tries = part.intent.tries
-        record = Parked(
-            self._last, part.scope, part.home, part.group, part.first, part.last, offsets, part.nbytes,
-            part.life.attempts, tries.seconds, half_of, array("q", ids_of(part.fragments)).tobytes(),
+        offsets = BitMap64(offset for fragment in fragments for offset in fragment.offsets)
+        parked = Parked(
+            self._last, scope, part.home, part.group, first, last, offsets, sum(map(body_bytes, fragments)),
+            part.attempts, part.intent.tries.seconds, part.intent.record or 0, array("q", ids_of(fragments)).tobytes(),
         )  # fmt: skip
-        self._putting[record.number] = record, None if half_of else part
-        self.groups[record.group] += 1
-        return record
+        self.putting[parked.number] = _Record(parked, _RecordState.PUTTING, None if half else part)
+        self.groups[parked.group] += 1
+        return parked
 
-    def expects(self, record: Parked) -> bool:
+    def expects(self, parked: Parked) -> bool:
         """Whether this record is on the way to the store."""
-        putting = self._putting.get(record.number)
-        return putting is not None and putting[0] is record
+        putting = self.putting.get(parked.number)
+        return putting is not None and putting.parked is parked
 
-    def stored(self, number: int) -> list[Part]:
+    def store(self, number: int) -> list[Part]:
         """Note that the store has all records up to a number; return the parts of the partition that they replace."""
         parts = []
-        for each in [each for each in self._putting if each <= number]:
-            record, part = self._putting.pop(each)
-            self._unproved_ids.append((each, record.ids))
-            self._records[record.number] = record._replace(ids=b"")
-            if part is not None:
-                self._queue(record)
-                parts.append(part)
+        for each in [each for each in self.putting if each <= number]:
+            record = self.stored[each] = self.putting.pop(each)
+            record.move(Event.STORED)
+            self._unproved_ids.append((each, record.parked.ids))
+            record.parked = record.parked._replace(ids=b"")
+            if record.part is not None:
+                self._queue(record.parked)
+                parts.append(record.part)
+                record.part = None
         # Two halves count together.
-        is_first_half = number in {second - 1 for second in self._halved.values()}
+        is_first_half = any(number == record.second - 1 for record in self.loaded.values())
         self.acknowledged = max(self.acknowledged, number - is_first_half)
         return parts
 
     def committed(self, parked: int) -> list[int]:
         """Note that a state with this number was committed; return the message ids that it settles."""
         before, self._proved = self._proved, parked
-        for number in [number for number, second in self._halved.items() if second <= parked]:
-            del self._halved[number]
+        for number in [number for number, record in self.loaded.items() if 0 < record.second <= parked]:
             self.end(number)
         ids: array[int] = array("q")
         while self._unproved_ids and self._unproved_ids[0][0] <= parked:
@@ -164,60 +192,59 @@ class ParkedRecords:
         count for the next owner as if this one had been proved.
         """
         for _, number in self._waiting.get(group, ()) if self.is_proved else ():
-            return self._records[number] if number <= self._proved or number in self._orphans else None
+            record = self.stored.get(number)
+            return record.parked if record and (number <= self._proved or record.is_orphan) else None
         return None
 
-    def load(self, record: Parked) -> None:
+    def load(self, number: int) -> None:
         """Note that the record is a part again."""
-        self.loaded.add(record.number)
-        self._remove(record)
-
-    def unload(self, number: int, attempts: int, seconds: int) -> None:
-        """Let the record of a dropped part wait again."""
-        self.loaded.discard(number)
-        record = self._records[number] = self._records[number]._replace(attempts=attempts, seconds=seconds)
-        self._queue(record)
-
-    def halve(self, number: int, halves: Iterable[Part]) -> list[Parked]:
-        """Replace a record by those of its halves, once they are stored and that is committed."""
-        records = [self.park(half, half_of=number) for half in halves]
-        for record in records:  # at once: they go before all others of the group that are behind them
-            self._queue(record)
-        self._halved[number] = records[-1].number
-        return records
-
-    def record(self, number: int) -> Parked:
-        """A stored record."""
-        return self._records[number]
-
-    def records(self) -> Iterable[Parked]:
-        """All stored records."""
-        return self._records.values()
-
-    def _remove(self, record: Parked) -> None:
-        waiting = self._waiting[record.group]
-        del waiting[bisect_left(waiting, (record.lowest, record.number))]
+        record = self.loaded[number] = self.stored[number]
+        record.move(Event.LOADED)
+        waiting = self._waiting[record.parked.group]
+        del waiting[bisect_left(waiting, (record.parked.lowest, number))]
         if not waiting:
-            del self._waiting[record.group]
+            del self._waiting[record.parked.group]
+
+    def unload(self, part: Part) -> None:
+        """Let the record of a part that was dropped wait again."""
+        assert part.intent.record is not None
+        record = self.loaded.pop(part.intent.record)
+        record.move(Event.FAILED)
+        record.parked = record.parked._replace(attempts=part.attempts, seconds=part.intent.tries.seconds)
+        self._queue(record.parked)
+
+    def halve(self, part: Part, pieces: Sequence[list[Fragment]]) -> list[Parked]:
+        """Replace the record of a part by those of its halves, once they are stored and that is committed."""
+        assert part.intent.record is not None
+        record, halves = self.loaded[part.intent.record], list[Parked]()
+        record.move(Event.REPLACED)
+        bounds = (part.first, pieces[0][-1].last), (pieces[1][0].first, part.last)
+        for (first, last), piece in zip(bounds, pieces, strict=True):
+            halves.append(self.park(part, (part.home, first, last, piece)))
+            self._queue(halves[-1])  # at once: they go before all others of the group that are behind them
+        record.second = halves[-1].number
+        return halves
 
     def end(self, number: int) -> None:
         """End a record: all of its messages have their outcome, or are in other records."""
-        record = self._records.pop(number)
-        self.loaded.discard(number)
-        self._ended.append(_EndedRecord(number, record.group))
+        record = self.stored.pop(number)
+        record.move(Event.ENDED)
+        del self.loaded[number]
+        self._ended.append(record)
 
-    def take_ended(self) -> list[_EndedRecord]:
-        """Remove and return the records that are no longer needed."""
+    def take_ended(self) -> tuple[list[int], list[str]]:
+        """Forget the records that are no longer needed.
+
+        Returns:
+            Their numbers, in the order in which they must be removed; and the group of each that counted.
+        """
         if not self.is_proved:
-            return []
-        ended = [each for each in self._ended if each.group is None or each.number <= self._removable]
-        self._ended = [each for each in self._ended if not (each.group is None or each.number <= self._removable)]
-        self.groups.subtract(each.group for each in ended if each.group is not None)
-        return ended
-
-    def is_loaded(self, group: str) -> bool:
-        """Whether a record of the group is a part at present."""
-        return any(self._records[number].group == group for number in self.loaded)
+            return [], []
+        ended = [each for each in self._ended if not each.counts or each.parked.number <= self._removable]
+        self._ended = [each for each in self._ended if each.counts and each.parked.number > self._removable]
+        groups = [each.parked.group for each in ended if each.counts]
+        self.groups.subtract(groups)
+        return [each.parked.number for each in ended], groups
 
     def is_first(self, part: Part) -> bool:
         """Whether no record of the part's group that is not loaded comes before it."""

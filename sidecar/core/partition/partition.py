@@ -7,9 +7,10 @@ settled. `state()` is exactly that: a successor on another host continues from i
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -17,15 +18,39 @@ from pyroaring import BitMap64
 
 from sidecar.core.batching import Limits
 from sidecar.core.effects import CommitItem
-from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
+from sidecar.core.lineage import Lineage
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.outstanding import BegunCommit, CommitEntries, Outstanding
 from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
-from sidecar.core.parts import Batch, Intent, Lane, Lanes, Part
+from sidecar.core.parts import Intent, Lane, Lanes, Part
 from sidecar.core.records import Fragment, TopicPartition
+from sidecar.core.states import Event, after
+
+
+class Passed:
+    """Settled offsets: by group until the group's next fragment, for all groups until a shared intent is past them."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        """By the hashes of groups: a producer's tag may be as large as a message."""
+        self._all = BitMap64()
+
+    def add(self, group: str, offsets: Sequence[int]) -> None:
+        """Add offsets of a group that were read again, in rising order."""
+        self._last[lane_key(group)] = offsets[-1]
+        self._all.update(offsets)
+
+    def pop(self, group: str) -> int:
+        """The group's last offset if it is settled, for `Fragment.after`; else -1."""
+        return self._last.pop(lane_key(group), -1) if self._last else -1
+
+    def first_from(self, offset: int) -> int | None:
+        """The lowest offset from `offset` on, of any group. Lower ones are dropped: nothing is cut there any more."""
+        self._all.remove_range(0, offset)
+        return self._all.min() if self._all else None
 
 
 class _Opening:
@@ -33,15 +58,13 @@ class _Opening:
 
     Args:
         promises: Gets an intent for each cut.
-        passed: Settled messages, which must not be in the range of a shared intent.
     """
 
-    def __init__(
-        self, lanes: Lanes, promises: Promises, passed: Passed, outstanding: Outstanding, reach: Reach
-    ) -> None:
+    def __init__(self, lanes: Lanes, promises: Promises, outstanding: Outstanding, reach: Reach) -> None:
+        self.passed = Passed()
+        """Settled messages, which must not be in the range of a shared intent."""
         self._lanes = lanes
         self._promises = promises
-        self._passed = passed
         self._outstanding = outstanding
         self._reach = reach
 
@@ -75,7 +98,7 @@ class _Opening:
         short = [within for within, end in fits if within < end]
         first = min(lane.buffer.fragments[0].first for lane in lanes)
         # The range must not contain settled messages: it covers every group, and a successor would send them.
-        passed = self._passed.first_from(first)
+        passed = self.passed.first_from(first)
         short += [passed - 1] if passed is not None else []
         last = min(short, default=self._reach.position - 1)
         lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
@@ -84,54 +107,6 @@ class _Opening:
         rest = bool(short) or self._reach.replaying
         self._promises.shared_up_to(last, len(parts), self._lanes, rest=rest)
         return parts
-
-
-class _Stamps:
-    """Numbers commits, so that the order of two states can be decided.
-
-    Args:
-        lineage: The commits that the ownership's state came after.
-    """
-
-    def __init__(self, lineage: Lineage) -> None:
-        self._lineage = lineage
-        self._newest: Fingerprint | None = None
-        self._commits = 0
-        self._trail = Trail(lineage.fingerprints)
-
-    def read(self, newest: Fingerprint) -> None:
-        """Record the last message read: its fingerprint becomes durable with the next commit, and not before."""
-        self._newest = newest
-
-    def next(self) -> tuple[Stamp, Lineage]:
-        """The stamp of a commit that begins now, the commits it comes after, and the log's fingerprints so far."""
-        self._commits += 1
-        if self._newest is not None:
-            self._trail.add(self._newest)
-        return Stamp(self._lineage.token, self._commits), replace(self._lineage, fingerprints=self._trail.dump())
-
-
-class Passed:
-    """Settled offsets: by group until the group's next fragment, for all groups until a shared intent is past them."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, int] = {}
-        """By the hashes of groups: a producer's tag may be as large as a message."""
-        self._all = BitMap64()
-
-    def add(self, group: str, offsets: Sequence[int]) -> None:
-        """Add offsets of a group that were read again, in rising order."""
-        self._last[lane_key(group)] = offsets[-1]
-        self._all.update(offsets)
-
-    def pop(self, group: str) -> int:
-        """The group's last offset if it is settled, for `Fragment.after`; else -1."""
-        return self._last.pop(lane_key(group), -1) if self._last else -1
-
-    def first_from(self, offset: int) -> int | None:
-        """The lowest offset from `offset` on, of any group. Lower ones are dropped: nothing is cut there any more."""
-        self._all.remove_range(0, offset)
-        return self._all.min() if self._all else None
 
 
 @dataclass(slots=True)
@@ -193,6 +168,28 @@ class CountedReach(Reach):
             self._count -= self._taken.popleft()[1]
 
 
+class Ownership(enum.Enum):
+    """State of an ownership."""
+
+    REPLAYING = "is read as far as an earlier owner had read"
+    READING = "is read"
+    FENCED_EARLY = "is about to be lost before it is read again"
+    FENCED = "is about to be lost"
+    LOST = "has ended"
+
+
+OWNERSHIPS: Mapping[tuple[Ownership, Event], Ownership] = {
+    (Ownership.REPLAYING, Event.READ): Ownership.READING,
+    (Ownership.REPLAYING, Event.FENCED): Ownership.FENCED_EARLY,
+    (Ownership.REPLAYING, Event.LOST): Ownership.LOST,
+    (Ownership.READING, Event.FENCED): Ownership.FENCED,
+    (Ownership.READING, Event.LOST): Ownership.LOST,
+    (Ownership.FENCED_EARLY, Event.READ): Ownership.FENCED,
+    (Ownership.FENCED_EARLY, Event.LOST): Ownership.LOST,
+    (Ownership.FENCED, Event.LOST): Ownership.LOST,
+}
+
+
 class Partition:
     """The read, open, promised and settled messages of one partition.
 
@@ -216,18 +213,26 @@ class Partition:
         self.epoch = epoch
         """The number of this ownership, in this process."""
         self.scope = scope
-        self.is_delayed = tp.delayed
-        """Whether its messages come from the store of delayed messages."""
-        self.reach = (CountedReach if self.is_delayed else Reach)(state.watermark, state.seen, state.watermark)
+        self.reach = (CountedReach if tp.delayed else Reach)(state.watermark, state.seen, state.watermark)
+        self.ownership = Ownership.REPLAYING
         self.lanes = Lanes(separator)
-        self.promises = Promises(state, room, durable=lineage.durable)
-        self.dues = CommitEntries()
-        self.stamps = _Stamps(lineage)
-        self.passed = Passed()
+        self.dues = CommitEntries(lineage)
+        self.promises = Promises(state, room, durable=lineage.durable, release=self.dues.finished)
         self.holding = Holding()
         self.parking = ParkedRecords()
-        self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.dues, self.parking)
-        self.opening = _Opening(self.lanes, self.promises, self.passed, self.outstanding, self.reach)
+        self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.parking)
+        self.opening = _Opening(self.lanes, self.promises, self.outstanding, self.reach)
+
+    def __str__(self) -> str:
+        return str(self.tp)
+
+    def move(self, event: Event) -> None:
+        """Change the state of the ownership by the table.
+
+        Raises:
+            StrayEventError: The event cannot happen in this state.
+        """
+        self.ownership = after(OWNERSHIPS, self, self.ownership, event)
 
     @property
     def watermark(self) -> int:
@@ -251,7 +256,7 @@ class Partition:
         for lane in self.lanes.values():
             yield from lane.buffer.fragments
         for intent in self.promises.intents:
-            for buffer in (intent.collected or {}).values():
+            for buffer in intent.collected.values():
                 yield from buffer.fragments
 
     def unsettled(self) -> Iterator[Sequence[int]]:
@@ -260,9 +265,9 @@ class Partition:
         for part in self.lanes.parts():
             if part.intent.record is None:
                 yield from _offsets(part.fragments)
-        for record in self.parking.records():
-            if record.lowest >= self.reach.committed:  # else it is not read again, whatever happens
-                yield list(record.offsets)
+        for record in self.parking.stored.values():
+            if record.parked.lowest >= self.reach.committed:  # else it is not read again, whatever happens
+                yield list(record.parked.offsets)
 
     # Reading
 
@@ -290,22 +295,16 @@ class Partition:
         """Advance to `position`; return the recovered parts that are complete now."""
         self.reach.advance(position)
         self.holding.read_past(position)
-        if not self.reach.replaying:
+        if not self.reach.replaying and self.ownership in (Ownership.REPLAYING, Ownership.FENCED_EARLY):
+            self.move(Event.READ)
             self.promises.all_read()
-        # An intent whose last offset was passed gets no more messages, even if the log has lost some.
-        complete = [
-            each for each in self.promises.intents if each.collected is not None and each.last < self.reach.position
-        ]
-        parts = [part for intent in complete for part in self._complete(intent)]
-        self.outstanding.drop_finished()
-        return parts
-
-    def _complete(self, intent: Intent) -> list[Part]:
-        buffers, intent.collected = intent.collected or {}, None
-        groups = [(group, buffer.take_through(intent.last)) for group, buffer in buffers.items()]
-        parts = [self.outstanding.add(group, intent, fragments) for group, fragments in groups]
-        for part in parts:
-            part.life.attempts = max(1, intent.tries.attempts)
+        parts = []
+        for intent in self.promises.intents:
+            # An intent whose last offset was passed gets no more messages, even if the log has lost some.
+            if intent.is_read_again and intent.last < self.reach.position:
+                for group, fragments in intent.complete().items():
+                    parts.append(self.outstanding.add(group, intent, fragments, max(1, intent.tries.attempts)))
+        self.promises.drop_finished()
         return parts
 
     # Committing
@@ -315,22 +314,22 @@ class Partition:
         if not self.holding.withholds(number):
             self.dues.journal(number)
 
-    def begin_commit(self, generation: int, *, proves: bool = False) -> tuple[CommitItem, BegunCommit] | None:
+    def begin_commit(
+        self, generation: Callable[[TopicPartition], int], *, proves: bool = False
+    ) -> tuple[CommitItem, BegunCommit] | None:
         """Begin a commit: return its content and what it makes durable, or None if nothing changed.
 
         Args:
-            generation: Generation of the window of message ids, if ids are journalled.
+            generation: Returns that of the window of message ids, if ids are journalled.
             proves: Whether it is also made to prove that the partition is still owned.
         """
-        state = self.state()
-        if not (proves or self.dues.outdated(state)):
+        begun = self.dues.begin(self.state(), self.promises.intents, proves=proves)
+        if begun is None:
             return None
-        begun = self.dues.begin(state, self.promises.intents)
-        ids, marks = self.dues.take_ids(), self.dues.take_marks()
-        stamp, lineage = self.stamps.next()
         item = CommitItem(
-            self.tp, self.scope, state, generation, ids or None, marks, stamp, lineage, puts=self.holding.busy
-        )
+            self.tp, self.scope, begun.state, generation(self.tp) if begun.ids else 0, begun.ids or None, begun.marks,
+            begun.stamp, begun.lineage, puts=self.holding.busy,
+        )  # fmt: skip
         return item, begun
 
     def acknowledged(self, begun: BegunCommit) -> bool:
@@ -358,22 +357,16 @@ class Ownerships(dict[TopicPartition, Partition]):
         super().__init__()
         self._separator = separator
         self._room = StateBudget()
-        self._fenced: set[TopicPartition] = set()
+        self.fenced: set[TopicPartition] = set()
+        """Partitions that are about to be revoked: nothing of them is cut, sent or committed."""
         self._epochs = count(1)
         self._replays: set[TopicPartition] = set()
 
-    @property
-    def fenced(self) -> Collection[TopicPartition]:
-        """Partitions that are about to be revoked: nothing of them is cut, sent or committed."""
-        return self._fenced
-
     def fence(self, tps: Iterable[TopicPartition]) -> None:
         """Fence partitions that are about to be revoked; others are ignored, because nothing would lift their fence."""
-        self._fenced.update(self.keys() & set(tps))
-
-    def holds_back(self, batch: Batch) -> bool:
-        """Whether a partition of the batch is fenced."""
-        return bool(self._fenced) and any(part.tp in self._fenced for part in batch.parts)
+        for tp in (self.keys() & set(tps)) - self.fenced:
+            self[tp].move(Event.FENCED)
+            self.fenced.add(tp)
 
     def limit(self, room: StateBudget) -> None:
         """Set the room for the state of partitions taken from now on."""
@@ -402,8 +395,9 @@ class Ownerships(dict[TopicPartition, Partition]):
 
     def close(self, tp: TopicPartition) -> Partition | None:
         """Release a partition and end its parts; return it, or None if it was not owned."""
-        self._fenced.discard(tp)
+        self.fenced.discard(tp)
         partition = self.pop(tp, None)
         if partition is not None:
+            partition.move(Event.LOST)
             partition.outstanding.close()  # a late answer finds parts that are no longer live
         return partition

@@ -7,14 +7,15 @@ all groups of the partition (a shared intent), so that the state does not grow w
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import NO_TRIES, LaneState, PartitionState, SharedIntent, Tries, lane_key
-from sidecar.core.parts import Intent, Lane, Lanes, Part
+from sidecar.core.parts import Intent, IntentState, Lane, Lanes, Part
 from sidecar.core.records import Parked
+from sidecar.core.states import Event
 
 INTENT_BYTES = 10
 SHARED_BYTES = 14
@@ -28,10 +29,14 @@ class Promises:
 
     Args:
         durable: Whether the broker has the predecessor's intents, and not only the folder.
+        release: Called with each intent that is dropped because it is settled as a whole.
     """
 
-    def __init__(self, state: PartitionState, room: StateBudget, *, durable: bool) -> None:
+    def __init__(
+        self, state: PartitionState, room: StateBudget, *, durable: bool, release: Callable[[Intent], object] = id
+    ) -> None:
         self._room = room
+        self._release = release
         self.shared_from = state.shared_from
         """If groups share intents, the offset from which nothing is in any intent."""
         self._unread = {key: lane.open_from for key, lane in state.lanes.items() if lane.open_from is not None}
@@ -111,21 +116,23 @@ class Promises:
         bounds = (part.first, border[0]), (border[1], part.last)
         children = [Intent(key, first, last, tries=intent.tries) for first, last in bounds]
         if intent.key is None:
-            intent.excluded.add(key)
+            intent.leave_out(key)
         self.intents += children
         return children
 
     def exclude(self, intent: Intent, key: int) -> None:
         """Exclude a settled group from a shared intent, if there is room: it is not sent again after a crash."""
         if self.extra_bytes + EXCLUDED_BYTES <= self._room.extra_cuts_bytes:
-            intent.excluded.add(key)
+            intent.leave_out(key)
 
-    def take_finished(self) -> list[Intent]:
-        """Remove and return the intents that are read and settled as a whole."""
-        finished = [intent for intent in self.intents if not intent.live and intent.collected is None]
+    def drop_finished(self) -> None:
+        """Drop intents that are read and settled as a whole; their withheld entries become due."""
+        finished = [intent for intent in self.intents if intent.is_finished]
         if finished:
-            self.intents = [intent for intent in self.intents if intent.live or intent.collected is not None]
-        return finished
+            self.intents = [intent for intent in self.intents if not intent.is_finished]
+        for intent in finished:
+            intent.move(Event.ENDED)
+            self._release(intent)
 
     def leave_out(self, records: Iterable[Parked]) -> None:
         """Leave parked parts out of intents: a shared intent that had no room to exclude them does not show them."""
@@ -133,7 +140,7 @@ class Promises:
         for record in records:
             intent = shared.get((record.first, record.last))
             if intent is not None and record.scope != record.home:
-                intent.parked.add(lane_key(record.group))
+                intent.leave_out(lane_key(record.group), parked=True)
 
     # Reading again
 
@@ -170,26 +177,21 @@ class Promises:
         travelling = {key: LaneState(opens.pop(key, None), tuple(sorted(own))) for key, own in intents.items()}
         travelling |= {key: LaneState(start, ()) for key, start in opens.items()}
         shared_from = None if self.shared_from is None else max(self.shared_from, watermark)
-        tries = _longest_tried(self.intents, self._room.tries)
+        failed = [intent for intent in self.intents if intent.key is not None and intent.tries.attempts]
+        if len(failed) > self._room.tries:
+            failed = heapq.nlargest(self._room.tries, failed, key=lambda intent: intent.tries.seconds)
+        tries = {(intent.key or 0, intent.first, intent.last): intent.tries for intent in failed}
         return PartitionState(watermark, seen, travelling, shared_from, tuple(shared), tries)
 
 
 def _resumed(state: PartitionState, *, durable: bool) -> Iterator[Intent]:
     """The intents in a state, which are collected as their messages are read again."""
+    begun = IntentState.COLLECTING if durable else IntentState.REMEMBERED
     for key, lane in state.lanes.items():
         for first, last in lane.intents:
-            tries = state.tries.get((key, first, last), NO_TRIES)
-            yield Intent(key, first, last, durable=durable, old=True, collected={}, tries=tries)
+            yield Intent(key, first, last, begun, old=True, tries=state.tries.get((key, first, last), NO_TRIES))
     for shared in state.shared:
-        yield Intent(
-            None, shared.first, shared.last, durable=durable, old=True, excluded=set(shared.excluded), collected={}
-        )
-
-
-def _longest_tried(intents: Iterable[Intent], most: int) -> dict[tuple[int, int, int], Tries]:
-    failed = [intent for intent in intents if intent.key is not None and intent.tries.attempts]
-    longest = heapq.nlargest(most, failed, key=lambda intent: intent.tries.seconds)
-    return {(intent.key or 0, intent.first, intent.last): intent.tries for intent in longest}
+        yield Intent(None, shared.first, shared.last, begun, old=True, excluded=set(shared.excluded))
 
 
 class Phase(Enum):

@@ -8,7 +8,7 @@ from math import inf
 from sidecar.core.effects import Commit, CommitItem, Reload
 from sidecar.core.intake.known import Identities
 from sidecar.core.partition.outstanding import BegunCommit
-from sidecar.core.partition.partition import Ownerships, Partition
+from sidecar.core.partition.partition import Ownership, Ownerships, Partition
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.records import TopicPartition
 
@@ -113,8 +113,7 @@ class Commits:
         partition = self._owned.get(tp)
         if partition is None:
             return None
-        generation = self._identities.generation(tp) if partition.dues.has_ids else 0
-        begun = partition.begin_commit(generation, proves=proves)
+        begun = partition.begin_commit(self._identities.generation, proves=proves)
         if begun is None:
             return None
         item, then = begun
@@ -134,7 +133,7 @@ class Commits:
         """End the outstanding commit; partitions missing in `results` failed and are retried."""
         sent, self._outstanding = self._outstanding, {}
         for tp, (partition, begun) in sent.items():
-            if self._owned.get(tp) is not partition:
+            if partition.ownership is Ownership.LOST:
                 continue
             if not results.get(tp):
                 self.touch(tp, now_ms + COMMIT_RETRY_MS)

@@ -171,7 +171,7 @@ class Gate:
         """Partitions that are being left, or whose messages have no room in the store."""
         leaving = set(self._owned) if self._orders.resting else set(self._owned.keys() & self._orders.leaving)
         if self._orders.store_full:
-            leaving |= {tp for tp, owned in self._owned.items() if not (owned.is_delayed or owned.holding.is_behind)}
+            leaving |= {tp for tp, owned in self._owned.items() if not (tp.delayed or owned.holding.is_behind)}
         return frozenset(tp for tp in leaving if not self._owned[tp].reach.replaying)
 
     def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:

@@ -177,17 +177,17 @@ class Pipeline(DeliveryPipeline):
     def _read(self, partition: Partition, run: Run, now_ms: float) -> None:
         sorted_run, before_bytes = self.intake.sort(partition, run, now_ms), self.memory.held_bytes
         books = self.books[run.tp]
-        count = books.read_out if partition.is_delayed else books.read
+        count = books.read_out if run.tp.delayed else books.read
         messages = len(run.messages) + len(run.unwanted)
         count(messages, sorted_run.duplicate, sorted_run.filtered)
         partition.reach.took(run.last, messages)
-        self.memory.hold(sorted_run.collected_bytes)
+        self.memory.held_bytes += sorted_run.collected_bytes
         if sorted_run.delayed:
-            self._output.ask(self.puts.hold(partition, sorted_run))
+            self._output.effects.append(self.puts.hold(partition, sorted_run))
         if sorted_run.cancels:
-            self._output.ask(self.puts.cancel(partition, sorted_run.cancels))
-        if self._digest is not None and not partition.is_delayed:
-            partition.stamps.read(Fingerprint(run.last, self._digest(run.messages[-1])))
+            self._output.effects.append(self.puts.cancel(partition, sorted_run.cancels))
+        if self._digest is not None and not run.tp.delayed:
+            partition.dues.read(Fingerprint(run.last, self._digest(run.messages[-1])))
         if sorted_run.opened:
             cut = self.cutter.open(partition, sorted_run.opened, now_ms)
             if cut is not None:
@@ -319,7 +319,7 @@ class Pipeline(DeliveryPipeline):
     def committed(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """Handle the end of the outstanding commit; partitions missing in `results` failed and are retried."""
         self.commits.ended(results, now_ms)
-        self.delivery.release_durable()
+        self.delivery.outbox.release_durable()
         if any(results.values()):
             self.cutter.committed(starved=self._is_starved)
         self._is_starved = False
@@ -386,7 +386,7 @@ class Pipeline(DeliveryPipeline):
             if record.ids and record.number <= counted:
                 self.intake.identities.know(self.partitions[tp], array("q", record.ids), now_ms)
         if tp.delayed and messages:
-            parked = (record.offsets for record in self.partitions[tp].parking.records())
+            parked = (record.parked.offsets for record in self.partitions[tp].parking.stored.values())
             self.intake.positions.leave_out(tp, parked)
 
     def parked(self, tp: TopicPartition, number: int, now_ms: float) -> None:
@@ -396,13 +396,13 @@ class Pipeline(DeliveryPipeline):
 
     def parked_part(self, tp: TopicPartition, number: int) -> Parked:
         """The parked part of an owned partition with this number."""
-        return self.partitions[tp].parking.record(number)
+        return self.partitions[tp].parking.stored[number].parked
 
     def parked_with(self, tp: TopicPartition, offset: int) -> Parked | None:
         """The parked part that has the message at this offset; None if there is none."""
         partition = self.partitions.get(tp)
-        records = () if partition is None else partition.parking.records()
-        return next((record for record in records if offset in record.offsets), None)
+        records = () if partition is None else partition.parking.stored.values()
+        return next((record.parked for record in records if offset in record.parked.offsets), None)
 
     def not_fetched(self, fetch: Fetch) -> None:
         """Record that the rows of a parked part could not be read: they are asked for again."""
@@ -516,16 +516,16 @@ class Pipeline(DeliveryPipeline):
                     self.commits.touch(part.tp, now_ms)
         # Reloads come before the next commit: otherwise they would wait for its end as well.
         for reload in self.commits.take_reloads():
-            self._output.ask(reload)
+            self._output.effects.append(reload)
         commit = self.commits.due(now_ms, hurry=self.orders.draining or self.orders.resting)
         if commit is not None:
-            self._output.ask(commit)
+            self._output.effects.append(commit)
         self.delivery.step(now_ms, fetches=not self.orders.draining)
         self._is_starved |= self.commits.outstanding and self.delivery.has_free_sender
         self._apply_outcomes(now_ms)
         flow = self.gate.flow(wide)
         if flow is not None:
-            self._output.ask(flow)
+            self._output.effects.append(flow)
         return self._output.take_effects() + self.delivery.output.take_effects()
 
     # Committing

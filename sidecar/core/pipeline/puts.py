@@ -90,8 +90,7 @@ class Puts:
             return 0
         ended = partition.holding.end(token, position)
         for put in ended:
-            for number in put.ids:
-                partition.dues.journal_held(number)
+            partition.dues.journal_held(put.ids)
         self._note_end(partition)
         return sum(put.count for put in ended)
 

@@ -100,7 +100,7 @@ def status_of(
         all_filtered=intake.unwanted_tags if unwanted.is_all else None,
         unusable_ids=UnusableIds() if odd is None else UnusableIds(odd.count, odd.last, odd.why),
         batches=delivery.outbox.ended.counts(),
-        sends=delivery.sends.counts(),
+        sends=delivery.delivered.sends.counts(),
         cuts=dict(cutter.cuts),
         tags_refused=dict(intake.refused),
         twins_waiting=0 if claims is None else claims.askings.waiting,

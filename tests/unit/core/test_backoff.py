@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.backoff import RETRY_AFTER_MAX_MS, Backoff
-from sidecar.core.delivery.refusals import RefusalGuard
+from sidecar.core.delivery.refusals import Receiver
 from sidecar.core.records import TopicPartition
 
 
@@ -33,40 +33,40 @@ TP = TopicPartition("t", 0)
 
 def test_guard_trips_beyond_a_tenth() -> None:
     """100 refused of 1,000 are the messages' fault, 101 are the receiver's."""
-    guard = RefusalGuard()
-    guard.taken(899, ())
+    guard = Receiver()
+    guard.count_taken(899, ())
     for offset in range(100):
-        guard.refused((TP, offset))
-    assert not guard.tripped
-    guard.refused((TP, 100))
-    assert guard.tripped
+        guard.count_refused((TP, offset))
+    assert not guard.refuses
+    guard.count_refused((TP, 100))
+    assert guard.refuses
 
 
 def test_guard_forgets_what_is_long_ago() -> None:
     """Refusals spread thinly over many messages never trip it."""
-    guard = RefusalGuard()
+    guard = Receiver()
     for offset in range(1_000):
-        guard.refused((TP, offset))
-        guard.taken(15, ())
-    assert not guard.tripped
+        guard.count_refused((TP, offset))
+        guard.count_taken(15, ())
+    assert not guard.refuses
 
 
-def tripped() -> RefusalGuard:
+def tripped() -> Receiver:
     """A guard that was tripped by the message at 100."""
-    guard = RefusalGuard()
+    guard = Receiver()
     for offset in range(101):
-        guard.refused((TP, offset))
+        guard.count_refused((TP, offset))
     return guard
 
 
 def test_guard_lets_go_when_nine_tenths_are_taken_again() -> None:
     """A few messages taken are not enough while others are still refused."""
     guard = tripped()
-    guard.refused((TP, 101))
-    guard.taken(17, ())
-    assert guard.tripped
-    guard.taken(1, ())
-    assert not guard.tripped
+    guard.count_refused((TP, 101))
+    guard.count_taken(17, ())
+    assert guard.refuses
+    guard.count_taken(1, ())
+    assert not guard.refuses
 
 
 def test_guard_counts_a_message_by_its_last_answer() -> None:
@@ -74,18 +74,18 @@ def test_guard_counts_a_message_by_its_last_answer() -> None:
     guard = tripped()
     for _ in range(1_000):
         for offset in range(100, 120):
-            guard.refused((TP, offset))
+            guard.count_refused((TP, offset))
     for offset in range(100, 119):
-        assert guard.tripped or offset > 117
-        guard.taken(1, [(TP, offset)])
-    assert not guard.tripped
+        assert guard.refuses or offset > 117
+        guard.count_taken(1, [(TP, offset)])
+    assert not guard.refuses
 
 
 def test_guard_forgets_a_partition() -> None:
     """What is refused to another owner now does not count here."""
     guard = tripped()
     for offset in range(20):
-        guard.refused((TP, offset))
+        guard.count_refused((TP, offset))
     guard.forget(TP)
-    guard.taken(1, ())
-    assert not guard.tripped
+    guard.count_taken(1, ())
+    assert not guard.refuses

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
-from sidecar.core.delivery.outbox import StrayEventError
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.ids import key_reader
 from sidecar.core.partition_state import LaneState, PartitionState, lane_key
 from sidecar.core.parts import Batch
 from sidecar.core.records import KEY_BYTES, Answer, Details, FailedRow, TopicPartition, Verdict
+from sidecar.core.states import StrayEventError
 from tests.simulation.plan import Row, key_of
 from tests.support.memory_ledger import MemoryLedger
 from tests.support.shell import ACK, FRESH, LEASE_MS, REJECT, RETRY, TP, Shell

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core import ranges
-from sidecar.core.delivery.outbox import StrayEventError
 from sidecar.core.effects import Send
 from sidecar.core.ranges import Halve
 from sidecar.core.records import Answer, Run, Verdict
+from sidecar.core.states import StrayEventError
 from tests.support.ranges import Attempt, Receiver
 from tests.support.shell import ACK, REJECT, RETRY, TP, rows
 

@@ -52,7 +52,7 @@ def test_the_same_queue_of_two_brokers_is_two_places() -> None:
 def test_batch_sums_its_parts() -> None:
     """Rows, bytes, fragments and the attempt come from the parts."""
     batch = Batch(1, "paid", [part(1, 3), part(10, 11)])
-    batch.parts[1].life.attempts = 4
+    batch.parts[1].attempts = 4
     assert (batch.count, batch.nbytes, batch.attempt) == (5, 12, 5)
     assert [fragment.first for fragment in batch.fragments()] == [1, 10]
     batch.parts[0].fragments[0].unframeable = [2]

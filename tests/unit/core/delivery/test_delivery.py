@@ -1,16 +1,24 @@
-"""Batches move by one table: each has one state, and what fits no row of it is an error."""
+"""Batches, parts, intents, parked records and ownerships move by tables: what fits no row is an error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
-from sidecar.core.delivery.outbox import TRANSITIONS, Event, Outbox, Stage, StrayEventError, after
+from sidecar.core.delivery.outbox import TRANSITIONS, Outbox, Stage
 from sidecar.core.delivery.refusals import Receiver
+from sidecar.core.lineage import Lineage
 from sidecar.core.partition.outstanding import CommitEntries
-from sidecar.core.parts import Intent, Part
-from sidecar.core.records import Fragment, TopicPartition
+from sidecar.core.partition.parking import RECORDS, ParkedRecords
+from sidecar.core.partition.partition import OWNERSHIPS, Ownerships
+from sidecar.core.partition_state import PartitionState
+from sidecar.core.parts import INTENTS, PARTS, Intent, Part
+from sidecar.core.records import Fragment, Parked, TopicPartition
+from sidecar.core.states import Event, StrayEventError, after
 from tests.support.shell import ACK, REJECT, Shell, rows
 
 TP = TopicPartition("t", 0)
@@ -21,22 +29,72 @@ def part(first: int) -> Part:
     return Part(TP, "s", "g", first, first, [Fragment([first], b"x")], 1, 2, Intent(1, first, first))
 
 
-@pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
-@pytest.mark.parametrize("stage", Stage, ids=lambda stage: stage.name)
-def test_an_event_has_one_row_or_is_an_error(stage: Stage, event: Event) -> None:
+TABLES: dict[str, tuple[Mapping[tuple[Any, Event], Any], set[str], set[str]]] = {
+    "batch": (TRANSITIONS, {"NEW"}, {"ENDED"}),
+    "part": (PARTS, {"LIVE"}, {"PARKED", "REPLACED", "SETTLED", "LOST"}),
+    "intent": (INTENTS, {"REMEMBERED"}, set()),
+    "record": (RECORDS, {"PUTTING"}, {"ENDED"}),
+    "ownership": (OWNERSHIPS, {"REPLAYING"}, {"LOST"}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_an_event_has_one_row_or_is_an_error(name: str) -> None:
     """Each pair of state and event leads to the state of its row; one without a row says which it was."""
-    if (stage, event) in TRANSITIONS:
-        assert after("batch 1", stage, event) is TRANSITIONS[stage, event]
-        return
-    with pytest.raises(StrayEventError, match=f"batch 1: {event.name}, while it {stage.value}") as stray:
-        after("batch 1", stage, event)
-    assert (stray.value.stage, stray.value.event) == (stage, event)
+    table = TABLES[name][0]
+    states: Any = type(next(iter(table.values())))
+    for state, event in product(states, Event):
+        if (state, event) in table:
+            assert after(table, name, state, event) is table[state, event]
+            continue
+        with pytest.raises(StrayEventError, match=f"{name}: {event.name}, while it {state.value}") as stray:
+            after(table, name, state, event)
+        assert (stray.value.state, stray.value.event) == (state, event)
 
 
-def test_every_state_is_reached_and_left() -> None:
-    """But for the first and the last one: a state without a way in or out would be a mistake in the table."""
-    assert {stage for stage, _ in TRANSITIONS} == set(Stage) - {Stage.ENDED}
-    assert set(TRANSITIONS.values()) == set(Stage) - {Stage.NEW}
+@pytest.mark.parametrize("name", TABLES)
+def test_every_state_is_reached_and_left(name: str) -> None:
+    """But for the first ones and the last: a state without a way in or out would be a mistake in the table."""
+    table, first, last = TABLES[name]
+    states = {state.name for state in type(next(iter(table.values())))}
+    assert {state.name for state, _ in table} == states - last
+    assert {state.name for state in table.values()} == states - first
+
+
+def test_a_part_has_one_end() -> None:
+    """What is settled or replaced is not settled again, and its intent has lost one part, not two."""
+    one = Intent(1, 0, 0).new_part(TP, "s", "s", "g", [Fragment([0], b"x")])
+    one.move(Event.ENDED)
+    for event in (Event.ENDED, Event.REPLACED, Event.ASKED, Event.LOST):
+        with pytest.raises(StrayEventError, match=f"part t@s:0:0-0: {event.name}, while it is settled"):
+            one.move(event)
+    assert (one.alive, one.intent.live) == (False, 0)
+
+
+def test_an_intent_is_collected_once() -> None:
+    """A second collection, or one of an intent that was cut here, would be a part of the same name."""
+    intent = Intent(1, 0, 0)
+    with pytest.raises(StrayEventError, match="intent 0-0: READ, while it waits for a commit"):
+        intent.complete()
+
+
+def test_a_parked_record_is_loaded_once() -> None:
+    """Two parts of one record would be sent under one name."""
+    parking = ParkedRecords()
+    parking.restore([Parked(1, "s", "s", "g", 0, 0, BitMap64([0]), 2, 1, 1)], 1)
+    parking.load(1)
+    with pytest.raises(StrayEventError, match="record 1: LOADED, while it is a part again"):
+        parking.load(1)
+
+
+def test_an_ownership_that_has_ended_stays_so() -> None:
+    """Its partition may be owned again, by another object."""
+    owned = Ownerships(b"\n")
+    owned.take(TP, "s", PartitionState(0, 0), Lineage())
+    partition = owned.close(TP)
+    assert partition is not None
+    with pytest.raises(StrayEventError, match=r"t\[0\]: FENCED, while it has ended"):
+        partition.move(Event.FENCED)
 
 
 def test_a_batch_stands_in_one_queue() -> None:
@@ -65,6 +123,8 @@ def test_a_stray_event_changes_nothing() -> None:
     outbox.move(batch, Event.DURABLE)
     with pytest.raises(StrayEventError):
         outbox.answered(batch.id)
+    with pytest.raises(StrayEventError, match="batch 1: CLAIMED, while it waits for a free sender"):
+        outbox.move(batch, Event.CLAIMED)
     assert outbox.batches(Stage.READY) == [batch]
 
 
@@ -115,8 +175,8 @@ def test_an_intent_that_stands_needs_no_commit() -> None:
     """Where what it was cut from is durable, its part may be sent at once."""
     one = part(0)
     assert not one.durable
-    one.intent.stand(old=True)
-    assert (one.durable, one.intent.old) == (True, True)
+    one.stand(again=True)
+    assert (one.durable, one.intent.old, one.attempts) == (True, True, 1)
 
 
 def test_ids_that_nobody_journals_are_dropped() -> None:
@@ -124,4 +184,6 @@ def test_ids_that_nobody_journals_are_dropped() -> None:
     dues = CommitEntries()
     dues.journal(7)
     dues.drop_ids()
-    assert (dues.has_ids, list(dues.take_ids())) == (False, [])
+    begun = dues.begin(PartitionState(0, 0), [], proves=False)
+    assert begun is not None
+    assert list(begun.ids) == []

@@ -130,7 +130,7 @@ def test_an_earlier_lifes_part_whose_rows_all_fail_for_ever() -> None:
     shell = Shell(start=PartitionState(0, 10, {lane_key("g0"): LaneState(None, ((0, 9),))}))
 
     def answer(batch: Batch, offsets: list[int]) -> Answer:
-        if batch.parts[0].life.primary:
+        if batch.parts[0].primary:
             return Answer(Verdict.PARTIAL, status=207, failed=(FailedRow(0, retry=True, reason="later"),))
         return ACK
 
@@ -226,7 +226,7 @@ def test_rows_that_failed_for_the_moment_and_are_refused_then() -> None:
     shell = Shell()
 
     def answer(batch: Batch, offsets: list[int]) -> Answer:
-        if batch.parts[0].life.primary:
+        if batch.parts[0].primary:
             return Answer(Verdict.PARTIAL, failed=tuple(FailedRow(i, retry=True, reason="later") for i in range(3)))
         return REJECT if 1 in offsets else ACK
 
