@@ -19,6 +19,7 @@ from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, lane_key
 from sidecar.core.parts import Intent
 from sidecar.core.records import DeadLetter, Fragment, TopicPartition
+from sidecar.core.states import Event
 
 
 class ReplayedPart(NamedTuple):
@@ -79,7 +80,6 @@ class ReplayPipeline(DeliveryPipeline):
         """
         partition = self.partitions[part.tp]
         intent = self._open[part] = partition.promises.promise(lane_key(part.group), part.first, part.last)
-        intent.stand(old=again)
         piece = partition.outstanding.add(part.group, intent, [fragment])
         piece.stand(again=again)
         self.delivery.cut([piece])
@@ -100,8 +100,8 @@ class ReplayPipeline(DeliveryPipeline):
     def halved(self, effect: HalvePart) -> None:
         """Record that the halves of a part are durable."""
         for half in effect.halves:
-            self._open[half].durable = True
-        self.delivery.release_durable()
+            self._open[half].move(Event.DURABLE)
+        self.delivery.outbox.release_durable()
 
     def step(self, now_ms: float) -> list[Effect | HalvePart | EndPart]:
         """Send what may be sent; return all effects since the last step.

@@ -165,7 +165,7 @@ class Life:
         counts = self.supervisor.record.commits.counts
         before = sum(counts.values())
         item = CommitItem(tp, "scope", PartitionState(5, 5), generation, array("q", numbers))
-        self.supervisor.pipeline._output.ask(Commit([item]))
+        self.supervisor.pipeline._output.effects.append(Commit([item]))
         self.until(lambda: sum(counts.values()) > before)
 
     def until(self, holds: Callable[[], object]) -> None:
