@@ -88,9 +88,6 @@ class CredentialsError(SidecarError):
 def extra(name: str, needing: str, *packages: str) -> Iterator[None]:
     """Guard imports from an optional extra.
 
-    Args:
-        needing: The feature that needs it.
-
     Raises:
         ConfigError: One of the packages is not installed.
     """

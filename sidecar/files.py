@@ -46,12 +46,7 @@ def put(path: Path, data: bytes | memoryview, *, shared: bool = False) -> None:
 
 
 def put_shared(path: Path, data: bytes, *, shared: bool = False, exclusive: bool = False) -> None:
-    """Like `put`, but several processes may do it at once.
-
-    Args:
-        shared: Whether other users may read it.
-        exclusive: Whether an existing file stays unchanged.
-    """
+    """Like `put`, but several processes may do it at once; with `exclusive`, an existing file stays unchanged."""
     _put(path, data, path.with_name(f"{HIDDEN}{os.urandom(8).hex()}"), _link if exclusive else os.rename, shared)
 
 

@@ -30,7 +30,6 @@ class Owner(NamedTuple):
         """Refuse a store of another owner.
 
         Args:
-            store: The store's name for the operator.
             cure: The way to give each group its own store.
             given_up: The way for this group to take over the store if the other group is no longer used.
 

@@ -216,9 +216,6 @@ class ThreadedBatcher(Generic[G, M]):
     def release(self, where: Callable[[G], bool] = lambda _: True) -> list[M]:
         """Release all messages that have not ended, and ignore answers of running sends; returns after the callbacks.
 
-        Args:
-            where: Selects groups; all by default.
-
         Returns:
             The messages, in order within each group.
         """

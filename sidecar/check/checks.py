@@ -18,7 +18,6 @@ def checks_of(settings: Settings, running: Running) -> Iterator[Check]:
     """The checks for these settings.
 
     Args:
-        settings: A configuration that `validate` accepts.
         running: Names the daemon that runs with it; empty if none does.
 
     Raises:

@@ -47,9 +47,7 @@ def check_database(
     """Check a database.
 
     Args:
-        key: The section of the file.
         tables: Names of the tables that are used; those that are missing are created at the start.
-        owner: The group, with its cluster.
     """
     secret: dict[str, Any] = {"password": database.secret} if database.secret else {}
     try:

@@ -43,8 +43,6 @@ def address(value: Any, example: str, also: str = "", *, port_min: int = 1) -> A
     """Read an address; an IPv6 address has brackets.
 
     Args:
-        value: The value in the file.
-        example: An address for the message.
         also: Other values that the key takes, for the message.
         port_min: 0 if any free port may be requested.
 

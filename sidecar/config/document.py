@@ -53,7 +53,6 @@ def read_secret(reference: str, folder: Path) -> str:
 
     Args:
         reference: ``file:PATH``; a relative path starts at `folder`.
-        folder: The folder of the configuration file.
 
     Raises:
         ValueError: The file is missing, cannot be read, is empty, too long or no text.

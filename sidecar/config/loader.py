@@ -34,7 +34,6 @@ class InvalidConfigError(ConfigError):
     """The configuration file has at least one problem; ``str()`` lists them, one per line.
 
     Args:
-        file: The file's name as given.
         problems: All problems, in the order of the file.
     """
 
@@ -56,7 +55,6 @@ def load(
     Args:
         path: The file; relative ``file:`` secrets start at its folder.
         environ: The variables; None for those of the process.
-        refusals: Further checks of the caller.
 
     Raises:
         ConfigError: The file cannot be read, or has problems: each with line and column.

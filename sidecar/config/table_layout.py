@@ -38,9 +38,6 @@ def hours_of(text: str) -> float | None:
 def check_retention(properties: Mapping[str, str | None]) -> None:
     """Check the time for which a table keeps files that left it: readers and writers under way need them.
 
-    Args:
-        properties: The table's properties.
-
     Raises:
         ValueError: For less than a day.
     """

@@ -19,12 +19,7 @@ _QUANTITY = re.compile(r"([0-9]{1,15}) ?([A-Za-z]+)")
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Pydantic metadata for a whole number that is written with its unit; bounds are inclusive.
-
-    Args:
-        minimum: The smallest value, in written form.
-        maximum: The largest value, in written form.
-    """
+    """Pydantic metadata for a whole number that is written with its unit; bounds are inclusive."""
 
     minimum: str
     maximum: str

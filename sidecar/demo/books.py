@@ -158,7 +158,6 @@ def lateness(arrivals: Iterable[Arrival], killed_ms: float, resumed_ms: float) -
 
     Args:
         arrivals: All delayed messages that arrived.
-        killed_ms: Time of the kill.
         resumed_ms: Time of the first delivery by another process.
     """
     arrivals = list(arrivals)
@@ -207,8 +206,6 @@ def count(made: Iterable[Made], consumed: int, rows: Iterable[DeliveredRow], let
     Args:
         made: All messages, in the order they were sent.
         consumed: Messages below the offsets that the daemon committed.
-        rows: Rows in the receiver's database.
-        letters: Places of the daemon's dead letters.
     """
     arrived: dict[Position, list[str]] = {}
     for row in rows:

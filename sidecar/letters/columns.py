@@ -70,9 +70,6 @@ def framed(framer: Framer, letters: Sequence[StoredLetter]) -> Fragment:
 class LetterIds:
     """Rules of `dedup` for dead letters that are produced again.
 
-    Args:
-        as_new: Whether each letter gets another id.
-
     Raises:
         ConfigError: `as_new` is wanted, and the id is in no header.
     """

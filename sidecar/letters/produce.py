@@ -29,12 +29,7 @@ TRANSACTION_MS = 15_000
 
 
 class LetterProducer:
-    """Produces dead letters again.
-
-    Args:
-        rate: Limit in messages/s.
-        ids: Rules for message ids.
-        on_ended: Called with the number of letters that have ended.
+    """Produces dead letters again, at most `rate` messages/s.
 
     Raises:
         UnavailableError: The broker does not answer, or refuses.

@@ -50,11 +50,9 @@ def check_receiver(settings: Settings) -> None:
 
 
 class ReceiverReplay:
-    """Delivers dead letters to the receiver.
+    """Delivers dead letters to the receiver, at most `rate` messages/s.
 
     Args:
-        rate: Limit in messages/s.
-        on_ended: Called with the number of letters that have ended.
         tell: Called with a line for the operator.
     """
 

@@ -35,13 +35,10 @@ _BROKERS = frozenset({
 
 
 class LetterSender:
-    """Sends dead letters again.
+    """Sends dead letters again, at most `rate` messages/s.
 
     Args:
         plan: The letters, in parts of at most `AT_ONCE`.
-        rate: Limit in messages/s.
-        ids: Rules for message ids.
-        on_ended: Called with the number of letters that have ended.
 
     Raises:
         UnavailableError: Name servers do not answer.

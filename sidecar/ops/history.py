@@ -27,11 +27,7 @@ class HistoryPoint(NamedTuple):
 
 
 class History:
-    """Samples the daemon every 10 s in a thread of its own, between `open` and `close`.
-
-    Args:
-        every_s: Interval of samples, in seconds.
-    """
+    """Samples the daemon every 10 s in a thread of its own, between `open` and `close`."""
 
     def __init__(self, snapshot: Callable[[], StatusSnapshot], every_s: float = EVERY_S) -> None:
         self._snapshot = snapshot

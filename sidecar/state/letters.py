@@ -20,12 +20,7 @@ _INSERT = f"INSERT OR IGNORE INTO dead_letters ({_COLUMNS}) VALUES ({', '.join('
 
 
 class LetterStore:
-    """`Letters` of one state folder.
-
-    Args:
-        place: The folder, in messages to an operator.
-        on_damage: Called for each damage found.
-    """
+    """`Letters` of one state folder."""
 
     def __init__(self, database: Database, place: str, bytes_max: int, on_damage: Callable[[Damage], None]) -> None:
         self._database = database

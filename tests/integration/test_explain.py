@@ -97,7 +97,7 @@ def test_a_delayed_message_is_asked_for(scene: Scene) -> None:
         released = ["delay", "release", "-c", str(daemon.config_path), f"{scene.topic}:0:0", "--due", str(due)]
         assert CliRunner().invoke(main, released, prog_name="sidecar").exit_code == 0
         wait_until(lambda: daemon.status()["delivered"] == 1, 20, "it is delivered", detail=daemon.log_tail)
-        assert (told()["outcome"], "not held any more" in told()["why"]) == ("delayed", True)
+        assert (told()["outcome"], "no longer held" in told()["why"]) == ("delayed", True)
 
 
 def test_a_parked_message_is_found_in_the_store(scene: Scene) -> None:

@@ -143,7 +143,7 @@ def test_no_secret_is_shown(tmp_path: Path, as_json: bool) -> None:
         ('{"vlaue": "x"}', "unknown key vlaue"),
         ('{"value": {"id": 1}}', "quote it"),
         ('{"value_base64": "?"}', "line 2"),
-        ('{"value": "x", "value_base64": "eA=="}', "base64 for the same"),
+        ('{"value": "x", "value_base64": "eA=="}', "base64 value for one field"),
         ('{"value": "x", "partition": "one"}', "line 2"),
         ('{"value": "x", "offset": 0}', "is not above"),
     ],

@@ -28,11 +28,7 @@ FOLDER = "ids"
 
 
 class IdFiles:
-    """All files of ids below a state folder.
-
-    Args:
-        on_damage: Called for each file that was set aside.
-    """
+    """All files of ids below a state folder."""
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self._places = Places(folder / FOLDER, on_damage)

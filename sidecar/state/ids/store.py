@@ -32,11 +32,7 @@ FILED_MIN = 1_024
 
 
 class IdStore:
-    """`Ids` of one state folder: rows and files of all partitions.
-
-    Args:
-        on_damage: Called for each damage found.
-    """
+    """`Ids` of one state folder: rows and files of all partitions."""
 
     def __init__(self, database: Database, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self._database = database
