@@ -32,22 +32,21 @@ hypothesis.settings.load_profile("any machine")
 
 
 SLOW = (
-    "test_delay_postgresql", "test_delayed_kills", "test_rocketmq_delayed", "test_rewinds", "test_rocketmq_grpc",
-    "test_rocketmq_nodes", "test_delayed_restarts", "test_delayed", "test_demo", "test_delay_cancels_killed",
-    "test_zone_killed", "test_rocketmq_clients", "test_log_lines", "test_run_kills", "test_health", "test_library",
-    "test_kills", "test_rocketmq_cluster", "test_changelog", "test_run_engines", "test_members",
-    "test_parked", "test_rocketmq_packed", "test_leaders", "test_run_pushdown", "test_sessions", "test_ingest",
+    "test_table_progress", "test_table_types", "test_table_others", "test_rocketmq_grpc", "test_ingest",
+    "test_rocketmq_delayed", "test_table_layout", "test_delayed", "test_run_tables", "test_delay_postgresql",
+    "test_delayed_kills", "test_rewinds", "test_rocketmq_nodes", "test_delayed_restarts", "test_demo",
+    "test_delay_cancels_killed", "test_zone_killed", "test_rocketmq_clients", "test_log_lines", "test_run_kills",
+    "test_health", "test_library", "test_kills", "test_rocketmq_cluster", "test_changelog", "test_run_engines",
+    "test_members", "test_parked", "test_rocketmq_packed", "test_leaders", "test_run_pushdown", "test_sessions",
     "test_rocketmq_broker", "test_rocketmq", "test_compose", "test_tables", "test_rocketmq_native", "test_source",
     "test_ledger", "test_faults", "test_memory", "test_exactly_once", "test_rocketmq_access", "test_rocketmq_4",
     "test_rocketmq_flows", "test_rocketmq_letters", "test_rocketmq_origins", "test_rocketmq_resets",
     "test_run_crashes", "test_run_broker", "test_topics", "test_security", "test_ids", "test_dead_letters_topic",
     "test_query_rocketmq", "test_query_source", "test_receivers", "test_tutorial", "test_page", "test_lane_assigned",
-    "test_lane_sanitized", "test_run_ledger", "test_run_tables", "test_run_rocketmq", "test_listener",
-    "test_table_layout", "test_table_progress", "test_table_types", "test_merge", "test_delay_offline",
-    "test_rocketmq_offsets",
-    "test_sources", "test_delay_clocks", "test_rocketmq_source", "test_run_lane", "test_reload", "test_delay_commands",
-    "test_dead_letters", "test_dead_letters_produced", "test_rocketmq_dead_letters", "test_broker",
-    "test_delay_cancels", "test_run_gaps", "test_table_others",
+    "test_lane_sanitized", "test_run_ledger", "test_run_rocketmq", "test_listener", "test_merge",
+    "test_delay_offline", "test_rocketmq_offsets", "test_sources", "test_delay_clocks", "test_rocketmq_source",
+    "test_run_lane", "test_reload", "test_delay_commands", "test_dead_letters", "test_dead_letters_produced",
+    "test_rocketmq_dead_letters", "test_broker", "test_delay_cancels", "test_run_gaps",
 )  # fmt: skip
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
 OUTSIDE = {"integration", "spark", "conformance"}
@@ -69,16 +68,18 @@ def logging_untouched() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark and order what is in `SLOW`; the rest stays as it is."""
+    """Mark and order what is in `SLOW`, behind the simulator, whose files are long; the rest stays as it is."""
     for item in items:
-        if _rank(item) < len(SLOW):
+        if 0 <= _rank(item) < len(SLOW):
             item.add_marker(pytest.mark.slow)
     items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> int:
-    is_slow = item.path.stem in SLOW and item.path.parent.name in OUTSIDE
-    return SLOW.index(item.path.stem) if is_slow else len(SLOW)
+    folder = item.path.parent.name
+    if folder == "simulation":
+        return -1
+    return SLOW.index(item.path.stem) if item.path.stem in SLOW and folder in OUTSIDE else len(SLOW)
 
 
 @pytest.hookimpl(wrapper=True)
