@@ -87,7 +87,9 @@ def keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OwnedQueues, "rows", lambda self, items: ({}, rows(self, items)[1]))
 
 
-FIRST: dict[Wrong, int] = {believe_the_folder: 145}
+FIRST: dict[Wrong, int] = {
+    believe_the_folder: 215, look_at_nothing_that_rests: 44, overhear_resets: 15, trust_clocks: 14,
+}  # fmt: skip
 """The first seed of those that are not found soon."""
 
 
