@@ -30,7 +30,6 @@ from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
 from sidecar.delay.disk.changes import PlacedRow
 from sidecar.errors import ConfigError, SidecarError, StateError
-from sidecar.ops.health import Problem
 from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
@@ -105,6 +104,7 @@ class Takeovers(NoTakeovers):
         wall_ms: Callable[[], int] = wall_clock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._store = store
         self._restorer = restorer
         self._name_of = name_of
@@ -114,11 +114,9 @@ class Takeovers(NoTakeovers):
         self._clock = clock
         self.loading: dict[TopicPartition, TakenPartition] = {}
         self._attempts: dict[TopicPartition, _Attempt] = {}
-        self._reason = ""
         self._adopted_s = -ADOPTING_S
         self._doubted: dict[TopicPartition, PutReach] = {}
         """Records that contradicted the offsets of partitions, for which the source is asked again."""
-        self._stale: set[TopicPartition] = set()
         self.outdated: set[TopicPartition] = set()
 
     @property
@@ -130,15 +128,12 @@ class Takeovers(NoTakeovers):
     @override
     def problem(self) -> str:
         late = overdue(self.loading, self._clock())
-        return f"{late}: {self._reason or 'they are being restored'}" if late else ""
+        reason = next((taken.failed for taken in self.loading.values() if taken.failed), "they are being restored")
+        return f"{late}: {reason}" if late else ""
 
     @override
     def assigned(self, assignments: Iterable[Assignment]) -> None:
         pass
-
-    @override
-    def problems(self) -> list[Problem]:
-        return []
 
     @override
     def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
@@ -187,9 +182,7 @@ class Takeovers(NoTakeovers):
         if attempt.is_over:
             return None
         if isinstance(result, DoubtError):
-            tp = attempt.taken.assignment.tp
-            self._doubted[tp] = result.reach
-            self._stale.add(tp)
+            self._doubted[attempt.taken.assignment.tp] = result.reach
             return None
         if isinstance(result, SidecarError) and not isinstance(result, ConfigError):
             self._failed(attempt, result)
@@ -202,7 +195,7 @@ class Takeovers(NoTakeovers):
             self.outdated.add(tp)
             return None
         del self._attempts[tp]
-        attempt.is_over, self._reason = True, ""
+        attempt.is_over, attempt.taken.failed = True, ""
         self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
         if result.is_lost:
             log.error("delay.changelog_lost", **tp.fields())
@@ -214,7 +207,7 @@ class Takeovers(NoTakeovers):
 
     def _failed(self, attempt: _Attempt, error: SidecarError) -> None:
         self._end(attempt)
-        self._reason = str(error)
+        attempt.taken.failed = str(error)
         tp = attempt.taken.assignment.tp
         log.error("delay.not_restored", **tp.fields(), reason=str(error))
         attempt.taken.retry_at_s = self._clock() + RETRY_S
@@ -231,7 +224,8 @@ class Takeovers(NoTakeovers):
 
     @override
     def stale(self) -> Mapping[TopicPartition, str]:
-        doubts = dict.fromkeys(self._stale, "its offset does not fit to its delayed messages: it is asked for again")
+        unanswered = self._doubted.keys() & self._attempts.keys()  # the next attempt takes the doubt with it
+        doubts = dict.fromkeys(unanswered, "its offset does not fit to its delayed messages: it is asked for again")
         outdated = dict.fromkeys(self.outdated, "its changelog tells of a later owner than the state folder")
         return doubts | outdated | dict(self._store.lost())
 
@@ -239,7 +233,6 @@ class Takeovers(NoTakeovers):
     def forget(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:
             self.loading.pop(tp, None)
-            self._stale.discard(tp)
             self.outdated.discard(tp)
             attempt = self._attempts.pop(tp, None)
             if attempt is not None and not attempt.is_over:
