@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, PositionError
-from sidecar.spark.query.offsets import Offsets, Place, Span, advance, begin, behind, ended, spans
-from sidecar.spark.ranges.broker import LogExtent, OnGap, by_partition
+from sidecar.spark.query import offsets
+from sidecar.spark.query.offsets import ANEW, Place, ended, kept, parsed
+from sidecar.spark.ranges import walk
+from sidecar.spark.ranges.broker import BrokerRanges, LogExtent, OnGap
+from sidecar.spark.ranges.walk import Offsets, Span, Walk
 
 A, B = TopicPartition("a", 0), TopicPartition("a", 1)
 QUEUE = TopicPartition("q", 3, "broker:x/ä")
+
+
+def walk_of(on_gap: OnGap = "stop") -> Walk:
+    """The rules of a query's walk."""
+    return Walk(cast("BrokerRanges", None), on_gap, "the option topics", "the option on_gap", ANEW)
+
+
+def begin(logs: FakeLogs, start: Place) -> Offsets:
+    """The offsets of a query that has read nothing, as Spark's log has them."""
+    return kept(offsets.begin(logs, start))
+
+
+def spans(start: Offsets, end: Offsets) -> list[Span]:
+    """The ranges between two offsets of Spark's log."""
+    return walk.spans(parsed(start), parsed(end))
 
 
 class FakeLogs:
@@ -44,8 +63,8 @@ class FakeLogs:
 
     def after(self, start: Offsets, most: int | None = None, on_gap: OnGap = "stop") -> Offsets:
         """The end of the next micro-batch, as Spark's log has it."""
-        end = advance(self, start, most, self.found, on_gap)
-        return json.loads(json.dumps(end))  # type: ignore[no-any-return]
+        end = walk_of(on_gap).advance(self, parsed(start), self.found, most)
+        return json.loads(json.dumps(kept(end)))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("start", "first"), [("earliest", (5, 10)), ("latest", (None, None)), (7, (7, 10))])
@@ -137,9 +156,10 @@ LOGS = {A: (5, 10), B: (0, 3)}
 def test_a_read_has_what_is_between_its_places(start: Place, end: Place | None, read: list[tuple[object, ...]]) -> None:
     """The end is not read; a time that lies before the start leaves nothing."""
     logs = FakeLogs(LOGS)
-    first = begin(logs, start)
-    bounds = logs.found if end is None else ended(logs, logs.found, by_partition(first["from"]), end)
-    assert [(span.tp, span.start, span.end) for span in spans(first, advance(logs, first, None, bounds))] == read
+    first = offsets.begin(logs, start)
+    bounds = logs.found if end is None else ended(logs, logs.found, first.firsts, end)
+    found = walk.spans(first, walk_of().advance(logs, first, bounds, None))
+    assert [(span.tp, span.start, span.end) for span in found] == read
 
 
 @pytest.mark.parametrize(
@@ -157,7 +177,7 @@ def test_places_that_do_not_fit_the_logs_are_told(start: Place, end: Place | Non
     """Each with the partition, and what is there."""
     logs = FakeLogs(LOGS)
     with pytest.raises(ConfigError, match=told):
-        ended(logs, logs.found, by_partition(begin(logs, start)["from"]), end or "latest")
+        ended(logs, logs.found, offsets.begin(logs, start).firsts, end or "latest")
 
 
 def test_what_expired_unread_is_an_error_or_left_out() -> None:
@@ -176,7 +196,7 @@ def test_what_expired_unread_is_an_error_or_left_out() -> None:
     logs.found = {A: LogExtent(14, 21), B: LogExtent(0, 11)}
     third = logs.after(second, on_gap="log_start")
     assert spans(second, third) == [Span(A, "id", 20, 21, is_first=False)]
-    assert "skipped" not in third
+    assert third["skipped"] == {}
 
 
 def test_a_replay_leaves_out_what_expired_since_it_was_planned() -> None:
@@ -184,10 +204,17 @@ def test_a_replay_leaves_out_what_expired_since_it_was_planned() -> None:
     logs = FakeLogs({A: (0, 10), B: (0, 10)})
     start = begin(logs, "earliest")
     end = logs.after(start)
-    begun = {span.tp: span.start for span in spans(start, end)}
     bounds = {A: LogExtent(12, 30), B: LogExtent(3, 30)}
-    assert spans(start, end, behind(begun, bounds, "log_start")) == [
+    begun, planned = parsed(start), parsed(end)
+    assert walk.spans(begun, walk_of("log_start").replay(logs, begun, planned, bounds)) == [
         Span(A, "id", 10, 10, is_first=True, expired=10), Span(B, "id", 3, 10, is_first=True, expired=3),
     ]  # fmt: skip
     with pytest.raises(PositionError, match=r"a\[0\] was read to 0, and its log begins at 12"):
-        behind(begun, bounds, "stop")
+        walk_of().replay(logs, begun, planned, bounds)
+
+
+@pytest.mark.parametrize("version", [None, 2])
+def test_offsets_of_another_version_are_refused(version: int | None) -> None:
+    """In words, with what to do."""
+    with pytest.raises(PositionError, match=rf"offsets of version {version}, and this program knows 1.*checkpoint"):
+        parsed({"v": version, "next": {}})

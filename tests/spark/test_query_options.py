@@ -26,7 +26,7 @@ sink: {http: {url: "http://localhost:1/"}}
 def topics_of(query: Query) -> list[str]:
     """The topics that it reads."""
     assert isinstance(query.broker, KafkaRanges)
-    return query.broker.kafka.topics
+    return query.broker.source.topics
 
 
 def parsed(more: Mapping[str, str] = {}, *, stream: bool = True) -> Query:
@@ -48,8 +48,8 @@ def test_options_are_keys_of_the_file() -> None:
     )  # fmt: skip
     broker = query.broker
     assert isinstance(broker, KafkaRanges)
-    assert (broker.kafka.topics, query.start) == (["a", "b"], "latest")
-    assert broker.kafka.properties == {"security.protocol": "ssl"}
+    assert (broker.source.topics, query.start) == (["a", "b"], "latest")
+    assert broker.source.properties == {"security.protocol": "ssl"}
     assert query.tags.field == Field("header", "Tag")
     assert query.tags.filter().group(b"a") == "Money"
     assert query.dedup.field == Field("json", path=("order", "id"))
@@ -71,7 +71,7 @@ def test_a_file_has_the_settings(tmp_path: Path) -> None:
     path.write_text(FILE)
     query = parse_options("kafka", {"config": str(path), "state": str(tmp_path)}, stream=True)
     assert isinstance(query.broker, KafkaRanges)
-    assert (query.broker.kafka.group_id, query.dedup.field) == ("g", Field("header", "id"))
+    assert (query.broker.source.group_id, query.dedup.field) == ("g", Field("header", "id"))
     path.write_text(FILE + "delay: {}\n")
     with pytest.raises(ConfigError, match=r"sidecar\.yaml:5:1: delay: is not possible"):
         parse_options("kafka", {"config": str(path), "state": str(tmp_path)}, stream=True)

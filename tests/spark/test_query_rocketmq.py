@@ -16,10 +16,10 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError, UnavailableError
 from sidecar.spark import read_rocketmq, read_rocketmq_stream
 from sidecar.spark.query import task
-from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.source import QueryStreamReader
 from sidecar.spark.ranges import broker
+from sidecar.spark.ranges.walk import Span
 from tests.support.kafka import unique
 from tests.support.rocketmq import BROKER, Message, Node
 
@@ -76,7 +76,7 @@ class Query:
 
     def _rows(self, end: Any) -> Iterator[Row]:
         for partition in self.reader.partitions(self.at, end):
-            for batch in task.read_span(self.query, partition.value, "query"):
+            for batch in task.read_span(self.query, partition.value):
                 yield from batch.to_pylist()
 
 
@@ -139,7 +139,7 @@ def test_what_is_lost_is_told(rocketmq: Node, orders: str, monkeypatch: pytest.M
     assert len(query.next()) == 20
     beyond = Span(TopicPartition(orders, 0, BROKER), "", 5, 20, is_first=True)
     with pytest.raises(UnavailableError, match=r":0\]@10 cannot be read: the broker has it no more, or not yet"):
-        list(task.read_span(query.query, beyond, "query"))
+        list(task.read_span(query.query, beyond))
     rocketmq.delete_topic(orders)
     rocketmq.create_topic(orders, QUEUES)
     with pytest.raises(PositionError, match=r"ends at 0 and was read to 10: it was created again.*another checkpoint"):

@@ -14,10 +14,10 @@ from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError, UnavailableError
 from sidecar.runtime.lane import is_built
-from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import Query, parse_options
-from sidecar.spark.query.task import read_span
+from sidecar.spark.query.task import begin_ids, read_span
 from sidecar.spark.ranges import rows as columns_module
+from sidecar.spark.ranges.walk import Span
 from tests.support.kafka import Broker, produce, produce_transaction
 from tests.support.produce import Outgoing
 
@@ -51,8 +51,9 @@ class Reader:
 
     def batches(self, start: int, end: int) -> Iterator[Any]:
         """A range as a task has it."""
-        span = Span(self.tp, "", start, end, is_first=start == 0)
-        return read_span(self.query, span, "query", self.told.append)
+        span = Span(self.tp, "", start, end, is_first=start == 0, query="query")
+        begin_ids(self.query, [span])  # as the driver does
+        return read_span(self.query, span, self.told.append)
 
     def read(self, start: int, end: int) -> list[Row]:
         """All rows of a range."""
@@ -150,7 +151,7 @@ def test_a_batch_read_keeps_nothing(kafka: Broker, filled: str, tmp_path: Path) 
     given = {"bootstrap_servers": kafka.bootstrap, "topics": filled, "dedup.by": "key"}
     query = parse_options("kafka", given, stream=False)
     span = Span(TopicPartition(filled, 0), "", 0, TOTAL, is_first=True)
-    found = [offset for batch in read_span(query, span, None) for offset in batch.column("offset").to_pylist()]
+    found = [offset for batch in read_span(query, span) for offset in batch.column("offset").to_pylist()]
     assert found == expected()
     assert list(tmp_path.iterdir()) == []
 

@@ -16,7 +16,7 @@ def test_a_checkpoint_begins_where_the_daemon_stands(kafka: Broker, make_topic: 
     settings = KafkaSettings.model_validate(
         {"bootstrap_servers": kafka.bootstrap, "topics": [f"^{topic[:-2]}"], "group_id": group}
     )
-    broker = KafkaRanges(settings, "", "state", "envelope")
+    broker = KafkaRanges("state", "envelope", settings, "")
     assert broker.await_cluster()
     assert broker.group_offsets() is None
     produce(kafka.bootstrap, topic, [Outgoing(i % 4, b"v", None, None) for i in range(40)])

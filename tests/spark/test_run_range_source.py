@@ -15,12 +15,24 @@ from sidecar.errors import PositionError
 from sidecar.sources.kafka.offsets import is_meant
 from sidecar.spark.ranges import broker, kafka
 from sidecar.spark.ranges.broker import LogExtent, OnGap
-from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
+from sidecar.spark.ranges.walk import Offsets
+from sidecar.spark.run.range_source import RangePlan, RangePlanner
 from tests.support.spark.tasks import job_broker, make_settings
 
-LIMIT = ReadMaxRows(1)
+LIMIT = ReadMaxRows(1_000)
 Logs = dict[tuple[str, int], tuple[int, int]]
 ORDERS: Logs = {("orders", 0): (0, 900)}
+
+
+def ranges_of(planner: RangePlanner, start: Offsets, end: Offsets) -> list[tuple[object, ...]]:
+    """Topic, partition, start and end of each range, and how many offsets expired before it."""
+    spans = [partition.value for partition in planner.partitions(start, end)]
+    return [(span.tp.topic, span.tp.partition, span.start, span.end, span.expired) for span in spans]
+
+
+def of(topic: str, partition: int, start: int, end: int, expired: int = 0) -> tuple[object, ...]:
+    """A range in the form of `ranges_of`."""
+    return topic, partition, start, end, expired
 
 
 class FakeLogs:
@@ -70,12 +82,12 @@ def test_a_new_partition_is_planned_from_its_logs_start(planners: Planners, once
     if once:
         planner.prepareForTriggerAvailableNow()
     end = planner.latestOffset(start, LIMIT)
-    ranges = [Range("new", 0, 1_000, 1_200), Range("orders", 1, 50, 60)]
-    assert planner.partitions(start, end) == ranges
+    ranges = [of("new", 0, 1_000, 1_200), of("orders", 1, 50, 60)]
+    assert ranges_of(planner, start, end) == ranges
     later = planners.make({("orders", 0): (0, 950), ("orders", 1): (50, 70), ("new", 0): (1_000, 1_300)})
-    assert later.partitions(start, end) == ranges
-    assert later.partitions(end, later.latestOffset(end, LIMIT)) == [
-        Range("new", 0, 1_200, 1_300), Range("orders", 0, 900, 950), Range("orders", 1, 60, 70),
+    assert ranges_of(later, start, end) == ranges
+    assert ranges_of(later, end, later.latestOffset(end, LIMIT)) == [
+        of("new", 0, 1_200, 1_300), of("orders", 0, 900, 950), of("orders", 1, 60, 70),
     ]  # fmt: skip
 
 
@@ -84,13 +96,13 @@ def test_a_start_that_no_micro_batch_has_yet_is_asked_for_again(planners: Planne
     start = {"orders": {"0": 900}}
     planners.make(ORDERS | {("new", 0): (1_000, 1_200)}).latestOffset(start, LIMIT)
     planner = planners.make(ORDERS | {("new", 0): (1_100, 1_200)})
-    assert planner.partitions(start, planner.latestOffset(start, LIMIT)) == [Range("new", 0, 1_100, 1_200)]
+    assert ranges_of(planner, start, planner.latestOffset(start, LIMIT)) == [of("new", 0, 1_100, 1_200)]
 
 
 def test_a_bound_is_shared_by_what_can_be_read(planners: Planners) -> None:
     """What expired before a partition was known is none of its lag: nothing ends below its log's start."""
     planner = planners.make({("orders", 0): (0, 1_000), ("new", 0): (9_000, 9_100)}, span=110)
-    assert planner.latestOffset({"orders": {"0": 0}}, LIMIT) == {"orders": {"0": 100}, "new": {"0": 9_010}}
+    assert planner.latestOffset({"orders": {"0": 0}}, ReadMaxRows(110)) == {"orders": {"0": 100}, "new": {"0": 9_010}}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,7 @@ def test_what_expired_unread_stops_the_query(planners: Planners, is_replay: bool
     planner = planners.make(EXPIRED)
     with pytest.raises(PositionError, match=text) as caught:
         if is_replay:
-            planner.partitions(START, {"orders": {"0": 990, "1": 0}})
+            ranges_of(planner, START, {"orders": {"0": 990, "1": 0}})
         else:
             planner.latestOffset(START, LIMIT)
     assert caught.value.exit_code == 78
@@ -144,8 +156,8 @@ def test_each_partition_goes_on_at_its_logs_start(planners: Planners, told: list
     planner = planners.make(EXPIRED, on_gap="log_start")
     end = planner.latestOffset(START, LIMIT)
     assert end == {"orders": {"0": 1_000, "1": 10}}
-    ranges = [Range("orders", 0, 950, 1_000, expired=50), Range("orders", 1, 0, 10)]
-    assert planner.partitions(START, end) == ranges
+    ranges = [of("orders", 0, 950, 1_000, expired=50), of("orders", 1, 0, 10)]
+    assert ranges_of(planner, START, end) == ranges
     assert told == [
         {
             "event": "offset.expired", "log_level": "error", "topic": "orders", "partition": 0, "committed": 900,
@@ -153,9 +165,9 @@ def test_each_partition_goes_on_at_its_logs_start(planners: Planners, told: list
         }
     ]  # fmt: skip
     again = planners.make(EXPIRED, on_gap="log_start")
-    assert again.partitions(START, end) == ranges
+    assert ranges_of(again, START, end) == ranges
     assert again.latestOffset(end, LIMIT) == end
-    assert again.partitions(end, {"orders": {"0": 1_001, "1": 10}}) == [Range("orders", 0, 1_000, 1_001)]
+    assert ranges_of(again, end, {"orders": {"0": 1_001, "1": 10}}) == [of("orders", 0, 1_000, 1_001)]
 
 
 def test_a_replay_leaves_out_what_expired_since_it_was_planned(planners: Planners, told: list[Any]) -> None:
@@ -163,11 +175,11 @@ def test_a_replay_leaves_out_what_expired_since_it_was_planned(planners: Planner
     planned = planners.make(ORDERS | {("orders", 1): (0, 10)}, on_gap="log_start")
     end = planned.latestOffset({"orders": {"0": 800, "1": 0}}, LIMIT)
     later = planners.make({("orders", 0): (930, 990), ("orders", 1): (4, 10)}, on_gap="log_start")
-    assert later.partitions({"orders": {"0": 800, "1": 0}}, end) == [
-        Range("orders", 0, 900, 900, expired=100), Range("orders", 1, 4, 10, expired=4),
+    assert ranges_of(later, {"orders": {"0": 800, "1": 0}}, end) == [
+        of("orders", 0, 900, 900, expired=100), of("orders", 1, 4, 10, expired=4),
     ]  # fmt: skip
     following = later.latestOffset(end, LIMIT)
-    assert later.partitions(end, following) == [Range("orders", 0, 930, 990, expired=30)]
+    assert ranges_of(later, end, following) == [of("orders", 0, 930, 990, expired=30)]
     assert [event["expired"] for event in told] == [100, 4, 30]
 
 
@@ -175,17 +187,17 @@ def test_a_pending_range_of_a_topic_that_is_gone_stops_the_query(planners: Plann
     """No task waits for its messages."""
     planner = planners.make({("new", 0): (0, 1)}, on_gap="log_start")
     with pytest.raises(PositionError, match=r"orders\[0\] was read to 900 and is not there any more"):
-        planner.partitions({"orders": {"0": 900}}, {"orders": {"0": 950}})
+        ranges_of(planner, {"orders": {"0": 900}}, {"orders": {"0": 950}})
 
 
 def test_a_run_that_ends_by_itself_sees_what_expires_meanwhile(planners: Planners, told: list[Any]) -> None:
     """Its ends are those at its start, the starts of the logs those of each micro-batch."""
     planner = planners.make({("orders", 0): (0, 300)}, on_gap="log_start", span=100)
     planner.prepareForTriggerAvailableNow()
-    end = planner.latestOffset({"orders": {"0": 0}}, LIMIT)
+    end = planner.latestOffset({"orders": {"0": 0}}, ReadMaxRows(100))
     assert end == {"orders": {"0": 100}}
     planner._logs._found = {TopicPartition("orders", 0): LogExtent(150, 900)}  # type: ignore[attr-defined]
-    following = planner.latestOffset(end, LIMIT)
-    assert planner.partitions(end, following) == [Range("orders", 0, 150, 250, expired=50)]
+    following = planner.latestOffset(end, ReadMaxRows(100))
+    assert ranges_of(planner, end, following) == [of("orders", 0, 150, 250, expired=50)]
     planner._logs._found = {TopicPartition("orders", 0): LogExtent(400, 900)}  # type: ignore[attr-defined]
-    assert planner.latestOffset(following, LIMIT) == {"orders": {"0": 400}}
+    assert planner.latestOffset(following, ReadMaxRows(100)) == {"orders": {"0": 400}}

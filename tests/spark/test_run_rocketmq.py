@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.wire.requests import MemberAsks, Subscription
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run.deliver import Task, deliver
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import LetterFiles, Outcome
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
+from sidecar.spark.run.range_source import RangePlan, RangePlanner
 from sidecar.spark.run.table_job import job_of
 from sidecar.spark.run.writer import RangeWriter, TaskReport
 from sidecar.state.store import Store
@@ -52,7 +54,7 @@ from tests.support.workload import POISON, Workload
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LIMIT = ReadMaxRows(1)
+LIMIT = ReadMaxRows(1_000_000)
 
 
 class Reader:
@@ -71,17 +73,15 @@ class Reader:
         self.planner = RangePlanner(RangePlan(self.source, folder, 1_000_000, stood))
         self.at = self.planner.initialOffset()
 
-    def plan(self) -> list[Range]:
+    def plan(self) -> list[Span]:
         """The ranges of the next micro-batch."""
         end = json.loads(json.dumps(self.planner.latestOffset(self.at, LIMIT)))
-        ranges, self.at = list(self.planner.partitions(self.at, end)), end
+        ranges, self.at = [replace(found.value, is_first=False) for found in self.planner.partitions(self.at, end)], end
         return ranges
 
-    def bodies(self, span: Range) -> Iterator[bytes]:
+    def bodies(self, span: Span) -> Iterator[bytes]:
         """The bodies of a range."""
-        found = self.source.read(
-            self.folder.path, TopicPartition(span.topic, span.partition, span.broker), span.start, span.end
-        )
+        found = self.source.read(self.folder.path, span.tp, span.start, span.end)
         for run in found.runs:
             yield from (body or b"" for body in found.columns.values(run.messages))
 
@@ -116,15 +116,18 @@ def test_it_begins_where_the_daemon_stands_and_reads_what_was_handed_back(
     reader = Reader(document, tmp_path)
     assert reader.source.await_cluster() == "DefaultCluster"
     ranges = reader.plan()
-    assert ranges == [Range(orders, 0, 4, 9, BROKER), Range(orders, 1, 0, 9, BROKER)]
+    assert ranges == [
+        Span(TopicPartition(orders, 0, BROKER), "", 4, 9),
+        Span(TopicPartition(orders, 1, BROKER), "", 0, 9),
+    ]
     for span in ranges:
-        places = [(span.partition, offset) for offset in range(span.start, span.end)]
+        places = [(span.tp.partition, offset) for offset in range(span.start, span.end)]
         assert list(reader.bodies(span)) == [there[place].body for place in places if there[place].tag != "c"]
     with ExitStack() as stack:
         letters = reader.source.open_letters(LetterFiles(tmp_path / "letters", "0"), stack)
         letters.store([DeadLetter(TopicPartition(orders, 1, BROKER), 3, "s", "a", "r", None)])
     (retry,) = wait_until(reader.plan, 30, "it is back")
-    assert retry == Range(f"%RETRY%{group}", 0, 0, 1, BROKER)
+    assert retry == Span(TopicPartition(f"%RETRY%{group}", 0, BROKER), "", 0, 1)
     assert list(reader.bodies(retry)) == [there[1, 3].body]
     reader.planner.stop()
 
@@ -144,7 +147,10 @@ def test_a_start_is_for_a_group_that_never_committed_and_not_for_what_was_handed
     sent = [Message(b"%d" % i, queue=0, properties={"n": str(i)}) for i in range(8, 12)]
     there = dict(zip(rocketmq.send(orders, sent, queues=2), sent, strict=True))
     ranges = reader.plan()
-    assert ranges == [Range(f"%RETRY%{group}", 0, 0, 1, BROKER), Range(orders, 0, 8, 12, BROKER)]
+    assert ranges == [
+        Span(TopicPartition(f"%RETRY%{group}", 0, BROKER), "", 0, 1),
+        Span(TopicPartition(orders, 0, BROKER), "", 8, 12),
+    ]
     above_9 = [body for offset in range(8, 12) if int(body := there[0, offset].body) > 9]
     assert [list(reader.bodies(span)) for span in ranges] == [[b"back"], above_9]
     reader.planner.stop()
@@ -182,7 +188,7 @@ def test_a_topic_that_was_created_again_and_filled_further_is_noticed(
     if when == "between ranges":
         create_again()
         (again, _) = reader.plan()
-        assert again == Range(orders, 0, 600, 900, BROKER)
+        assert again == Span(TopicPartition(orders, 0, BROKER), "", 600, 900)
         with pytest.raises(PositionError, match="was deleted and created again"):
             next(reader.bodies(again))
     else:
@@ -264,9 +270,9 @@ def test_a_twin_that_waits_is_delivered_when_the_first_is_a_dead_letter(
         checkpoint = open_checkpoint([query], folder.path, settings, "cluster")
         outcomes, plan = list[Outcome](), plan_of(settings, folder.path, checkpoint)
         for span in reader.plan():
-            tp = TopicPartition(span.topic, span.partition, span.broker)
+            tp = span.tp
             found = reader.source.read(folder.path, tp, span.start, span.end)
-            task = Task(tp, checkpoint.scope(span.topic), "", 0, "0", again=False)
+            task = Task(tp, checkpoint.scope(tp.topic), "", 0, "0", again=False)
             outcomes.append(deliver(plan, task, found.columns, found.runs))
         assert [one.books.in_flight for one in outcomes] == [0, 1]
         RangeWriter(plan).commit([TaskReport(one) for one in outcomes], 0)

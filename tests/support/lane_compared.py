@@ -30,10 +30,10 @@ from sidecar.runtime.build import build_parts
 from sidecar.runtime.lane import refusal_of_fields
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
-from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import COLUMNS, Query
 from sidecar.spark.query.task import read_span
-from sidecar.spark.ranges.kafka import KafkaRanges
+from sidecar.spark.ranges import broker_of
+from sidecar.spark.ranges.walk import Span
 from tests.support.kafka import Broker, produce, unique
 from tests.support.lane import client, lane_of
 from tests.support.lane_cases import IDS, ODD_SHARE, produce_odd, random_settings, strange
@@ -136,10 +136,10 @@ def compare_rows(settings: Settings, chance: random.Random, ends: Mapping[TopicP
             for lane in ("on", "off"):
                 kafka = settings.source.kafka.model_copy(update={"lane": lane})
                 source = settings.source.model_copy(update={"kafka_": kafka})
-                broker = KafkaRanges.of(settings.model_copy(update={"source": source}), refusal_of_fields(settings))
-                assert broker.kafka.lane == lane
+                changed = settings.model_copy(update={"source": source})
+                broker = broker_of(changed, refusal_of_fields(settings), retried=False)
                 query = Query(broker, settings.tags, settings.dedup, "", ("json", "info"), tuple(names), 1, None)
-                batches = list(read_span(query, Span(tp, "", start, stop, is_first=True), None))
+                batches = list(read_span(query, Span(tp, "", start, stop, is_first=True)))
                 for batch in batches:
                     batch.validate(full=True)
                 found.append(pa.Table.from_batches(batches).to_pylist() if batches else [])

@@ -15,10 +15,11 @@ from sidecar.core.books import Books
 from sidecar.core.records import Message, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import PositionError, StateError
-from sidecar.spark.query.offsets import ANEW, Span
+from sidecar.spark.query.offsets import ANEW
 from sidecar.spark.query.options import Query
 from sidecar.spark.ranges.broker import ExpiredError, gap, patiently
 from sidecar.spark.ranges.rows import LaneRows, MessageRows, Sieve
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.workers import freeze_modules
 
@@ -111,21 +112,17 @@ def begin_ids(query: Query, found: Iterable[Span]) -> None:
         StateError: The folder cannot be written.
     """
     for span in found:
-        if query.keeps_ids and span.is_first:
-            _windows(query, span, span.query).save(RotatingSet(query.dedup.capacity), span.start)
+        if query.keeps_ids and span.query and span.is_first:
+            _windows(query, span).save(RotatingSet(query.dedup.capacity), span.start)
 
 
-def read_span(
-    query: Query, span: Span, query_id: str | None, tell: Callable[[Books], None] | None = None
-) -> Iterator[pa.RecordBatch]:
+def read_span(query: Query, span: Span, tell: Callable[[Books], None] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a range.
 
     The window of ids after it is stored once all rows are taken. If Spark stops before, as for `limit`, or does not
     begin, nothing is stored, and the next range of the partition reads this one again for its ids.
 
     Args:
-        query_id: Id of the query, under which ids are kept if it has no name; None for a batch read, which keeps no
-            ids.
         tell: Called with the books of the range, once all rows are taken.
 
     Raises:
@@ -135,8 +132,8 @@ def read_span(
     """
     broker, columns = query.broker, query.broker.columns()
     sieve, windows = Sieve(query.tags, query.dedup, columns), None
-    if query.keeps_ids and query_id is not None:
-        windows = _recall(query, sieve, _windows(query, span, query_id), span)
+    if query.keeps_ids:
+        windows = _recall(query, sieve, span)
         sieve.books = Books()
     lane = broker.lane()
     if callable(lane):
@@ -160,17 +157,15 @@ def _refuse_replaced(query: Query, span: Span) -> None:
         raise PositionError(f"{span.tp.topic} was deleted and created again: {ANEW}")
 
 
-def _recall(query: Query, sieve: Sieve, windows: Windows, span: Span) -> Windows:
+def _recall(query: Query, sieve: Sieve, span: Span) -> Windows:
     """Fill the window with the ids before the range; return its versions.
 
     Ids that are read again are stored before any row leaves: so a query that reads no range to its end reads each range
     twice, not all of them in each micro-batch, and needs no range that expired long ago.
     """
     assert sieve.window is not None
-    reached = windows.load(sieve.window, span.start)
-    if reached is None and not span.query and span.is_first:
-        windows.save(sieve.window, span.start)  # for a query of an earlier build, whose driver does not store it
-        return windows
+    windows = _windows(query, span)
+    reached = windows.load(sieve.window, span.start) if span.query else None
     if reached is None:
         raise _missing(windows, span)
     if reached >= span.start - span.expired:
@@ -210,9 +205,9 @@ def _missing(windows: Windows, span: Span) -> StateError:
     )
 
 
-def _windows(query: Query, span: Span, query_id: str) -> Windows:
+def _windows(query: Query, span: Span) -> Windows:
     """A partition's ids, in folders of their own for a recreated topic, and for ids from another field."""
     assert query.state is not None
     identity = orjson.dumps([list(span.tp), span.topic_id, query.ids])
     name = f"{span.tp.partition}-{hashlib.blake2b(identity, digest_size=8).hexdigest()}"
-    return Windows(query.state / (span.query or query_id) / name)
+    return Windows(query.state / span.query / name)

@@ -16,10 +16,12 @@ def broker_of(settings: Settings, lane_refusal: str, *, retried: bool) -> Broker
         lane_refusal: The reason why the lane cannot read its messages; empty if it can. Kafka only.
         retried: Whether messages that the consumer group handed back are read too. RocketMQ only.
     """
+    letters, row_format = settings.dead_letters, settings.sink.chosen.row_format
     if settings.source.rocketmq is not None:
+        from sidecar.runtime.build import pushed_expression
         from sidecar.spark.ranges.rocketmq import RocketMqRanges
 
-        return RocketMqRanges.of(settings, retried=retried)
+        return RocketMqRanges(letters, row_format, settings.source.rocketmq, pushed_expression(settings), retried)
     from sidecar.spark.ranges.kafka import KafkaRanges
 
-    return KafkaRanges.of(settings, lane_refusal)
+    return KafkaRanges(letters, row_format, settings.source.kafka, lane_refusal)

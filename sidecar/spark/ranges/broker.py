@@ -8,10 +8,12 @@ the process that needs it.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 from urllib.parse import unquote
 
 from sidecar.core.records import Columns, Message, Run, TopicPartition
@@ -19,7 +21,11 @@ from sidecar.errors import UnavailableError
 from sidecar.spark.workers import configure_log
 
 if TYPE_CHECKING:
+    from sidecar.config.failures import DeadLetterSettings
+    from sidecar.config.source.kafka import KafkaSettings
+    from sidecar.config.source.rocketmq import RocketMqSettings
     from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
+    from sidecar.spark.ranges.kafka import LaneReader
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -69,26 +75,7 @@ class Logs(Protocol):
     def close(self) -> None: ...
 
 
-class LaneRuns(Protocol):
-    """Reads a range in C."""
-
-    @property
-    def offset(self) -> int: ...
-
-    def read(self, most: int) -> Sequence[object]:
-        """At most `most` messages from `offset` on, as runs, and errors; nothing if none came yet.
-
-        Raises:
-            UnavailableError: An error came, or nothing for too long.
-        """
-        ...
-
-    def heard(self) -> None:
-        """Restart the time limit: the receiver may have kept this task waiting."""
-        ...
-
-
-OpenLane: TypeAlias = Callable[[TopicPartition, int], AbstractContextManager[LaneRuns]]
+OpenLane: TypeAlias = "Callable[[TopicPartition, int], AbstractContextManager[LaneReader]]"
 """Opens the reader of a range that begins at an offset; it ends with the block."""
 
 
@@ -108,38 +95,39 @@ class RangeMessages(NamedTuple):
     lane: OpenLane | None = None
 
 
-class SingleMessages(NamedTuple):
-    """Single messages of a broker.
+SingleMessages: TypeAlias = tuple[Columns, Callable[[TopicPartition, int], Message | None]]
+"""A reader of columns, and a function that returns the message at an offset, None if it is gone; the function raises
+`UnavailableError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRanges:
+    """A cluster, and the topics that are read there; the default answers are those of a broker without topic ids.
 
     Args:
-        columns: Reads columns of the messages.
-        message: Returns the message at an offset, None if it is gone; raises `UnavailableError`.
+        row_format: The sink's format; its rows may contain the whole message.
     """
 
-    columns: Columns
-    message: Callable[[TopicPartition, int], Message | None]
-
-
-class BrokerRanges(Protocol):
-    """A cluster, and the topics that are read there."""
+    dead_letters: Literal["state"] | DeadLetterSettings
+    row_format: str
+    source: KafkaSettings | RocketMqSettings
+    topics_key: ClassVar[str]
 
     @property
     def start(self) -> str | int:
         """Where a new query begins: ``earliest``, ``latest``, or milliseconds since the epoch."""
-        ...
-
-    @property
-    def topics_key(self) -> str: ...
+        return self.source.start
 
     @property
     def start_timeout_s(self) -> float:
         """Limit of a start's wait for the cluster."""
-        ...
+        return self.source.start_timeout_ms / 1000
 
+    @abstractmethod
     def logs(self) -> Logs:
         """Requests about the logs; the caller closes them."""
-        ...
 
+    @abstractmethod
     def await_cluster(self) -> str:
         """The cluster's id, once it answers and knows all topics.
 
@@ -148,7 +136,6 @@ class BrokerRanges(Protocol):
             CredentialsError: It refuses.
             ConfigError: A setting cannot be used here.
         """
-        ...
 
     def refuse_members(self) -> None:
         """Refuse to run beside members of the consumer group: both engines would each deliver everything.
@@ -156,18 +143,26 @@ class BrokerRanges(Protocol):
         Raises:
             UnavailableError: The group has members, or the cluster does not report whether it has.
         """
-        ...
+        if count := self._members():
+            raise UnavailableError(
+                f"the consumer group {self.source.consumer_group} has {count} members: a daemon reads with it",
+                hint="stop the daemon first; the checkpoint starts at its committed offsets",
+            )
 
+    @abstractmethod
+    def _members(self) -> int:
+        """Number of the group's members; raises `UnavailableError`."""
+
+    @abstractmethod
     def group_offsets(self) -> Places | None:
         """The offsets of the daemon's consumer group; None if it never had any.
 
         Raises:
             UnavailableError: The cluster does not answer.
         """
-        ...
 
-    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
-        """The identity under which a checkpoint reads the topic.
+    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:  # noqa: ARG002
+        """The identity under which a checkpoint reads the topic: its name, where `read` compares messages.
 
         Args:
             anew: Whether to ask the cluster now; otherwise an answer of the last 5 s suffices.
@@ -176,16 +171,17 @@ class BrokerRanges(Protocol):
             PositionError: The topic was created again since.
             UnavailableError: The cluster does not answer.
         """
-        ...
+        return topic
 
-    def topic_id(self, topic: str) -> str:
+    def topic_id(self, topic: str) -> str:  # noqa: ARG002
         """The topic's id at this moment; empty if the cluster has none.
 
         Raises:
             UnavailableError: The cluster does not answer.
         """
-        ...
+        return ""
 
+    @abstractmethod
     def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
         """The messages of a range for a job, all from the topic that the job has read before.
 
@@ -193,19 +189,18 @@ class BrokerRanges(Protocol):
             PositionError: The topic was created again since.
             UnavailableError: The broker does not return them.
         """
-        ...
 
+    @abstractmethod
     def columns(self) -> Columns:
         """A reader of the lists in `messages`, each of which it may read more than once."""
-        ...
 
+    @abstractmethod
     def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[Sequence[Message]]:
         """The messages of a range, some at a time.
 
         Taking them raises:
             UnavailableError: The broker does not return them.
         """
-        ...
 
     def lane(self) -> OpenLane | str | None:
         """The reader in C, or the reason why there is none; None if the settings do not want it.
@@ -213,12 +208,13 @@ class BrokerRanges(Protocol):
         Raises:
             ConfigError: The settings require it, and it cannot be used here.
         """
-        ...
+        return None
 
+    @abstractmethod
     def single(self, stack: ExitStack) -> SingleMessages:
         """Single messages; the stack closes their client."""
-        ...
 
+    @abstractmethod
     def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
         """The store of dead letters that the settings name.
 
@@ -226,7 +222,6 @@ class BrokerRanges(Protocol):
             keeper: Stores them if no topic is named.
             stack: Closes the client that reads messages again.
         """
-        ...
 
 
 def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:

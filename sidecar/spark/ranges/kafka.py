@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import confluent_kafka as ck
 import structlog
@@ -21,8 +21,6 @@ from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient
 from typing_extensions import override
 
-from sidecar.config.failures import DeadLetterSettings
-from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import Columns, Header, Run, TopicPartition
 from sidecar.errors import PositionError, UnavailableError
@@ -85,72 +83,45 @@ class KafkaRanges(BrokerRanges):
 
     Args:
         lane_refusal: The reason why the lane cannot read its messages; empty if it can.
-        row_format: The sink's format; its rows may contain the whole message.
     """
 
-    kafka: KafkaSettings
+    source: KafkaSettings
     lane_refusal: str
-    dead_letters: Literal["state"] | DeadLetterSettings
-    row_format: str
-
-    @classmethod
-    def of(cls, settings: Settings, lane_refusal: str) -> KafkaRanges:
-        """The topics of these settings."""
-        return cls(settings.source.kafka, lane_refusal, settings.dead_letters, settings.sink.chosen.row_format)
-
-    @property
-    @override
-    def start(self) -> str | int:
-        return self.kafka.start
-
-    @property
-    @override
-    def topics_key(self) -> str:
-        return "source.kafka.topics"
-
-    @property
-    @override
-    def start_timeout_s(self) -> float:
-        return self.kafka.start_timeout_ms / 1000
+    topics_key: ClassVar = "source.kafka.topics"
 
     # Requests
 
     @override
     def logs(self) -> KafkaLogs:
-        return KafkaLogs(self.kafka)
+        return KafkaLogs(self.source)
 
     @override
     def await_cluster(self) -> str:
-        if self.kafka.lane == "on":
+        if self.source.lane == "on":
             lane_for("on", self.lane_refusal, 0)
-        return _await_cluster(self.kafka)
+        return _await_cluster(self.source)
 
     @override
-    def refuse_members(self) -> None:
+    def _members(self) -> int:
         """The broker has 10 s to answer."""
-        kafka = self.kafka
+        kafka = self.source
         try:
-            members = members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S)
+            return len(members_of(AdminClient(client_config(kafka)), kafka.group_id, REQUEST_S))
         except TimeoutError as error:
             raise _unreachable(kafka, ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))) from error
         except ck.KafkaException as error:
             if not is_forbidden(error.args[0]):  # describing a group needs a separate permission
                 raise _unreachable(kafka, error) from error
             log.warning("members.not_checked", group_id=kafka.group_id, reason=text_of(error.args[0]))
-            return
-        if members:
-            raise UnavailableError(
-                f"the consumer group {kafka.group_id} has {len(members)} members: a daemon reads with it",
-                hint="stop the daemon first; the checkpoint starts at its committed offsets",
-            )
+            return 0
 
     @override
     def group_offsets(self) -> Places | None:
         """`EARLIEST` stands for partitions without a committed offset."""
-        with outsider(self.kafka) as consumer:
+        with outsider(self.source) as consumer:
             offsets = Offsets(consumer)
             offsets.within(REQUEST_S)
-            answers = offsets.committed(offsets.partitions(self.kafka.topics))
+            answers = offsets.committed(offsets.partitions(self.source.topics))
             committed = _known({tp: answer.error or answer.offset for tp, answer in answers.items()})
             there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
         if not there:
@@ -162,7 +133,7 @@ class KafkaRanges(BrokerRanges):
 
     @override
     def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
-        now = _topic_id(self.kafka, cluster_id, topic, anew=anew)
+        now = _topic_id(self.source, cluster_id, topic, anew=anew)
         known = read_or_make(folder / "topics" / topic, now.encode).decode()
         if known != now:
             raise PositionError(
@@ -173,7 +144,7 @@ class KafkaRanges(BrokerRanges):
 
     @override
     def topic_id(self, topic: str) -> str:
-        return _topic_id(self.kafka, "", topic, anew=True)
+        return _topic_id(self.source, "", topic, anew=True)
 
     # Messages
 
@@ -184,34 +155,34 @@ class KafkaRanges(BrokerRanges):
     @override
     def lane(self) -> OpenLane | str | None:
         lane = self._lane()
-        return partial(LaneReader.open, self.kafka, lane) if isinstance(lane, FastLane) else lane
+        return partial(LaneReader.open, self.source, lane) if isinstance(lane, FastLane) else lane
 
     def _lane(self) -> FastLane | str | None:
-        lane = lane_for(self.kafka.lane, self.lane_refusal, QUEUE_KBYTES << 10)
-        return lane if isinstance(lane, FastLane) or self.kafka.lane != "off" else None
+        lane = lane_for(self.source.lane, self.lane_refusal, QUEUE_KBYTES << 10)
+        return lane if isinstance(lane, FastLane) or self.source.lane != "off" else None
 
     @override
     def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
         lane = self._lane()
         if isinstance(lane, FastLane):
-            runs = fetch_by_lane(self.kafka, lane, tp, start, end)
-            return RangeMessages(LaneColumns(), runs, "", partial(LaneReader.open, self.kafka, lane))
-        return RangeMessages(KafkaColumns(), fetch(self.kafka, tp, start, end), lane)
+            runs = fetch_by_lane(self.source, lane, tp, start, end)
+            return RangeMessages(LaneColumns(), runs, "", partial(LaneReader.open, self.source, lane))
+        return RangeMessages(KafkaColumns(), fetch(self.source, tp, start, end), lane)
 
     @override
     def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[list[Message]]:
-        return chunks(self.kafka, tp, start, end, CHUNK_MESSAGES_MAX)
+        return chunks(self.source, tp, start, end, CHUNK_MESSAGES_MAX)
 
     @override
     def single(self, stack: ExitStack) -> SingleMessages:
-        return SingleMessages(KafkaColumns(), self._fetcher(stack).message)
+        return KafkaColumns(), self._fetcher(stack).message
 
     @override
     def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
-        return dead_letter_store(self.dead_letters, self.row_format, self.kafka, keeper, self._fetcher(stack).fetch)
+        return dead_letter_store(self.dead_letters, self.row_format, self.source, keeper, self._fetcher(stack).fetch)
 
     def _fetcher(self, stack: ExitStack) -> KafkaFetcher:
-        return stack.enter_context(closing(KafkaFetcher(client_config(self.kafka))))
+        return stack.enter_context(closing(KafkaFetcher(client_config(self.source))))
 
 
 class KafkaLogs(Logs):

@@ -12,18 +12,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import orjson
 import structlog
 from typing_extensions import override
 
-from sidecar.config.failures import DeadLetterSettings
-from sidecar.config.model import Settings
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import Columns, Original, TopicPartition
 from sidecar.errors import PositionError, SidecarError, UnavailableError, extra
-from sidecar.runtime.build import pushed_expression
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, dead_letter_store
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
@@ -66,44 +63,18 @@ class RocketMqRanges(BrokerRanges):
     Args:
         pushed: The brokers' filter by tags: ``a || b``, or ``*``.
         retried: Whether messages that the consumer group handed back are read too.
-        row_format: The sink's format; its rows may contain the whole message.
     """
 
-    rocketmq: RocketMqSettings
+    source: RocketMqSettings
     pushed: str
     retried: bool
-    dead_letters: Literal["state"] | DeadLetterSettings
-    row_format: str
-
-    @classmethod
-    def of(cls, settings: Settings, *, retried: bool) -> RocketMqRanges:
-        """The queues that these settings name."""
-        assert settings.source.rocketmq is not None
-        sink = settings.sink.chosen
-        return cls(
-            settings.source.rocketmq, pushed_expression(settings), retried, settings.dead_letters, sink.row_format
-        )
-
-    @property
-    @override
-    def start(self) -> str | int:
-        return self.rocketmq.start
-
-    @property
-    @override
-    def topics_key(self) -> str:
-        return "source.rocketmq.topics"
-
-    @property
-    @override
-    def start_timeout_s(self) -> float:
-        return self.rocketmq.start_timeout_ms / 1000
+    topics_key: ClassVar = "source.rocketmq.topics"
 
     # Requests
 
     @override
     def logs(self) -> RocketMqLogs:
-        return RocketMqLogs(self.rocketmq, retried=self.retried)
+        return RocketMqLogs(self.source, retried=self.retried)
 
     @override
     def await_cluster(self) -> str:
@@ -112,26 +83,21 @@ class RocketMqRanges(BrokerRanges):
         Raises:
             ConfigError: A broker cannot filter by `source.rocketmq.sql`.
         """
-        with Inquiry(self.rocketmq, start_ms=self.rocketmq.start_timeout_ms) as inquiry:
-            if self.rocketmq.sql is not None:
+        with Inquiry(self.source, start_ms=self.source.start_timeout_ms) as inquiry:
+            if self.source.sql is not None:
                 brokers = list(inquiry.routes.brokers().values())
-                inquiry.check_filter(brokers, self._subscription(self.rocketmq.topics[0]))
+                inquiry.check_filter(brokers, self._subscription(self.source.topics[0]))
             return inquiry.asks.wire(inquiry.routes.cluster)
 
     @override
-    def refuse_members(self) -> None:
-        with Inquiry(self.rocketmq) as inquiry:
-            members = inquiry.members()
-        if members:
-            raise UnavailableError(
-                f"the consumer group {self.rocketmq.group} has {len(members)} members: a daemon reads with it",
-                hint="stop the daemon first; the checkpoint starts at its committed offsets",
-            )
+    def _members(self) -> int:
+        with Inquiry(self.source) as inquiry:
+            return len(inquiry.members())
 
     @override
     def group_offsets(self) -> Places | None:
         """The committed offsets, including the group's retry topic; None if no topic has any."""
-        with Inquiry(self.rocketmq, beside=[RETRY + self.rocketmq.group]) as inquiry:
+        with Inquiry(self.source, beside=[RETRY + self.source.group]) as inquiry:
             tps, asks = inquiry.queues(), inquiry.asks
             wanted = [(tp.broker, ask) for tp in tps for ask in (asks.committed(tp), asks.low(tp), asks.high(tp))]
             answers = inquiry.answers(wanted, also=[Code.QUERY_NOT_FOUND])
@@ -140,18 +106,7 @@ class RocketMqRanges(BrokerRanges):
             committed, low, high = answers[3 * i : 3 * i + 3]
             if committed.code == Code.SUCCESS:
                 found[tp] = _within(tp, read_offset(committed), max(0, read_offset(low)), max(0, read_offset(high)))
-        return by_topic(found) if any(tp.topic in self.rocketmq.topics for tp in found) else None
-
-    # Topics that were created again
-
-    @override
-    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
-        """The topic's name; `read` compares messages."""
-        return topic
-
-    @override
-    def topic_id(self, topic: str) -> str:
-        return ""
+        return by_topic(found) if any(tp.topic in self.source.topics for tp in found) else None
 
     # Messages
 
@@ -160,19 +115,15 @@ class RocketMqRanges(BrokerRanges):
         return RocketMqColumns()
 
     @override
-    def lane(self) -> None:
-        return None
-
-    @override
     def read(self, folder: Path, tp: TopicPartition, start: int, end: int) -> RangeMessages:
-        chunks = self._reported(tp, self._proven(folder, tp, start, end))
+        chunks = _reported(tp, self._proven(folder, tp, start, end))
         runs = gather(tp, chunks, lambda found: (len(m.body) for m in found), itemgetter(0))
         return RangeMessages(self.columns(), runs, None)
 
     def _proven(self, folder: Path, tp: TopicPartition, start: int, end: int) -> Iterator[list[StoredMessage]]:
         """The messages of a range, all from one and the same topic."""
         path = folder / "marks" / f"{tp.topic}-{tp.queue}"
-        with closing(QueueReader(self.rocketmq, tp)) as queue:
+        with closing(QueueReader(self.source, tp)) as queue:
             stored = read_if_there(path)
             before = _mark_at(queue, tp, start) if stored is None else QueueMark(*orjson.loads(stored))
             _refuse_replaced(queue, tp, before)
@@ -182,34 +133,35 @@ class RocketMqRanges(BrokerRanges):
         if last is not None:
             write(path, orjson.dumps([*last]))
 
-    def _reported(self, tp: TopicPartition, chunks: Iterator[list[StoredMessage]]) -> Iterator[list[StoredMessage]]:
-        for messages in chunks:
-            if any(map(_PACKED, messages)):
-                for message in filter(_PACKED, messages):
-                    log.warning("body.not_unpacked", **tp.fields(), offset=message.offset)
-            yield messages
-
     def _subscription(self, topic: str) -> Subscription:
         """The brokers' filter; handed-back messages were wanted then, and are filtered here."""
         if topic.startswith(RETRY):
             return Subscription(topic)
-        if self.rocketmq.sql is not None:
-            return Subscription(topic, self.rocketmq.sql, "SQL92")
+        if self.source.sql is not None:
+            return Subscription(topic, self.source.sql, "SQL92")
         return Subscription(topic, self.pushed)
 
     @override
     def messages(self, tp: TopicPartition, start: int, end: int) -> Iterator[list[StoredMessage]]:
-        with closing(QueueReader(self.rocketmq, tp)) as queue:
+        with closing(QueueReader(self.source, tp)) as queue:
             yield from queue.messages(self._subscription(tp.topic), start, end)
 
     @override
     def single(self, stack: ExitStack) -> SingleMessages:
-        return SingleMessages(self.columns(), stack.enter_context(closing(_Again(self.rocketmq))).message)
+        return self.columns(), stack.enter_context(closing(_Again(self.source))).message
 
     @override
     def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
-        again = stack.enter_context(closing(_Again(self.rocketmq)))
+        again = stack.enter_context(closing(_Again(self.source)))
         return dead_letter_store(self.dead_letters, self.row_format, None, keeper, again.fetch, again.send_back)
+
+
+def _reported(tp: TopicPartition, chunks: Iterator[list[StoredMessage]]) -> Iterator[list[StoredMessage]]:
+    """These messages; those whose bodies could not be unpacked are logged."""
+    for messages in chunks:
+        for message in filter(_PACKED, messages):
+            log.warning("body.not_unpacked", **tp.fields(), offset=message.offset)
+        yield messages
 
 
 def _mark_at(queue: QueueReader, tp: TopicPartition, offset: int) -> QueueMark | None:

@@ -7,44 +7,32 @@ are JSON: topic, queue, next offset. For Kafka that is the form of Spark's conne
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
+from typing_extensions import override
 
 from sidecar.core.records import TopicPartition
-from sidecar.errors import PositionError
 from sidecar.spark.ranges.broker import (
     ANEW,
     BrokerRanges,
     LogExtent,
-    Logs,
     OnGap,
     Places,
     by_partition,
     by_topic,
-    ends_of,
-    expired,
     firsts_of,
-    gap,
-    highs_of,
-    lost,
     lows_of,
-    patiently,
-    report_expired,
 )
 from sidecar.spark.ranges.shared import read_if_there, read_or_make, write
+from sidecar.spark.ranges.walk import Offsets, RangeReader, Reached, Walk
 from sidecar.spark.workers import freeze_modules
-
-if TYPE_CHECKING:
-    pass
-
 
 NAME = "sidecar_ranges"
 SCHEMA = "topic string, partition int, start bigint, end bigint, broker string, expired bigint"
@@ -72,40 +60,47 @@ class RangePlan:
     """Format and level of the log, which planning writes in a process of its own."""
 
 
-@dataclass
-class Range(InputPartition):
-    """Offsets of one partition, without `end`; before them, some that expired before they were read."""
+class RangePlanner(RangeReader):
+    """Plans the ranges of a job.
 
-    topic: str
-    partition: int
-    start: int
-    end: int
-    broker: str = ""
-    expired: int = 0
-
-
-class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans ranges."""
+    Beside the checkpoint it keeps where partitions that were added to it begin, and where a micro-batch begins in
+    partitions whose messages had expired: durable before Spark's log has the micro-batch's end.
+    """
 
     def __init__(self, plan: RangePlan) -> None:
+        super().__init__()
         self._packed = pickle.dumps(plan)  # code that only passes ranges on need not import settings and client
-        self._target: Mapping[TopicPartition, LogExtent] | None = None
-        self._planned: Places | None = None
-        """The end that was planned last; a micro-batch with another end is a replay of an earlier process's."""
 
     @cached_property
     def _plan(self) -> RangePlan:
         return pickle.loads(self._packed)  # type: ignore[no-any-return]
 
-    @cached_property
-    def _logs(self) -> Logs:
-        return self._plan.broker.logs()
+    @property
+    @override
+    def _walk(self) -> Walk:
+        plan, key = self._plan, "spark.on_gap"
+        return Walk(plan.broker, plan.on_gap, plan.broker.topics_key, key, ANEW, plan.offsets_max, plan.log)
 
-    # On the driver
+    @override
+    def _parsed(self, offsets: Offsets) -> Reached:
+        reached = by_partition(offsets)
+        firsts = {tp: at for tp, at in self._stored("added").items() if tp in reached}  # others were never planned
+        return Reached(reached, firsts, skipped=self._stored("skipped"))
 
-    def initialOffset(self) -> Places:  # noqa: N802  # Spark's names, here and below
+    @override
+    def _kept(self, reached: Reached) -> Offsets:
+        for name, places in (("added", reached.firsts), ("skipped", reached.skipped)):
+            if places and places != self._stored(name):
+                write(self._plan.folder / name, orjson.dumps(by_topic(places)))
+        return by_topic(reached.next)
+
+    def _stored(self, name: str) -> dict[TopicPartition, int]:
+        stored = read_if_there(self._plan.folder / name)
+        return {} if stored is None else by_partition(orjson.loads(stored))
+
+    def initialOffset(self) -> Offsets:  # noqa: N802  # Spark's names, here and below
         """The start offsets of the checkpoint, the same at every start once its first micro-batch is planned."""
-        first = read_or_make(self._plan.folder / "first", lambda: orjson.dumps(by_topic(patiently(self._first))))
+        first = read_or_make(self._plan.folder / "first", lambda: orjson.dumps(by_topic(self._patiently(self._first))))
         return orjson.loads(first)  # type: ignore[no-any-return]
 
     def _first(self) -> dict[TopicPartition, int]:
@@ -119,108 +114,18 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         chosen = {tp: found for tp, found in bounds.items() if not tp.topic.startswith(RETRY)}
         return lows | firsts_of(self._logs, chosen, self._plan.broker.start)
 
-    def _bounds(self) -> Mapping[TopicPartition, LogExtent]:
-        return patiently(self._logs.bounds)
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._plan.offsets_max)
-
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Leave messages that arrive from now on to the next run."""
-        self._target = self._plan.until or self._bounds()
-
-    def reportLatestOffset(self) -> Places:  # noqa: N802
-        """The latest offsets, for the lag."""
-        return by_topic(highs_of(self._bounds()))
-
-    def latestOffset(self, start: Places, limit: ReadLimit) -> Places:  # noqa: N802
-        """The end of the next micro-batch; partitions with more lag get more of it.
-
-        Raises:
-            PositionError: A topic or partition is gone, ends below the offset up to which it was read, or begins
-                behind it.
-        """
-        there = self._bounds()
-        bounds = self._target or there
-        known, ends = by_partition(start), highs_of(bounds)
-        self._refuse_lost(known, ends)
-        self._keep_added({tp: found.low for tp, found in bounds.items() if tp not in known})
-        begun = self._begun(known)
-        begun |= self._skipped(begun, there)
-        most = None if isinstance(limit, ReadAllAvailable) else self._plan.offsets_max
-        ends = {tp: max(end, begun[tp]) for tp, end in ends.items()}
-        self._planned = by_topic(ends_of(begun, ends, most))
-        return self._planned
-
-    def _refuse_lost(self, known: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
-        for tp, offset in known.items():
-            if not self._logs.is_read(tp.topic):
-                raise PositionError(
-                    f"{tp.topic} was removed from {self._plan.broker.topics_key}: add it again, or {ANEW}"
-                )
-            if why := lost(tp, offset, ends.get(tp)):
-                raise PositionError(f"{why}; restore it or access to it, or {ANEW}")
-
-    def _skipped(
-        self, begun: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, LogExtent]
-    ) -> dict[TopicPartition, int]:
-        """The offsets to resume partitions whose messages expired unread: durable before anything is read there.
-
-        Raises:
-            PositionError: There are such partitions, and the settings do not allow to go on.
-        """
-        behind = expired(begun, lows_of(bounds))
-        for tp, low in behind.items():
-            if self._plan.on_gap == "stop":
-                raise PositionError(f"{gap(tp, begun[tp], low, 'spark.on_gap')}; or {ANEW}")
-        if behind:
-            write(self._plan.folder / "skipped", orjson.dumps(by_topic(behind)))
-        return behind
-
-    def _keep_added(self, lows: Mapping[TopicPartition, int]) -> None:
-        """Store the start offsets of partitions new to the checkpoint: durable before Spark's log has their ends."""
-        if lows:
-            write(self._plan.folder / "added", orjson.dumps(by_topic(lows)))
-
-    def _begun(self, known: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {**self._stored("added"), **known}
-
-    def _stored(self, name: str) -> dict[TopicPartition, int]:
-        stored = read_if_there(self._plan.folder / name)
-        return {} if stored is None else by_partition(orjson.loads(stored))
-
-    def partitions(self, start: Places, end: Places) -> Sequence[Range]:
-        """A range for each partition with new offsets; a new partition begins at the planned start of its log.
-
-        Raises:
-            PositionError: Some of their messages, which an earlier process has planned, expired meanwhile.
-        """
-        begun, ends = self._begun(by_partition(start)), by_partition(end)
-        if end != self._planned:
-            bounds = self._bounds()
-            going = {tp: begun.get(tp, 0) for tp, last in ends.items() if last > begun.get(tp, 0)}
-            self._refuse_lost(going, highs_of(bounds))
-            self._skipped(going, bounds)
-        skipped = self._stored("skipped")
-        ranges = []
-        for tp, last in sorted(ends.items()):
-            first = begun.get(tp, 0)
-            start_at = max(first, min(skipped.get(tp, first), last))
-            ranges.append(Range(tp.topic, tp.partition, start_at, last, tp.broker, start_at - first))
-            if start_at > first:
-                report_expired(tp, first, start_at, self._plan.log)
-        return [span for span in ranges if span.end > span.start or span.expired]
-
-    def stop(self) -> None:
-        self._logs.close()
+        """Leave messages that arrive from now on to the next run; several queries of a run may have one end."""
+        self._target = self._plan.until
+        if self._target is None:
+            super().prepareForTriggerAvailableNow()
 
     # On an executor
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The range itself, as a row."""
-        assert isinstance(partition, Range)
-        span = partition
-        yield span.topic, span.partition, span.start, span.end, span.broker, span.expired
+        span = partition.value
+        yield span.tp.topic, span.tp.partition, span.start, span.end, span.tp.broker, span.expired
         freeze_modules()
 
 

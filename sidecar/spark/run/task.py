@@ -17,11 +17,11 @@ from sidecar.core.records import GetterColumns, Header, Run, TopicPartition
 from sidecar.spark.ranges.broker import RangeMessages, patiently
 from sidecar.spark.ranges.gathering import RUN_BYTES, gather
 from sidecar.spark.ranges.rows import LaneRows, MessageRows, Sieve
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.plan import RunPlan
-from sidecar.spark.run.range_source import Range
 from sidecar.spark.table.plan import TABLE
 from sidecar.spark.workers import configure_log
 from sidecar.zone.table import ROW, table_batch
@@ -33,7 +33,7 @@ BATCH_ID: Final = "batch_id"
 _OF_MESSAGES: Final = tuple(name for name in ROW if name != BATCH_ID)
 
 
-def rows_of_range(plan: RunPlan, span: Range) -> Iterator[pa.RecordBatch]:
+def rows_of_range(plan: RunPlan, span: Span) -> Iterator[pa.RecordBatch]:
     """The rows of the range of this task, as record batches of `TABLE_SCHEMA`.
 
     When the last row is taken, the ids of the range are durable, and so are its books in the query of the table; the
@@ -150,12 +150,13 @@ def opened(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> TaskRange | None
     tp = place_of(first)
     if "end" not in first.schema.names:  # rows of Spark's connector
         found = RangeMessages(ARROW_COLUMNS, runs(chain([first], batches), tp), None)
-        return _place(plan, batch, folder, Range(tp.topic, tp.partition, 0, 0), found)
+        return _place(plan, batch, folder, Span(tp, "", 0, 0), found)
     (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
-    return _place(plan, batch, folder, Range(**row))
+    tp = TopicPartition(row["topic"], row["partition"], row["broker"])
+    return _place(plan, batch, folder, Span(tp, "", row["start"], row["end"], expired=row["expired"]))
 
 
-def opened_range(plan: RunPlan, span: Range) -> TaskRange:
+def opened_range(plan: RunPlan, span: Span) -> TaskRange:
     """The range of this task, for a source that reads by itself.
 
     Raises:
@@ -177,10 +178,9 @@ def _begin(plan: RunPlan) -> tuple[int, RunFolder]:
     return batch, folder
 
 
-def _place(plan: RunPlan, batch: int, folder: RunFolder, span: Range, found: RangeMessages | None = None) -> TaskRange:
+def _place(plan: RunPlan, batch: int, folder: RunFolder, span: Span, found: RangeMessages | None = None) -> TaskRange:
     """The range, read by the job's own client unless its messages are given in `found`."""
-    tp = TopicPartition(span.topic, span.partition, span.broker)
-    broker, checkpoint = plan.broker, plan.checkpoint
+    tp, broker, checkpoint = span.tp, plan.broker, plan.checkpoint
     if found is None:
         found = broker.read(plan.folder, tp, span.start, span.end)
     claim = partial(broker.claim, checkpoint.cluster_id, plan.folder, tp.topic)

@@ -222,10 +222,11 @@ class Resolver:
         self, batch: int, one: Kept, ours: Sequence[Carried], single: SingleMessages
     ) -> tuple[Outcome, list[ClaimEnd]]:
         gone: list[ClaimEnd] = []
+        columns, message_at = single
 
         def parts(reading: ReadingRules) -> Iterator[tuple[str, int, int, Fragment]]:
             for rows in ours:
-                found = [single.message(one.tp, offset) for offset in rows.offsets]
+                found = [message_at(one.tp, offset) for offset in rows.offsets]
                 if messages := [message for message in found if message is not None]:
                     yield rows.group, rows.first, rows.last, _framed(reading, rows, messages)
                 missing = [i for i, message in enumerate(found) if message is None]
@@ -237,7 +238,7 @@ class Resolver:
 
         attempt = f"{batch}-{secrets.token_hex(4)}"
         task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self._files.letters)
-        outcome = deliver_carried(self._plan, task, single.columns, parts, self._stop.is_set)
+        outcome = deliver_carried(self._plan, task, columns, parts, self._stop.is_set)
         return outcome, gone
 
 

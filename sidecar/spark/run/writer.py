@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Inpu
 
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome, TwinFiles, books_of
-from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
+from sidecar.spark.run.range_source import RangePlan, RangePlanner
 from sidecar.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class RowReader(RangePlanner):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from sidecar.spark.run.task import rows_of_range
 
-        assert isinstance(partition, Range)
-        yield from rows_of_range(pickle.loads(self._packed_plan), partition)
+        yield from rows_of_range(pickle.loads(self._packed_plan), partition.value)
         freeze_modules()
 
 

@@ -14,17 +14,18 @@ from pyspark.sql.datasource import InputPartition
 from sidecar.config.model import Settings
 from sidecar.core.records import TopicPartition
 from sidecar.spark import workers
-from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import read_span
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run import task
 from sidecar.spark.run.plan import RunPlan
-from sidecar.spark.run.range_source import Range, RangePlan, RangePlanner
+from sidecar.spark.run.range_source import RangePlan, RangePlanner
 from sidecar.spark.run.writer import RangeWriter, RowReader
 from sidecar.spark.source.datasource import ZoneReader
 from sidecar.spark.source.options import parse
 from tests.support.spark.tasks import plan_of
 
+RANGE = InputPartition(Span(TopicPartition("orders", 0), "", 0, 1))
 KAFKA = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["orders"]}
 
 
@@ -49,13 +50,13 @@ def job(folder: Path) -> RunPlan:
 def plan_range(folder: Path) -> None:
     """A task that passes a range on."""
     planner = RangePlanner(RangePlan(job(folder).broker, folder, 1, None))
-    assert len(list(planner.read(Range("orders", 0, 0, 1)))) == 1
+    assert len(list(planner.read(RANGE))) == 1
 
 
 def fill_table(folder: Path) -> None:
     """A task of a table."""
     reader = RowReader(RangePlan(job(folder).broker, folder, 1, None), job(folder))
-    assert list(reader.read(Range("orders", 0, 0, 1))) == []
+    assert list(reader.read(RANGE)) == []
 
 
 def send_requests(folder: Path) -> None:
@@ -66,7 +67,7 @@ def send_requests(folder: Path) -> None:
 def read_kafka(folder: Path) -> None:
     """A task of a query on Kafka."""
     query = parse_options("kafka", {"bootstrap_servers": "localhost:1", "topics": "orders"}, stream=None)
-    assert list(read_span(query, Span(TopicPartition("orders", 0), "", 0, 0, is_first=True), None)) == []
+    assert list(read_span(query, Span(TopicPartition("orders", 0), "", 0, 0, is_first=True))) == []
 
 
 def read_zone(folder: Path) -> None:

@@ -21,7 +21,7 @@ from sidecar.spark.ranges import broker, kafka
 from sidecar.spark.ranges.broker import LogExtent
 
 TP: Final = TopicPartition("orders", 0)
-START: Final = {"next": {}, "from": {"orders": {"0": 4}}, "ids": {}}
+START: Final = {"v": 1, "next": {}, "from": {"orders": {"0": 4}}, "ids": {}, "name": "", "skipped": {}}
 OPTIONS: Final[dict[str, str]] = {
     "bootstrap_servers": "localhost:1",
     "topics": "orders",
@@ -93,7 +93,7 @@ def test_planning_waits_for_a_broker_that_restarts(monkeypatch: pytest.MonkeyPat
 def test_planning_ends_with_an_error_if_the_broker_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One time limit holds for all questions: `start_timeout` until the first plan, and then another one."""
     monkeypatch.setattr(broker, "RETRY_S", 0.0)
-    monkeypatch.setattr(source, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(broker, "PATIENCE_S", 0.0)
     times = 3
     for plan in PLANS:
         assert planned(monkeypatch, plan, "bounds", times)
@@ -150,7 +150,7 @@ def test_what_expired_is_told_when_its_micro_batch_is_read(monkeypatch: pytest.M
     logs = RestartingLogs("", 0)
     monkeypatch.setattr(kafka.KafkaRanges, "logs", lambda _: logs)
     reader = QueryStreamReader(parse_options("kafka", OPTIONS | {"on_gap": "log_start"}, stream=None))
-    start = {"next": {"orders": {"0": 4}}, "from": {"orders": {"0": 4}}, "ids": {"orders": "id"}}
+    start = START | {"next": {"orders": {"0": 4}}, "ids": {"orders": "id"}}
     end = reader.latestOffset(start, ReadAllAvailable()) if is_replay else {}
     monkeypatch.setattr(logs, "bounds", lambda: {TP: LogExtent(7, 10)})
     if is_replay:

@@ -12,10 +12,10 @@ import pytest
 
 from sidecar.core.records import TopicPartition
 from sidecar.errors import PositionError
-from sidecar.spark.query.offsets import Span
 from sidecar.spark.query.options import parse_options
 from sidecar.spark.query.task import _again, read_span
 from sidecar.spark.ranges.broker import ExpiredError, OnGap
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run.task import ARROW_COLUMNS
 
 QUERY: Final = parse_options(
@@ -29,7 +29,7 @@ def read(planned: str, found: str) -> list[pa.RecordBatch]:
         columns=lambda: ARROW_COLUMNS, messages=lambda *_: iter(()), lane=lambda: None, topic_id=lambda _: found
     )
     return list(
-        read_span(replace(QUERY, broker=broker), Span(TopicPartition("orders", 0), planned, 0, 10, is_first=True), None)
+        read_span(replace(QUERY, broker=broker), Span(TopicPartition("orders", 0), planned, 0, 10, is_first=True))
     )
 
 

@@ -19,7 +19,7 @@ from sidecar.spark.ranges import kafka
 from tests.support.futures import ended
 
 KAFKA = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1", "topics": ["orders"], "group_id": "g"})
-RANGES = kafka.KafkaRanges(KAFKA, "", "state", "envelope")
+RANGES = kafka.KafkaRanges("state", "envelope", KAFKA, "")
 
 
 def test_the_bounds_of_all_partitions_are_known_or_none() -> None:

@@ -16,7 +16,7 @@ from sidecar.spark.ranges import rocketmq
 from sidecar.spark.ranges.broker import ExpiredError
 
 SETTINGS = RocketMqSettings.model_validate({"name_servers": "localhost:1", "topics": ["orders"], "group": "g"})
-RANGES = rocketmq.RocketMqRanges(SETTINGS, "*", retried=True, dead_letters="state", row_format="envelope")
+RANGES = rocketmq.RocketMqRanges("state", "envelope", SETTINGS, "*", retried=True)
 TP = TopicPartition("orders", 0, "broker-a")
 
 

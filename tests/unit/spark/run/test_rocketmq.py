@@ -217,16 +217,16 @@ def test_a_filter_in_sql_is_checked_at_the_start(inquiry: type[Inquiry], monkeyp
 def test_single_messages_are_read_by_one_client_until_it_fails(inquiry: type[Inquiry]) -> None:
     """A broker that is back may have another address, so it is asked for anew."""
     with ExitStack() as stack:
-        single = job_broker(settings()).single(stack)
+        _, message_at = job_broker(settings()).single(stack)
         assert inquiry.opened == 0
         for _ in range(2):
-            assert single.message(TP, 7) == Original(b"k", b"v", [], 7)
+            assert message_at(TP, 7) == Original(b"k", b"v", [], 7)
         assert (inquiry.opened, inquiry.closed) == (1, 0)
         inquiry.fails = True
         with pytest.raises(UnavailableError, match="the broker restarts"):
-            single.message(TP, 7)
+            message_at(TP, 7)
         assert inquiry.closed == 1
         inquiry.fails = False
-        single.message(TP, 7)
+        message_at(TP, 7)
         assert inquiry.opened == 2
     assert inquiry.closed == 2

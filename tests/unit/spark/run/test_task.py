@@ -61,7 +61,7 @@ def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkey
     settings = make_settings("http://localhost:1/", source={"kafka": source})
     rows = list(batches([(i, "t", b"x") for i in range(10)]))
     if request.param == "client":
-        fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": ""}
+        fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": "", "expired": 0}
         rows = [pa.RecordBatch.from_pylist([fields])]
     place = opened(plan_of(settings, tmp_path), iter(rows))
     assert place is not None
@@ -102,7 +102,7 @@ def test_a_task_delivers_its_range(
     source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
     settings = make_settings("http://localhost:1/", source={"kafka": source})
     plan = plan_of(settings, tmp_path, pending=pending)
-    fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": ""}
+    fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": "", "expired": 0}
     delivered: Any = run(plan, iter([pa.RecordBatch.from_pylist([fields])]))
     task, last = told
     assert (task.tp, task.batch, task.attempt, task.again, last) == (TP, 0, "17", again, 9)  # type: ignore[attr-defined]

@@ -17,7 +17,6 @@ from sidecar.core.delivery.output import Carried
 from sidecar.core.records import KEY_BYTES, TopicPartition
 from sidecar.runtime.dead_letters import dead_letter_store
 from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.spark.ranges.broker import SingleMessages
 from sidecar.spark.run import twins as resolving
 from sidecar.spark.run.outcome import Kept, TwinFiles, letters_in
 from sidecar.spark.run.twins import GONE, Resolver
@@ -63,7 +62,7 @@ class Scene:
 
 
 BROKER: Any = SimpleNamespace(
-    single=lambda _: SingleMessages(KafkaColumns(), lambda *_: None),
+    single=lambda _: (KafkaColumns(), lambda *_: None),
     open_letters=lambda keeper, _: dead_letter_store("state", "envelope", None, keeper, lambda *_: None),
 )
 DEDUP = {"by": {"json": "$.order"}, "ledger": {"sqlite": {}}}
