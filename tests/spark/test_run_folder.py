@@ -412,7 +412,7 @@ def test_letters_wait_for_room_in_the_state(tmp_path: Path) -> None:
     progress = progress_of(make_settings(URL), folder, query, state)
     state.failing = "No space left on device"
     progress.settle()
-    assert "dead letters of micro-batch 0 wait for room" in progress.latest().problems[0].text
+    assert "dead letters cannot be stored: micro-batch 0" in progress.latest().problems[0].text
     state.failing = ""
     progress.settle()
     assert (progress.latest().problems, progress.latest().dead_letters) == ((), 1)

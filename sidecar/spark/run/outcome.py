@@ -6,10 +6,11 @@ import base64
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import orjson
 
@@ -111,7 +112,7 @@ def _kept(fields: dict[str, Any]) -> Kept:
     from sidecar.core.claims import ClaimEnd, ClaimState, place_of
     from sidecar.core.delivery.output import Carried
 
-    tp = TopicPartition(fields["topic"], fields["partition"], fields.get("broker", ""))
+    tp = TopicPartition(fields["topic"], fields["partition"], fields["broker"])
     carried = [
         Carried(tp, _group(group), first, last, offsets, base64.b64decode(keys))
         for group, first, last, offsets, keys in fields["carried"]
@@ -224,38 +225,60 @@ class Outcome:
     """Offsets before the range that expired before they were read."""
 
 
+_Rows: TypeAlias = "Iterable[Sequence[Any]]"
+
+
+def _counts(several: Iterable[_Rows]) -> list[list[Any]]:
+    """Rows of a key and a count: a row for each key, with the sum."""
+    total: Counter[tuple[Any, ...]] = Counter()
+    for *key, count in chain.from_iterable(several):
+        total[tuple(key)] += count
+    return [[*key, count] for key, count in total.items()]
+
+
+def _texts(several: Iterable[_Rows]) -> list[Any]:
+    """Texts, each once."""
+    return list(dict.fromkeys(chain.from_iterable(several)))
+
+
+COUNTERS: Final[Mapping[str, Callable[[Iterable[_Rows]], list[Any]]]] = {
+    "partitions": lambda several: list(chain.from_iterable(several)),
+    "letters": _texts,
+    "lane": _texts,
+    "unwanted": lambda several: _texts(several)[:UNWANTED_MAX],
+    **dict.fromkeys(("expired", "odd_ids", "cuts", "sends", "batches", "tags_refused"), _counts),
+}
+"""What the books of a range, a micro-batch and a run have, each a list in JSON, and how it adds up."""
+BY_LABELS: Final = ("cuts", "sends", "batches", "tags_refused")
+"""Counters of an outcome whose keys are labels of metrics."""
+
+
 def books_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The books of a micro-batch, as JSON."""
-    return {
-        "partitions": [[*outcome.tp, asdict(outcome.books)] for outcome in outcomes],
-        "cuts": _sum([outcome.cuts for outcome in outcomes]),
-        "sends": [[*pair, count] for pair, count in _sum([outcome.sends for outcome in outcomes]).items()],
-        "batches": [[*pair, count] for pair, count in _sum([outcome.batches for outcome in outcomes]).items()],
-        "letters": [name for outcome in outcomes for name in outcome.letters],
-        "lane": sorted({outcome.lane for outcome in outcomes if outcome.lane is not None}),
-        "expired": [[*outcome.tp, outcome.expired] for outcome in outcomes if outcome.expired],
-        "odd_ids": sum(outcome.odd_ids for outcome in outcomes),
-        "tags_refused": _sum([outcome.tags_refused for outcome in outcomes]),
-        "unwanted": list({tag: None for outcome in outcomes for tag in outcome.unwanted})[:UNWANTED_MAX],
-    }
+    return joined([_books_of(outcome) for outcome in outcomes])
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The books of the tasks of a micro-batch that fills a table, which have no sends and no letters, as one."""
-    lane = {reason for part in parts for reason in part["lane"]}
-    unwanted = list({tag: None for part in parts for tag in part.get("unwanted", ())})[:UNWANTED_MAX]
-    return books_of([]) | {
-        "partitions": [one for part in parts for one in part["partitions"]],
-        "expired": [one for part in parts for one in part.get("expired", ())],
-        "lane": sorted(lane),
-        "odd_ids": sum(part.get("odd_ids", 0) for part in parts),
-        "tags_refused": _sum([part.get("tags_refused", {}) for part in parts]),
-        "unwanted": unwanted,
+    """Several books as one."""
+    return {name: add([part[name] for part in parts]) for name, add in COUNTERS.items()}
+
+
+def _books_of(outcome: Outcome) -> dict[str, Any]:
+    counts = {
+        name: [[*([key] if isinstance(key, str) else key), count] for key, count in getattr(outcome, name).items()]
+        for name in BY_LABELS
+    }
+    return {
+        "partitions": [[*outcome.tp, asdict(outcome.books)]],
+        "letters": outcome.letters,
+        "lane": [] if outcome.lane is None else [outcome.lane],
+        "unwanted": outcome.unwanted,
+        "expired": [[*outcome.tp, outcome.expired]] if outcome.expired else [],
+        "odd_ids": [[outcome.odd_ids]],
+        **counts,
     }
 
 
-def _sum(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
-    total: Counter[Any] = Counter()
-    for summand in counts:
-        total.update(summand)
-    return dict(total)
+def labelled(books: Mapping[str, Any], name: str) -> dict[Any, int]:
+    """A counter of books by its label, or by its labels if it has several."""
+    return {labels[0] if len(labels) == 1 else tuple(labels): count for *labels, count in books[name]}

@@ -13,7 +13,6 @@ import structlog
 
 from sidecar.core.books import BOOKS, Books, DeliveryCounts, Distribution, Histogram
 from sidecar.core.intake.intake import FIRST
-from sidecar.core.messages.tags import UNWANTED_MAX
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.health import problem
@@ -21,7 +20,7 @@ from sidecar.ops.snapshot import NO_SECONDS, Activity, IdsStatus, PartitionStatu
 from sidecar.spark.metrics import MICRO_BATCH_BOUNDS
 from sidecar.spark.reports import observed_rows, places_in, seconds
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.outcome import TwinFiles, letters_in
+from sidecar.spark.run.outcome import books_of, joined, labelled, letters_in
 from sidecar.spark.run.pinned import latest_batch
 from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.twins import Resolved, Resolver
@@ -45,23 +44,20 @@ class RunTally:
     def __init__(self, query: Path) -> None:
         self.totals = Books()
         self.partitions: dict[TopicPartition, PartitionStatus] = {}
-        self._query = query
-        self._cuts: Counter[str] = Counter()
-        self._sends: Counter[tuple[str, str]] = Counter()
-        self._batches: Counter[tuple[str, str]] = Counter()
-        self._commits = 0
+        self.books = books_of([])
+        """The sums of `COUNTERS`, but for partitions and files."""
         self.rows: Counter[str] = Counter()
         """Rows of a table, see `table_counters`."""
         self.seconds = Histogram(MICRO_BATCH_BOUNDS)
-        self.odd_ids = 0
-        """Messages whose id cannot be compared."""
         self.unwanted = ""
         """The tags that were seen, if no message read so far is wanted; otherwise empty."""
-        self.tags_refused: Counter[str] = Counter()
-        """Messages that tasks filtered, by the step that refused their tags."""
-        self._tags: dict[str, None] = {}
-        self._told: set[str] = set()
-        """Reasons against the fast lane that are logged already."""
+        self._query = query
+        self._commits = 0
+
+    @property
+    def odd_ids(self) -> int:
+        """Messages whose id cannot be compared."""
+        return sum(count for (count,) in self.books["odd_ids"])
 
     def places(self, source: Mapping[str, Any]) -> None:
         """Take the offsets in Spark's report of a source."""
@@ -100,25 +96,19 @@ class RunTally:
         for tp, counted in counts.items():
             status = self._status(tp)
             status += counted
-        gone = 0
-        for *place, count in books.get("expired", ()):
+        for *place, count in books["expired"]:
             status = self._status(TopicPartition(*place))
             status.expired = (status.expired or 0) + count
-            gone += count
+        gone = sum(count for *_, count in books["expired"])
         total = _sum_of(counts.values())
         self.totals += total
-        self._judge_tags(books)
-        self._cuts.update(books["cuts"])
-        for table, rows in ((self._sends, books["sends"]), (self._batches, books["batches"])):
-            for group, kind, count in rows:
-                table[group, kind] += count
+        known = set(self.books["lane"])
+        self.books = joined([self.books, {**books, "partitions": [], "letters": [], "expired": []}])
+        self._judge_tags()
         self._commits += 1
-        for reason in set(books.get("lane", ())) - self._told:
-            self._told.add(reason)
-            if reason:
-                log.info("lane.not_used", reason=reason)
-            else:
-                log.info("lane.used")
+        for reason in self.books["lane"]:
+            if reason not in known:
+                log.info("lane.not_used", reason=reason) if reason else log.info("lane.used")
         if report:
             self.seconds.observe(seconds(report))
         written, rejected = observed_rows(report, WRITTEN), {}
@@ -128,17 +118,13 @@ class RunTally:
         counted_gone = {"expired": gone} if gone else {}
         log.info(
             "micro_batch.delivered", batch=batch, **{name: getattr(total, name) for name in BOOKS[:5]},
-            parts=sum(books["cuts"].values()), **rejected, **counted_gone, seconds=seconds(report),
+            parts=sum(count for _, count in books["cuts"]), **rejected, **counted_gone, seconds=seconds(report),
         )  # fmt: skip
 
-    def _judge_tags(self, books: Mapping[str, Any]) -> None:
-        self.odd_ids += books.get("odd_ids", 0)
-        self.tags_refused.update(books.get("tags_refused", {}))
-        if len(self._tags) < UNWANTED_MAX:
-            self._tags |= dict.fromkeys(books.get("unwanted", ()))
+    def _judge_tags(self) -> None:
         known, self.unwanted = self.unwanted, ""
         if self.totals.consumed == self.totals.filtered >= FIRST:
-            self.unwanted = ", ".join(self._tags) or "unknown, since they are filtered before a task"
+            self.unwanted = ", ".join(self.books["unwanted"]) or "unknown, since they are filtered before a task"
             if not known:
                 log.warning("messages.all_filtered", count=self.totals.filtered, tags=self.unwanted)
 
@@ -164,22 +150,23 @@ class RunTally:
         status += resolved.books
         self.totals += resolved.books
         if resolved.outcome is not None:
-            self._sends.update(resolved.outcome.sends)
-            self._batches.update(resolved.outcome.batches)
+            sent = books_of([resolved.outcome])
+            counted = {name: sent[name] for name in ("sends", "batches")}
+            self.books = joined([self.books, {**books_of([]), **counted}])
 
     def activity(self, twins_waiting: int) -> Activity:
         return Activity(
             groups=(),
-            batches=dict(self._batches),
-            sends=dict(self._sends),
-            cuts=dict(self._cuts),
+            batches=labelled(self.books, "batches"),
+            sends=labelled(self.books, "sends"),
+            cuts=labelled(self.books, "cuts"),
             commits={"ok": self._commits} if self._commits else {},
             rebalances={},
             snapshots={},
             ledger={},
             twins_waiting=twins_waiting,
             maintenance={},
-            tags_refused=dict(self.tags_refused),
+            tags_refused=labelled(self.books, "tags_refused"),
             send_seconds=NO_SECONDS,
             commit_seconds=NO_SECONDS,
             delivered=DeliveryCounts(),
@@ -194,19 +181,17 @@ class RunProgress:
     """
 
     def __init__(self, plan: RunPlan, folder: RunFolder, query: Path, state: State, budget_bytes: int) -> None:
-        self._group_id, self._budget_bytes = plan.reading.group_id, budget_bytes
         self._folder = folder
         self._query = query
         self._state = state
         self._begun_after = latest_batch(query, "commits")
         self._settled = -1
-        self._twins = TwinFiles(folder.path)
         self._resolver = Resolver(plan, self._begun_after) if plan.reading.dedup.ledger else None
         self._observed: dict[int, Mapping[str, Any]] = {}
-        self._started = datetime.now(UTC)
         self._tally = RunTally(query)
         self._problem = ""
-        self._live = True
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._snapshot = StatusSnapshot(plan.reading.group_id, started, VERSION, live=True, budget_bytes=budget_bytes)
         self._snapshot = self._build()
 
     def open(self) -> None:
@@ -221,7 +206,7 @@ class RunProgress:
     @property
     def at_rest(self) -> bool:
         """Whether no message waits for a twin, if all micro-batches are committed."""
-        return self._resolver is None or (self._resolver.at_rest and not self._twins.letter_files())
+        return self._resolver is None or self._resolver.at_rest
 
     # Reports
 
@@ -254,7 +239,7 @@ class RunProgress:
                 break
             books = self._folder.books.of(batch)
             try:
-                self._store_letters(batch, books or {})
+                self._store_letters(batch, books or books_of([]))
             except SidecarError as error:  # for example a full disk: they stay where they are, and are retried
                 self._problem = f"micro-batch {batch}: {error}"
                 if self._problem != known:
@@ -279,16 +264,16 @@ class RunProgress:
         for resolved in self._resolver.results():
             self._tally.settle_twins(resolved)
         try:
-            for path in self._twins.letter_files():
+            for path in self._resolver.files.letter_files():
                 self._state.letters.put(letters_in(path))
-                self._twins.forget_letters(path)
+                self._resolver.files.forget_letters(path)
         except SidecarError as error:
             self._problem = str(error)
             if last:
                 raise
 
     def _store_letters(self, batch: int, books: Mapping[str, Any]) -> None:
-        for name in books.get("letters", ()):
+        for name in books["letters"]:
             self._state.letters.put(letters_in(self._folder.path / "letters" / str(batch) / name))
 
     # Status
@@ -301,7 +286,8 @@ class RunProgress:
         return {"": self._tally.seconds.read()}
 
     def ended(self, problem: str = "") -> None:
-        self._live, self._problem = False, problem
+        self._problem = problem
+        self._snapshot = replace(self._snapshot, live=False)
         self._snapshot = self._build()
 
     def latest(self) -> StatusSnapshot:
@@ -311,8 +297,8 @@ class RunProgress:
         # Copies: other threads read the status while books are being entered.
         partitions = tuple(replace(self._tally.partitions[tp]) for tp in sorted(self._tally.partitions))
         lags = [partition.lag for partition in partitions if partition.lag is not None]
-        problems = [] if self._live else [problem("ended", reason=self._problem or "the query has ended")]
-        if self._live and self._problem:
+        problems = [] if self._snapshot.live else [problem("ended", reason=self._problem or "the query has ended")]
+        if self._snapshot.live and self._problem:
             problems.append(problem("dead_letters_store", reason=self._problem))
         if self._resolver is not None and self._resolver.problem is not None:
             problems.append(self._resolver.problem)
@@ -322,16 +308,12 @@ class RunProgress:
             problems.append(problem("ids_unusable", topic="messages", reason="they are not a single text or number"))
         notes = self._folder.notes.all()
         problems += [problem("group", "task", name=name, reason=reason) for name, reason in notes.items()]
-        return StatusSnapshot(
-            group_id=self._group_id,
-            started_at=self._started.isoformat(timespec="milliseconds"),
-            version=VERSION,
-            live=self._live,
+        return replace(
+            self._snapshot,
             totals=replace(self._tally.totals),
             lag=sum(lags) if lags else None,
             partitions=partitions,
             problems=tuple(problems),
-            budget_bytes=self._budget_bytes,
             ids=IdsStatus(unusable=self._tally.odd_ids),
             dead_letters=self._state.letters.count(),
             activity=self._tally.activity(self._resolver.waiting if self._resolver else 0),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from sidecar import threads
+from sidecar.config.ledger import Remembering
 from sidecar.core.batching import pick_keys
 from sidecar.core.books import Books
 from sidecar.core.claims import DUPLICATE, HELD, ClaimEnd, ClaimState, Want, place_of
@@ -92,11 +93,10 @@ class Resolver:
         self.problem: Problem | None = None
         """The reason why nothing is settled at present."""
         self._plan = plan
-        self._files = TwinFiles(plan.folder)
+        self.files = TwinFiles(plan.folder)
         self._ledger: Ledger = open_ledger(dedup.ledger, plan.reading.group_id, plan.reading.state_dir)
-        self._limits = dedup.ledger.remembering
-        self._committed = self._restored_to = begun_after
-        self._restored = -1
+        self._committed = begun_after
+        self._uncounted = {batch for batch in self.files.batches() if batch <= begun_after}
         self._results: queue.SimpleQueue[Resolved] = queue.SimpleQueue()
         self._prune_at_s = 0.0
         self._working = False
@@ -122,9 +122,16 @@ class Resolver:
             yield self._results.get()
 
     @property
+    def _remembering(self) -> Remembering:
+        ledger = self._plan.reading.dedup.ledger
+        assert ledger is not None
+        return ledger.remembering
+
+    @property
     def at_rest(self) -> bool:
-        """Whether all is settled and reported, provided that all micro-batches are committed."""
-        return not self._files.batches() and not self._working and self._results.empty()
+        """Whether all is settled, reported and in the state, provided that all micro-batches are committed."""
+        waiting = self.files.batches() or self.files.letter_files()
+        return not waiting and not self._working and self._results.empty()
 
     # Thread
 
@@ -156,29 +163,32 @@ class Resolver:
 
     def _round(self, single: SingleMessages) -> None:
         waiting = 0
-        for batch in self._files.batches():
+        for batch in self.files.batches():
             if batch > self._committed:  # its tasks may run again
                 break
             waiting += self._settle(batch, single)
         self.waiting = waiting
         if time.monotonic() >= self._prune_at_s:
             self._prune_at_s = time.monotonic() + PRUNE_EVERY_S
-            limits, keys_max = self._limits, self._plan.reading.dedup.capacity
-            while self._ledger.prune(limits.keep_ms, keys_max, PRUNE_STEP) == PRUNE_STEP and not self._stop.is_set():
+            keys_max = self._plan.reading.dedup.capacity
+            while (
+                self._ledger.prune(self._remembering.keep_ms, keys_max, PRUNE_STEP) == PRUNE_STEP
+                and not self._stop.is_set()
+            ):
                 pass
 
     def _settle(self, batch: int, single: SingleMessages) -> int:
         """Settle as much of a micro-batch as possible; return the number of rows that wait."""
-        kept = self._files.of(batch)
-        if self._restored < batch <= self._restored_to:
+        kept = self.files.of(batch)
+        if batch in self._uncounted:
             for one in kept:
                 self._results.put(Resolved(one.tp, Books(consumed=one.count, in_flight=one.count)))
-            self._restored = batch
+            self._uncounted.remove(batch)
         if errors := [mark for one in kept for mark in one.errors]:
             self._ledger.settle(errors)
             for one in kept:
                 one.errors = []
-            self._files.put(batch, kept)
+            self.files.put(batch, kept)
         for one in kept:
             portions = list(_portions(one.carried))
             for number, portion in enumerate(portions):
@@ -188,7 +198,7 @@ class Resolver:
                 portions[number] = rest.carried
                 one.carried = [rows for some in portions for rows in some]
                 one.errors += rest.errors
-                self._files.put(batch, kept)
+                self.files.put(batch, kept)
                 self._tell(batch, one.tp, rest)
         return sum(one.count for one in kept)
 
@@ -204,7 +214,7 @@ class Resolver:
         place = place_of(one.tp)
         wants = [Want(place, rows.offsets, rows.keys, 1 + secrets.randbits(53)) for rows in portion]
         ours, rest = list[Carried](), _Rest([], [], 0)
-        for rows, verdict in zip(portion, self._ledger.claim(wants, self._limits.claim_timeout_ms), strict=True):
+        for rows, verdict in zip(portion, self._ledger.claim(wants, self._remembering.claim_timeout_ms), strict=True):
             indices: defaultdict[int, list[int]] = defaultdict(list)
             for i, token in enumerate(verdict):
                 indices[min(token, 0)].append(i)
@@ -237,7 +247,7 @@ class Resolver:
                     yield rows.group, rows.first, rows.last, without
 
         attempt = f"{batch}-{secrets.token_hex(4)}"
-        task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self._files.letters)
+        task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self.files.letters)
         outcome = deliver_carried(self._plan, task, columns, parts, self._stop.is_set)
         return outcome, gone
 

@@ -12,15 +12,15 @@ from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.run.folder import RunFolder
-from sidecar.spark.run.outcome import LetterFiles, TwinFiles
+from sidecar.spark.run.outcome import LetterFiles, TwinFiles, books_of
 from sidecar.state.interface import StoredLetter
 from tests.support.letters import letter
 from tests.support.memory_state import MemoryState
 from tests.support.spark.tasks import TP, begin, make_settings, progress_of
 
-BOOKS = {
-    "partitions": [[*TP, {"consumed": 3, "delivered": 2, "dead_lettered": 1}]], "cuts": {}, "sends": [], "batches": [],
-}  # fmt: skip
+BOOKS = books_of([]) | {
+    "partitions": [[*TP, {"consumed": 3, "delivered": 2, "dead_lettered": 1}]],
+}
 
 
 class Run:

@@ -50,15 +50,6 @@ def test_ids_that_are_none_are_added_up(tmp_path: Path) -> None:
     assert tally.odd_ids == 10
 
 
-def test_books_of_an_earlier_version_have_no_odd_ids(tmp_path: Path) -> None:
-    """A micro-batch that was interrupted at an upgrade is entered as well."""
-    books = {key: value for key, value in books_of([outcome(1, 0)]).items() if key not in ("odd_ids", "unwanted")}
-    tally = RunTally(tmp_path)
-    tally.enter(0, joined([books]), {})
-    tally.enter(1, books, {})
-    assert (tally.odd_ids, tally.totals.delivered) == (0, 2)
-
-
 def test_the_tags_of_many_tasks_are_few() -> None:
     """Each has as many as are told, and so have all together, in the order in which they were seen."""
     tasks = [outcome(1, 1, 0, *(f"{task} {i}" for i in range(UNWANTED_MAX))) for task in range(3)]
@@ -67,22 +58,22 @@ def test_the_tags_of_many_tasks_are_few() -> None:
 
 
 def test_what_refused_tags_is_added_up(tmp_path: Path) -> None:
-    """By mask and look, of all tasks; books of an earlier version have neither."""
+    """By mask and look, of all tasks."""
     tally, task = RunTally(tmp_path), outcome(9, 5)
     task.tags_refused = {"mask": 4, "look": 1}
-    earlier = {key: value for key, value in books_of([task]).items() if key != "tags_refused"}
-    for batch, books in enumerate([books_of([task, task]), joined([books_of([task])] * 2), earlier, joined([earlier])]):
+    for batch, books in enumerate([books_of([task, task]), joined([books_of([task])] * 2)]):
         tally.enter(batch, books, {})
     assert tally.activity(0).tags_refused == {"mask": 16, "look": 4}
 
 
 def test_what_expired_counts_once_by_partition(tmp_path: Path) -> None:
-    """In status, metric and the log event of its micro-batch, also with a table; books of before have none."""
+    """In status, metric and the log event of its micro-batch, also with a table."""
     tally, gap = RunTally(tmp_path), outcome(2, 0)
     gap.expired = 6
-    earlier = {key: value for key, value in books_of([outcome(1, 0)]).items() if key != "expired"}
     with capture_logs() as events:
-        for batch, books in enumerate([books_of([gap]), joined([books_of([gap]), books_of([outcome(1, 0)])]), earlier]):
+        for batch, books in enumerate(
+            [books_of([gap]), joined([books_of([gap]), books_of([outcome(1, 0)])]), books_of([outcome(1, 0)])]
+        ):
             tally.enter(batch, books, {})
     (status,) = tally.partitions.values()
     assert (status.expired, status.to_json()["expired"]) == (12, 12)
