@@ -123,7 +123,7 @@ class _Blocks:
 
 def _stretches(blocks: _Blocks, entry: Entry, wanted: Wanted) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches that have all wanted rows of a file, each with the number of its first row in the file."""
-    if entry.index and not wanted.everything:
+    if not wanted.everything:
         for one in wanted.stretches(entry.index):
             batch = blocks.take(one.block) if one.block < blocks.count else None
             if batch is None or batch.num_rows != one.rows:
@@ -173,8 +173,7 @@ def entry_in(zone: Storage, file: str) -> Entry | None:
         source = pa.BufferReader(data)
         schema = pq.read_schema(source) if file.endswith(".parquet") else pa.ipc.open_file(source).schema
         entry = entry_of(orjson.loads((schema.metadata or {})[DOCUMENT]), len(data), crc32(data))
-        if entry.index:
-            spans_of(entry.index)
+        spans_of(entry.index)
     except StorageError:
         raise
     except (OSError, pa.ArrowInvalid, KeyError, DamagedLineError, ValueError):

@@ -16,11 +16,7 @@ from pyroaring import BitMap64
 from sidecar.core.json_text import typed
 from sidecar.core.snapshots import bitmap_of
 
-VERSION, VERSION_OF_JOINED = 1, 2
-"""Versions of a line, by `Entry.joined`; a reader refuses lines of other versions.
-
-A reader of the first version would take the rows of a joined batch for rows of one group.
-"""
+VERSION = 1
 PartitionId: TypeAlias = tuple[str, str, int]
 """Topic, scope and partition: within it an offset identifies one message forever."""
 
@@ -70,7 +66,7 @@ class Entry:
     file: str
     """Path below the zone's root, with slashes."""
     group: str
-    """The group of its parts; unless the entry is joined, also the column `group` of all rows."""
+    """The group of its parts; each row has a group of its own."""
     rows: int
     bytes: int
     """Size of the file in bytes."""
@@ -83,10 +79,8 @@ class Entry:
     parts: tuple[PartRows, ...]
     """Parts in the order of the rows."""
     covers: tuple[Cover, ...]
-    joined: bool = False
-    """Whether rows have groups of their own."""
-    index: builtins.bytes = b""
-    """Places of groups and tags in a joined batch, see `sidecar.zone.index`. Empty in older lines."""
+    index: builtins.bytes
+    """Places of groups and tags, see `sidecar.zone.index`; empty where nobody needs them."""
 
     @property
     def format(self) -> str:
@@ -105,7 +99,7 @@ def digest_of(group: str, name: str) -> bytes:
 def document(entry: Entry) -> dict[str, Any]:
     """The entry in the form of a data file: all except size and checksum, which are known only after writing."""
     return {
-        "v": VERSION_OF_JOINED if entry.joined else VERSION,
+        "v": VERSION,
         "writer": entry.writer,
         "seq": entry.seq,
         "file": entry.file,
@@ -115,7 +109,7 @@ def document(entry: Entry) -> dict[str, Any]:
         "at": entry.at_ms,
         "parts": [list(part) for part in entry.parts],
         "offsets": [[*cover.place, base64.b64encode(cover.bitmap).decode()] for cover in entry.covers],
-        **({"index": base64.b64encode(entry.index).decode()} if entry.index else {}),
+        "index": base64.b64encode(entry.index).decode(),
     }
 
 
@@ -130,21 +124,18 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
         DamagedLineError: It is not such a document, or of another version.
     """
     try:
-        if fields["v"] not in (VERSION, VERSION_OF_JOINED):
-            raise DamagedLineError(
-                f"is of layout version {fields['v']}, and this program knows {VERSION} and {VERSION_OF_JOINED}"
-            )
+        if fields["v"] != VERSION:
+            raise DamagedLineError(f"is of layout version {fields['v']}, and this program knows {VERSION}")
         covers = tuple(map(_cover, fields["offsets"]))
         parts = tuple(_part(part, len(covers)) for part in fields["parts"])
         writer, file, group = (typed(str, fields[name]) for name in ("writer", "file", "group"))
         seq, rows, before, at_ms = (typed(int, fields[name]) for name in ("seq", "rows", "before", "at"))
-        index = base64.b64decode(fields.get("index", ""), validate=True)
+        index = base64.b64decode(fields["index"], validate=True)
     except DamagedLineError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DamagedLineError("is no entry") from error
-    joined = fields["v"] == VERSION_OF_JOINED
-    return Entry(writer, seq, file, group, rows, size, crc, before, at_ms, parts, covers, joined, index)
+    return Entry(writer, seq, file, group, rows, size, crc, before, at_ms, parts, covers, index)
 
 
 def _part(fields: Iterable[Any], covers: int) -> PartRows:

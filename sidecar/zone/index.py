@@ -135,10 +135,6 @@ class Wanted:
         """Upper bound of the number of wanted rows, found without the file."""
         if self.everything:
             return entry.rows
-        if not entry.joined and self.groups is not None and entry.group not in self.groups:
-            return 0
-        if not entry.index:
-            return entry.rows
         return sum(stretch.found for stretch in self.stretches(entry.index))
 
     def stretches(self, index: bytes) -> Iterator[Stretch]:

@@ -12,7 +12,6 @@ from typing import Final, Literal, TypeAlias
 from zlib import crc32
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from sidecar.core.parts import Batch, Part
@@ -199,14 +198,11 @@ class ZoneWriter:
 
     def _entry(self, batch: Batch, tables: Sequence[pa.RecordBatch]) -> Entry:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
-        joined = any(pc.unique(table.column("group")).to_pylist() != [group] for table in tables)
         parts, covers = _parts_and_covers(batch.parts)
         file = self._zone.new_name(data_file(self.writer, self._seq, group, batch.count, now_ms, self._format))
         before = self._head.before + self._head.bytes if self._head else self._room.floor.before
-        index = index_of(tables) if joined else b""
-        return Entry(
-            self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers, joined, index
-        )
+        index = index_of(tables)
+        return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers, index)
 
     def _append(self, entry: Entry) -> None:
         self._check_in_place()

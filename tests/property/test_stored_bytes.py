@@ -196,9 +196,7 @@ def landed() -> Landed:
     """An entry of a zone."""
     spans = zlib.compress(orjson.dumps([[[3, "a", "b", None, None, True]]]))
     cover = Cover("orders", "scope", 3, BITMAP.serialize())
-    return Landed(
-        "w", 1, "data/w/1.arrow", "", 4, 100, 5, 50, 6, (PartRows("name", 4, 0),), (cover,), joined=True, index=spans
-    )
+    return Landed("w", 1, "data/w/1.arrow", "", 4, 100, 5, 50, 6, (PartRows("name", 4, 0),), (cover,), spans)
 
 
 def read_line(body: bytes) -> None:

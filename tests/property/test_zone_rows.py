@@ -152,7 +152,7 @@ def test_many_small_parts_become_one_record_batch() -> None:
     row, _ = framer.frame(TP, [Msg()])
     parts = [Part(TP, "s", "g", i, i, [Fragment([i], row)], 1, 0, Intent(1, i, i)) for i in range(50)]
     tables = list(record_batches(parts, writer="w", sequence=0, batch_id="b"))
-    entry = Entry("w", 0, "data/w/h/0-g-50.arrow", "g", 50, 0, 0, 0, 0, (), ())
+    entry = Entry("w", 0, "data/w/h/0-g-50.arrow", "g", 50, 0, 0, 0, 0, (), (), b"")
     file = pa.ipc.open_file(encode(tables, entry))
     assert file.num_record_batches == 1
     assert file.read_all().column("offset").to_pylist() == list(range(50))
@@ -162,7 +162,7 @@ def test_many_small_parts_become_one_record_batch() -> None:
 def test_a_line_is_its_entry(text: str, bitmap: bytes, number: int) -> None:
     """Whatever stands in an entry, its line is one line and reads as the same entry."""
     parts, covers = (PartRows(text, number, 0),), (Cover(text, text, 3, bitmap),)
-    entry = Entry(text, number, text, text, number, number, number, number, number, parts, covers)
+    entry = Entry(text, number, text, text, number, number, number, number, number, parts, covers, bitmap)
     assert b"\n" not in line_of(entry)
     assert parse(line_of(entry)) == entry
 

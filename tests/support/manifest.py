@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+import orjson
 from pyroaring import BitMap64
 
 from sidecar.spark.source.options import Limit
@@ -42,7 +44,8 @@ class Lines:
         covers = tuple(Cover(*where, bytes(bitmap.serialize())) for where, bitmap in bitmaps.items())
         parts = tuple(PartRows(f"{writer}-{seq}-{i}", len(some), i) for i, some in enumerate(bitmaps.values()))
         rows, file = sum(part.rows for part in parts), f"data/{writer}/{seq}.arrow"
-        known.append(Entry(writer, seq, file, group, rows, size, 0, seq * size, 0, parts, covers))
+        index = zlib.compress(orjson.dumps([[[rows, group, group, None, None, True]]]))
+        known.append(Entry(writer, seq, file, group, rows, size, 0, seq * size, 0, parts, covers, index))
         path = segment_path(self.root, writer, seq)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as lines:

@@ -355,7 +355,7 @@ def test_a_commit_without_its_rows_is_refused(tmp_path: Path) -> None:
 def test_names_of_others_and_odd_metadata(tmp_path: Path) -> None:
     """A commit whose metadata only looks like ours says nothing, and does no harm."""
     sink(tmp_path).close()
-    for odd in ("%%%", "YWJj", {"a": 1}, 7):
+    for odd in ("%%%", "YWJj", {"a": 1}, 7, '{"v": 1}', '{"a": 1}'):
         properties = deltalake.CommitProperties(custom_metadata={"sidecar": odd})
         empty = DeltaTable(tmp_path).to_pyarrow_table()
         write_deltalake(tmp_path, empty, mode="append", commit_properties=properties)
@@ -363,6 +363,16 @@ def test_names_of_others_and_odd_metadata(tmp_path: Path) -> None:
     assert table.deliver(batch_of(numbered(0))).verdict is Verdict.ACK
     table.close()
     assert offsets_in(tmp_path) == sent([numbered(0)])
+
+
+def test_a_commit_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Its parts cannot be recognized, so they would be appended again."""
+    sink(tmp_path).close()
+    properties = deltalake.CommitProperties(custom_metadata={"sidecar": '{"v": 2}'})
+    empty = DeltaTable(tmp_path).to_pyarrow_table()
+    write_deltalake(tmp_path, empty, mode="append", commit_properties=properties)
+    with pytest.raises(ConfigError, match="names its parts in version 2, and this program knows 1"):
+        sink(tmp_path)
 
 
 def test_names_are_forgotten_at_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,9 @@
-"""Batches of several tag groups in one file: order, columns, version of the line, and reading of some groups."""
+"""Batches of several tag groups in one file: order, columns, and reading of some groups."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import orjson
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -41,17 +40,6 @@ def test_rows_lie_by_group_and_tag(tmp_path: Path, form: Format) -> None:
     ]
 
 
-def test_only_joined_batches_are_of_version_2(tmp_path: Path) -> None:
-    """A batch whose rows all have the group of its parts is described as before, for readers that know no other."""
-    zone = writer(tmp_path)
-    zone.land(joined(tags=(None, None)))
-    zone.land(joined(10))
-    zone.land(joined(20, ("a", "a")))
-    zone.close()
-    lines = [orjson.loads(line[9:]) for line in segment_path(tmp_path, "a", 0).read_bytes().splitlines()]
-    assert [(line["v"], line["group"]) for line in lines] == [(1, ""), (2, ""), (2, "")]
-
-
 def test_a_damaged_line_of_a_joined_batch_is_made_again(tmp_path: Path) -> None:
     """The data file has the whole description: readers and the next start of the writer restore the line from it."""
     zone = writer(tmp_path)
@@ -62,7 +50,7 @@ def test_a_damaged_line_of_a_joined_batch_is_made_again(tmp_path: Path) -> None:
     path.write_bytes(whole.replace(b"orders", b"brders"))
     told: list[str] = []
     (entry,) = Tail(tmp_path, report=told.append).poll()["a"]
-    assert (entry.joined, len(found(tmp_path, entry)), len(told)) == (True, 6, 1)
+    assert (len(found(tmp_path, entry)), len(told)) == (6, 1)
     zone = writer(tmp_path)
     assert zone.land(joined()) is None, "its parts are known"
     zone.close()
@@ -91,7 +79,7 @@ def test_some_groups_are_read(tmp_path: Path, form: Format) -> None:
 
 
 def test_files_of_one_group_are_still_passed_over(tmp_path: Path) -> None:
-    """A file that has a single other group, as earlier versions wrote it, is not read at all."""
+    """A file that has a single other group is not read at all."""
     zone = writer(tmp_path)
     zone.land(Batch(1, "paid", [part([Sent(0, None, b"")], "paid")]))
     zone.land(joined(10))

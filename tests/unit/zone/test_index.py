@@ -20,7 +20,7 @@ from sidecar.errors import ZoneError
 from sidecar.spark.source.options import Limit
 from sidecar.spark.source.planner import Offsets, Planner
 from sidecar.zone import Entry, Tail, data, read
-from sidecar.zone.entry import line_of, parse
+from sidecar.zone.entry import line_of
 from sidecar.zone.index import SPANS_MAX, Wanted, index_of, spans_of
 from sidecar.zone.writer import Format
 from tests.support.landing import Sent, joined, part, segment_path, writer
@@ -76,21 +76,6 @@ def test_the_index_of_100_000_tags_is_small() -> None:
     (stretch,) = Wanted.of(None, {"777"}).stretches(index)
     assert stretch.found <= 400
     assert "777" in tags[stretch.begin + stretch.start : stretch.begin + stretch.stop]
-
-
-@pytest.mark.parametrize("form", ["arrow", "parquet"])
-def test_lines_without_an_index_are_read(tmp_path: Path, form: Format) -> None:
-    """A line of an earlier version gives the same rows: they are compared after reading."""
-    zone = writer(tmp_path, format=form)
-    entry = zone.land(joined())
-    zone.close()
-    assert entry is not None
-    line = line_of(replace(entry, index=b""))
-    assert "index" not in orjson.loads(line[9:])
-    old = parse(line)
-    for wanted in CHOICES:
-        assert offsets(tmp_path, old, wanted) == offsets(tmp_path, entry, wanted) != []
-        assert wanted.rows_of(old) == 6, "any of them, as far as is known"
 
 
 def test_an_index_of_another_file_is_damage(tmp_path: Path) -> None:
