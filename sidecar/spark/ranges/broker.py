@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sidecar.config.source.kafka import KafkaSettings
     from sidecar.config.source.rocketmq import RocketMqSettings
     from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
-    from sidecar.spark.ranges.kafka import LaneReader
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -75,7 +74,26 @@ class Logs(Protocol):
     def close(self) -> None: ...
 
 
-OpenLane: TypeAlias = "Callable[[TopicPartition, int], AbstractContextManager[LaneReader]]"
+class LaneRuns(Protocol):
+    """Reads a range in C."""
+
+    @property
+    def offset(self) -> int: ...
+
+    def read(self, most: int) -> Sequence[object]:
+        """At most `most` messages from `offset` on, as runs, and errors; nothing if none came yet.
+
+        Raises:
+            UnavailableError: An error came, or nothing for too long.
+        """
+        ...
+
+    def heard(self) -> None:
+        """Restart the time limit: the receiver may have kept this task waiting."""
+        ...
+
+
+OpenLane: TypeAlias = Callable[[TopicPartition, int], AbstractContextManager[LaneRuns]]
 """Opens the reader of a range that begins at an offset; it ends with the block."""
 
 
