@@ -54,8 +54,109 @@ class _Unit:
     lanes: dict[tuple[TopicPartition, str], tuple[Partition, Lane]] = field(default_factory=dict)
 
 
+class _Units(dict[UnitKey, _Unit]):
+    """The open units, and which of them are due, and why: because a limit is reached, or by age.
+
+    Args:
+        lane_bytes: Memory of a lane with open messages, without its rows.
+    """
+
+    def __init__(self, rules: BatchRules, memory: Memory, lane_bytes: int) -> None:
+        super().__init__()
+        self.due: dict[UnitKey, str] = {}
+        """Units to be cut, each with the reason."""
+        self._rules = rules
+        self._memory = memory
+        self.lane_bytes = lane_bytes
+        self._lingering: list[tuple[float, int, UnitKey]] = []
+        self._sequence = 0
+
+    def open(self, key: UnitKey, partition: Partition, lane: Lane, fragment: Fragment, now_ms: float) -> None:
+        """Take messages into a lane of a unit."""
+        count, nbytes = lane.buffer.add(fragment)
+        self._memory.held_bytes += held_bytes(fragment)
+        unit = self.get(key)
+        if unit is None:
+            unit = self[key] = _Unit(now_ms)
+            self._memory.held_bytes += UNIT_BYTES
+            self._linger(key, unit)
+        owner = partition.tp, lane.group
+        if owner not in unit.lanes:
+            unit.lanes[owner] = partition, lane
+            self._memory.held_bytes += self.lane_bytes
+        unit.count += count
+        unit.nbytes += nbytes
+        if key not in self.due:
+            self._check_full(key, unit, lane)
+
+    def _linger(self, key: UnitKey, unit: _Unit) -> None:
+        self._sequence += 1
+        heapq.heappush(self._lingering, (unit.since_ms + self._rules.linger_ms, self._sequence, key))
+
+    def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
+        limits, of = self._rules.limits, lane.buffer if key[1] is None else unit
+        if of.count >= limits.max_messages:
+            self.due[key] = "count"
+        elif of.nbytes >= limits.max_bytes:
+            self.due[key] = "bytes"
+
+    def refresh(self, key: UnitKey) -> None:
+        """Update a unit from which messages were taken; it ends with its last message."""
+        unit = self[key]
+        before = len(unit.lanes)
+        unit.lanes = {owner: both for owner, both in unit.lanes.items() if both[1].buffer.fragments}
+        self._memory.held_bytes -= self.lane_bytes * (before - len(unit.lanes))
+        self.due.pop(key, None)
+        if not unit.lanes:
+            del self[key]
+            self._memory.held_bytes -= UNIT_BYTES
+            return
+        buffers = [lane.buffer for _, lane in unit.lanes.values()]
+        unit.count = sum(buffer.count for buffer in buffers)
+        unit.nbytes = sum(buffer.nbytes for buffer in buffers)
+        unit.since_ms = min(buffer.fragments[0].at_ms for buffer in buffers)
+        self._linger(key, unit)
+        self._check_full(key, unit, max((lane for _, lane in unit.lanes.values()), key=lambda lane: lane.buffer.count))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Drop the partition's open messages, which were cut otherwise or are no longer owned."""
+        for key, unit in list(self.items()):
+            gone = [owner for owner in unit.lanes if owner[0] == tp]
+            for owner in gone:
+                del unit.lanes[owner]
+            self._memory.held_bytes -= self.lane_bytes * len(gone)
+            if gone:
+                self.refresh(key)
+
+    def change(self) -> None:
+        """Judge all units again, under changed rules."""
+        self._lingering.clear()
+        for key, unit in self.items():
+            self._linger(key, unit)
+            for _, lane in unit.lanes.values():
+                self._check_full(key, unit, lane)
+
+    def hurry(self, key: UnitKey, reason: str) -> None:
+        """Make a unit due now, for a reason that is worth more than its age."""
+        if self.due.get(key, "linger") == "linger":
+            self.due[key] = reason
+
+    def end_lingering(self, until_ms: float) -> None:
+        """Make units due that are open for long enough at this time."""
+        while self._lingering and self._lingering[0][0] <= until_ms:
+            key = heapq.heappop(self._lingering)[2]
+            unit = self.get(key)
+            if unit is not None and unit.since_ms + self._rules.linger_ms <= until_ms:
+                self.due.setdefault(key, "linger")
+
+    @property
+    def next_due_ms(self) -> float:
+        """When the next unit is due by its age; infinite if nothing is open."""
+        return self._lingering[0][0] if self._lingering else inf
+
+
 class Cutter:
-    """Holds open messages until they are due.
+    """Cuts open messages when they are due.
 
     A due unit is cut as late as possible, when a sender is about to be free, so that batches grow until then. A batch
     is sent only after a commit, so as many are cut before a commit as keep the senders busy while it lasts. Nothing is
@@ -88,19 +189,10 @@ class Cutter:
         """Whether due units were left because as many batches were outstanding."""
         self._owned = owned
         self._groups = groups
-        self._memory = memory
         self._lingers_ms = lingers_ms
-        self.lane_bytes = LANE_BYTES + (LANE_IDS_BYTES if ids else 0)
         self.cuts: Counter[str] = Counter()
-        self._units: dict[UnitKey, _Unit] = {}
-        self._due: dict[UnitKey, str] = {}
-        self._lingering: list[tuple[float, int, UnitKey]] = []
-        self._sequence = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is open."""
-        return not self._units
+        """Batches that were cut, by reason."""
+        self.units = _Units(rules, memory, LANE_BYTES + (LANE_IDS_BYTES if ids else 0))
 
     def committed(self, *, starved: bool) -> None:
         """Cut twice as much before the next commit if due units waited for this one beside a free sender; else half."""
@@ -110,13 +202,7 @@ class Cutter:
     def change(self, concurrency: int) -> None:
         """Continue under changed rules."""
         self._ahead_max = 2 * concurrency
-        self._lingering.clear()
-        for key, unit in self._units.items():
-            self._linger(key, unit.since_ms)
-            for _, lane in unit.lanes.values():
-                self._check_full(key, unit, lane)
-
-    # Opening
+        self.units.change()
 
     def open(self, partition: Partition, opened: Sequence[tuple[str, Fragment]], now_ms: float) -> list[Part] | None:
         """Take messages of a partition.
@@ -129,90 +215,28 @@ class Cutter:
         if not partition.promises.admits({group for group, _ in opened}, partition.lanes):
             parts = partition.opening.share(self._rules.limits)
             self.cuts["groups"] += len(parts)
-            self.forget(partition.tp)
+            self.units.forget(partition.tp)
         for group, fragment in opened:
-            self._open(partition, group, fragment, now_ms)
+            self.units.open(self._key(partition, group), partition, partition.lanes.of(group), fragment, now_ms)
         return parts
-
-    def _open(self, partition: Partition, group: str, fragment: Fragment, now_ms: float) -> None:
-        lane = partition.lanes.of(group)
-        count, nbytes = lane.buffer.add(fragment)
-        self._memory.held_bytes += held_bytes(fragment)
-        key = self._key(partition, group)
-        unit = self._units.get(key)
-        if unit is None:
-            unit = self._units[key] = _Unit(now_ms)
-            self._memory.held_bytes += UNIT_BYTES
-            self._linger(key, now_ms)
-        owner = partition.tp, group
-        if owner not in unit.lanes:
-            unit.lanes[owner] = partition, lane
-            self._memory.held_bytes += self.lane_bytes
-        unit.count += count
-        unit.nbytes += nbytes
-        if key not in self._due:
-            self._check_full(key, unit, lane)
 
     def _key(self, partition: Partition, group: str) -> UnitKey:
         if partition.promises.shared_from is not None:
             return partition.tp, None
         return (None if self._rules.by_group else partition.tp), group
 
-    def _linger(self, key: UnitKey, since_ms: float) -> None:
-        self._sequence += 1
-        heapq.heappush(self._lingering, (since_ms + self._rules.linger_ms, self._sequence, key))
-
-    def _check_full(self, key: UnitKey, unit: _Unit, lane: Lane) -> None:
-        limits = self._rules.limits
-        shared = key[1] is None
-        count, nbytes = (lane.buffer.count, lane.buffer.nbytes) if shared else (unit.count, unit.nbytes)
-        if count >= limits.max_messages:
-            self._due[key] = "count"
-        elif nbytes >= limits.max_bytes:
-            self._due[key] = "bytes"
-
-    def _refresh(self, key: UnitKey, unit: _Unit) -> None:
-        """Update the unit after messages were taken from it."""
-        before = len(unit.lanes)
-        unit.lanes = {lane_key: both for lane_key, both in unit.lanes.items() if both[1].buffer.fragments}
-        self._memory.held_bytes -= self.lane_bytes * (before - len(unit.lanes))
-        self._due.pop(key, None)
-        if not unit.lanes:
-            del self._units[key]
-            self._memory.held_bytes -= UNIT_BYTES
-            return
-        lanes = [lane for _, lane in unit.lanes.values()]
-        unit.count = sum(lane.buffer.count for lane in lanes)
-        unit.nbytes = sum(lane.buffer.nbytes for lane in lanes)
-        unit.since_ms = min(lane.buffer.fragments[0].at_ms for lane in lanes)
-        self._linger(key, unit.since_ms)
-        self._check_full(key, unit, max(lanes, key=lambda lane: lane.buffer.count))
-
-    def forget(self, tp: TopicPartition) -> None:
-        """Drop the partition's open messages, which were cut otherwise or are no longer owned."""
-        for key, unit in list(self._units.items()):
-            gone = [lane_key for lane_key in unit.lanes if lane_key[0] == tp]
-            for lane_key in gone:
-                del unit.lanes[lane_key]
-            self._memory.held_bytes -= self.lane_bytes * len(gone)
-            if gone:
-                self._refresh(key, unit)
-
     def held_up(self, now_ms: float) -> list[tuple[UnitKey, float]]:
         """The units that are due, or would be at a step, each with the time since which it is open.
 
         Those of failing groups are left out.
         """
-        failing, until_ms = self._groups.failing, now_ms - self._rules.linger_ms
-        due = ((key, unit) for key, unit in self._units.items() if key in self._due or unit.since_ms <= until_ms)
-        return [(key, unit.since_ms) for key, unit in due if not (key[1] and failing(key[1]))]
-
-    # Cutting
+        failing, until_ms = self._groups.failing_since_ms, now_ms - self._rules.linger_ms
+        due = ((key, unit) for key, unit in self.units.items() if key in self.units.due or unit.since_ms <= until_ms)
+        return [(key, unit.since_ms) for key, unit in due if key[1] is None or failing(key[1]) is None]
 
     def patience_ms(self, now_ms: float) -> float:
         """How long nothing need be read or cut: until open messages are due, and for a quarter of `linger_ms`."""
-        due_ms = self._lingering[0][0] - now_ms if self._lingering else inf
-        return min(due_ms, max(READ_MS, self._rules.linger_ms / 4))
+        return min(self.units.next_due_ms - now_ms, max(READ_MS, self._rules.linger_ms / 4))
 
     def step(
         self,
@@ -234,68 +258,48 @@ class Cutter:
         Yields:
             The parts of a batch; they must be outstanding before the next batch is requested.
         """
-        self._end_lingering(now_ms)
+        self.units.end_lingering(now_ms)
         if pressure:
-            for key in self._units:
-                self._hurry(key, pressure)
-        for partition in wide:
-            self._free_span(partition)
-        for key, unit in self._units.items() if leaving else ():
+            for key in self.units:
+                self.units.hurry(key, pressure)
+        for partition in wide:  # priority for the group that holds back the watermark
+            lanes = partition.lanes.open()
+            if lanes:
+                oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
+                self.units.hurry(self._key(partition, oldest.group), "span")
+        for key, unit in self.units.items() if leaving else ():
             if any(tp in leaving for tp, _ in unit.lanes):
-                self._hurry(key, "handover")
+                self.units.hurry(key, "handover")
         has_cut = False
         for parts in self._cut_due(now_ms):
             has_cut = True
             yield parts
         if has_cut:
-            self._end_lingering(now_ms + ahead_ms)
+            self.units.end_lingering(now_ms + ahead_ms)
             yield from self._cut_due(now_ms)
-
-    def _end_lingering(self, until_ms: float) -> None:
-        while self._lingering and self._lingering[0][0] <= until_ms:
-            key = heapq.heappop(self._lingering)[2]
-            unit = self._units.get(key)
-            if unit is not None and unit.since_ms + self._rules.linger_ms <= until_ms:
-                self._due.setdefault(key, "linger")
 
     def _cut_due(self, now_ms: float) -> Iterator[list[Part]]:
         # Round robin, one batch for each group: a group that is far behind must not take all senders.
-        work = deque(self._due)
+        work = deque(self.units.due)
         while work and self._groups.healthy < self._ahead_max * self._times:
             key = work.popleft()
             batches = self._cut(key, now_ms)
             yield from batches
-            if batches and key in self._due:
+            if batches and key in self.units.due:
                 work.append(key)
         self._is_limited = bool(work)
 
-    def _hurry(self, key: UnitKey, reason: str) -> None:
-        if self._due.get(key, "linger") == "linger":
-            self._due[key] = reason
-
-    def _free_span(self, partition: Partition) -> None:
-        """Give priority to the group that holds back a partition's watermark, when the span above it grows wide."""
-        lanes = partition.lanes.open()
-        if lanes:
-            oldest = min(lanes, key=lambda lane: lane.buffer.fragments[0].first)
-            self._hurry(self._key(partition, oldest.group), "span")
-
-    def _may_be_cut(self, key: UnitKey, unit: _Unit, now_ms: float) -> bool:
-        """Whether a due unit is cut now: for the store only when it is full, or when room is needed."""
-        group = key[1]
-        if group is None:
-            return True
-        lingers_ms = self._lingers_ms(group, now_ms)
-        if lingers_ms is None:
-            return not self._groups.failing(group)
-        if self._due[key] != "linger" or now_ms - unit.since_ms >= lingers_ms:
-            return True
-        return unit.count >= self._rules.limits.max_messages or unit.nbytes >= self._rules.limits.max_bytes
-
     def _cut(self, key: UnitKey, now_ms: float) -> list[list[Part]]:
-        unit, group = self._units[key], key[1]
-        if not self._may_be_cut(key, unit, now_ms):
-            return []
+        unit, group, reason = self.units[key], key[1], self.units.due[key]
+        if group is not None:
+            lingers_ms, limits = self._lingers_ms(group, now_ms), self._rules.limits
+            if lingers_ms is None:
+                is_time = self._groups.failing_since_ms(group) is None
+            else:  # for the store, only when it is full, or when room is needed
+                is_full = unit.count >= limits.max_messages or unit.nbytes >= limits.max_bytes
+                is_time = reason != "linger" or now_ms - unit.since_ms >= lingers_ms or is_full
+            if not is_time:
+                return []
         fenced = self._owned.fenced
         # A unit that may not be cut stays open and due: the next step that finds it free cuts it.
         ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].promises.may_cut(way[1])]
@@ -306,8 +310,8 @@ class Cutter:
             batches = [[part] for part in partition.opening.cut(lane, self._rules.limits)]
         else:
             batches = [self._gather(ways)]
-        self.cuts[self._due[key]] += 1
-        self._refresh(key, unit)
+        self.cuts[reason] += 1
+        self.units.refresh(key)
         return batches
 
     def _gather(self, ways: list[tuple[Partition, Lane]]) -> list[Part]:
@@ -317,8 +321,7 @@ class Cutter:
         parts: list[Part] = []
         for partition, lane in sorted(ways, key=lambda way: way[1].buffer.fragments[0].at_ms):
             header -= len(partition.tp.topic) + len(partition.tp.queue) + PART_HEADER_BYTES
-            is_full = len(parts) == PARTS_MAX or header < 0 or messages < 1 or lane.buffer.first_row_bytes > size
-            if parts and is_full:
+            if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or lane.buffer.first_row_bytes > size):
                 break
             part = partition.opening.cut(lane, Limits(messages, max(size, 1)))[0]
             parts.append(part)

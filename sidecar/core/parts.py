@@ -103,11 +103,6 @@ class Intent:
         """Whether its messages are collected, as an earlier owner had read them."""
         return self.state is IntentState.COLLECTING or self.state is IntentState.REMEMBERED
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether it is read and settled as a whole."""
-        return not self.live and not self.is_read_again
-
     def move(self, event: Event) -> None:
         """Change the state by the table.
 
@@ -277,16 +272,12 @@ class Part:
         return f"{self.tp.topic}@{scope}:{self.tp.queue}:{self.first}-{self.last}"
 
     @property
-    def durable(self) -> bool:
-        """Whether a successor would know of the part: it is not sent before that."""
-        return self.intent.durable and (self.hold is None or self.hold.barrier is None or self.hold.barrier.durable)
-
-    @property
     def ready(self) -> bool:
-        """Whether a batch need not wait for the part any more."""
+        """Whether a batch need not wait for the part: a successor would know of it, or it is no longer live."""
         # If a part were split while a dead letter of it is being stored, it would be unknown which half the letter
         # belongs to.
-        return (self.durable and not any(each.unframeable for each in self.fragments)) or not self.alive
+        durable = self.intent.durable and (self.hold is None or self.hold.barrier is None or self.hold.barrier.durable)
+        return (durable and not any(each.unframeable for each in self.fragments)) or not self.alive
 
     def stand(self, *, again: bool) -> None:
         """Make the part durable without a commit: it follows from durable data, so each owner makes the same cut.

@@ -468,9 +468,8 @@ class Process:
                 raise BrokenPromiseError("books", f"{tp}: {books}, {count} held")
         for request in self.sends.values():
             held += sum(held_by(part) for part in request.batch.parts if not _mine(pipeline, part))
-        cutter = pipeline.cutter
-        units = cutter._units.values()
-        held += UNIT_BYTES * len(units) + cutter.lane_bytes * sum(len(unit.lanes) for unit in units)
+        units = pipeline.cutter.units
+        held += UNIT_BYTES * len(units) + units.lane_bytes * sum(len(unit.lanes) for unit in units.values())
         if pipeline.memory.held_bytes != held:
             raise BrokenPromiseError("memory", f"{pipeline.memory.held_bytes} accounted, {held} held")
 

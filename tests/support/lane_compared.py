@@ -72,7 +72,7 @@ class Side:
         found = self.intake.sort(partition, run, 1.0)
         partition.reach.position = run.last + 1
         assert self.reading.digest is not None
-        odd = self.intake.odd_ids.count if self.intake.odd_ids is not None else 0
+        odd = self.intake.reading.odd_ids.count if self.intake.reading.odd_ids is not None else 0
         counts = found.filtered, found.masked, found.duplicate, odd
         return [*counts, self.reading.digest(run.messages[-1]), *_groups(found)]
 

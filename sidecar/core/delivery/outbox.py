@@ -75,12 +75,9 @@ class Outbox:
         """Add an outstanding batch of these parts; the next event queues it."""
         batch = Batch(next(self._numbers), parts[0].group, parts)
         self.groups.begin(batch.group)
-        self._put(batch, Stage.NEW)
+        self._stages[batch.id] = Stage.NEW
+        self._queues[Stage.NEW][batch.id] = batch
         return batch
-
-    def _put(self, batch: Batch, stage: Stage) -> None:
-        self._stages[batch.id] = stage
-        self._queues[stage][batch.id] = batch
 
     def move(self, batch: Batch, event: Event, *, first: bool = False) -> None:
         """Move the batch to the stage that follows the event.
@@ -94,7 +91,7 @@ class Outbox:
         stage = self._stages.get(batch.id, Stage.ENDED)
         following = after(TRANSITIONS, batch, stage, event)  # first: a stray event must change nothing
         del self._queues[stage][batch.id]
-        self._put(batch, following)
+        self._stages[batch.id], self._queues[following][batch.id] = following, batch
         if first:
             self._queues[following].move_to_end(batch.id, last=False)
         if Stage.SENDING in (stage, following):
@@ -128,7 +125,7 @@ class Outbox:
         fresh = Batch(next(self._numbers), batch.group, parts, failing_since_ms=batch.failing_since_ms)
         stage = self._stages.pop(batch.id)
         del self._queues[stage][batch.id]
-        self._put(fresh, stage)
+        self._stages[fresh.id], self._queues[stage][fresh.id] = stage, fresh
         return fresh
 
     def answered(self, number: int) -> Batch:

@@ -50,7 +50,14 @@ class Parker:
         """Park parts that are due, and fetch some if `fetches`."""
         if self._rules.park_after_ms is None and not self._has_found:
             return
-        self._tell_ended()  # first: the next parked part makes the numbers of others count
+        for tp, partition in self._owned.items():  # first: the next parked part makes the numbers of others count
+            numbers, groups = partition.parking.take_ended()
+            if numbers:
+                self._output.effects.append(Unpark(tp, numbers))
+            for group in groups:
+                self._groups.park(group, -1)
+                if not self._groups.parked[group]:
+                    self._output.report("group.unparked", group=group_label(group))
         for stage in (Stage.READY, Stage.WAITING):
             for batch in self._outbox.batches(stage):
                 if self.lingers_ms(batch.group, now_ms) is not None and all(map(self._may_be_parked, batch.parts)):
@@ -65,7 +72,7 @@ class Parker:
     def _may_be_parked(self, part: Part) -> bool:
         if part.intent.record is not None or part.hold is not None or not (part.alive and part.primary):
             return False
-        if not part.durable or part.unframeable or part.nbytes > self._rules.park_max_bytes:
+        if not part.ready or part.nbytes > self._rules.park_max_bytes:
             return False
         return part.tp not in self._owned.fenced and self._owned[part.tp].parking.is_proved
 
@@ -184,13 +191,3 @@ class Parker:
         self._output.outcomes.append(Fetched(tp, part.count))
         batch = self._outbox.begin([part])
         self._outbox.move(batch, Event.DURABLE)
-
-    def _tell_ended(self) -> None:
-        for tp, partition in self._owned.items():
-            numbers, groups = partition.parking.take_ended()
-            if numbers:
-                self._output.effects.append(Unpark(tp, numbers))
-            for group in groups:
-                self._groups.park(group, -1)
-                if not self._groups.parked[group]:
-                    self._output.report("group.unparked", group=group_label(group))

@@ -17,8 +17,7 @@ from sidecar.core.books import LOOKS
 from sidecar.core.intake.known import Identities, Positions
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.messages.fields import Raw
-from sidecar.core.messages.ids import OddIds
-from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
+from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.messages.tags import Memo
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.partition import Partition
@@ -35,18 +34,16 @@ class Unwanted:
 
     def __init__(self) -> None:
         self.count = 0
-        self._any_wanted = False
-
-    @property
-    def is_all(self) -> bool:
+        self.is_all = False
         """Whether at least `FIRST` messages were read, and none was wanted."""
-        return self.count >= FIRST and not self._any_wanted
+        self._any_wanted = False
 
     def add(self, wanted: int, filtered: int) -> bool:
         """Add messages; return whether `is_all` begins with them."""
         before = self.is_all
         self._any_wanted = self._any_wanted or wanted > 0
         self.count += filtered
+        self.is_all = self.count >= FIRST and not self._any_wanted
         return self.is_all and not before
 
 
@@ -168,7 +165,7 @@ class Intake:
     """Sorts runs: each message of a run has one outcome, or is in one fragment."""
 
     def __init__(self, reading: ReadingRules) -> None:
-        self._r = reading
+        self.reading = reading
         self.tap: ShowRun | None = None
         """Called with each run and its outcome while a tap is open."""
         self.positions = Positions(reading.columns, reading.capacity)
@@ -188,33 +185,21 @@ class Intake:
         """The windows of ids."""
         self.identities = Identities(reading, self.ids)
 
-    def offsets(self, messages: Sequence[Message]) -> Iterable[int]:
-        return self._r.columns.offsets(messages)
-
-    @property
-    def tag_index(self) -> TagIndex | None:
-        return self._r.tag_index
-
     def change(self, reading: ReadingRules) -> None:
         """Go on with another filter and format; how ids, due times and names are read stays."""
         self.unwanted = Unwanted()
-        self._r = replace(reading, keys=self._r.keys, odd_ids=self._r.odd_ids)
+        self.reading = replace(reading, keys=self.reading.keys, odd_ids=self.reading.odd_ids)
         self._chosen.clear()
         self._appends = _Appends(reading, self._chosen, self._masked)
 
     @property
     def unwanted_tags(self) -> str:
         """The first unwanted tags of messages that were read, for people."""
-        return ", ".join(self._r.unwanted) or "unknown, since the broker filters"
+        return ", ".join(self.reading.unwanted) or "unknown, since the broker filters"
 
     def passed(self, offsets: int) -> bool:
         """Take offsets without messages; return whether with them all was unwanted, see `Sorted.is_all_unwanted`."""
-        return self._r.filtered_at_broker and self.unwanted.add(0, offsets)
-
-    @property
-    def odd_ids(self) -> OddIds | None:
-        """Counts ids that cannot be compared; None without ids."""
-        return self._r.odd_ids
+        return self.reading.filtered_at_broker and self.unwanted.add(0, offsets)
 
     def forget(self, tp: TopicPartition) -> None:
         """Drop the memory of a partition that is no longer owned."""
@@ -236,14 +221,14 @@ class Intake:
             result.is_all_unwanted = self.unwanted.add(result.judged - result.filtered, result.filtered)
         if self.tap is not None:
             result.replayed = partition.reach.replaying
-            self.tap(self._r, partition.tp, run.messages, result)
+            self.tap(self.reading, partition.tp, run.messages, result)
         return result
 
     def _sorted(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
         result = Sorted()
         if (
             run.sorter is not None
-            and self._r.sorting is not None
+            and self.reading.sorting is not None
             and self.tap is None
             and not partition.reach.replaying
             and self.positions.take_whole(partition, run)
@@ -252,23 +237,24 @@ class Intake:
             self._sort_by(run.sorter, partition, result, now_ms)
             return result
         messages, settled = self.positions.unseen(partition, run)
-        result.filtered = result.masked = self.positions.not_parked(run.tp, run.unwanted)
+        if run.unwanted:
+            result.filtered = result.masked = self.positions.not_parked(run.tp, run.unwanted)
         result.duplicate = len(run.messages) - len(messages) + len(run.unwanted) - result.masked
-        if self._r.cancels is not None and not partition.tp.delayed:
+        if self.reading.cancels is not None and not partition.tp.delayed:
             messages = self._without_cancellers(messages, result)
         result.judged = result.filtered + len(messages)
         if not messages:
             return result
         # Of the first message only: one look at each message would cost more than its place in a batch.
-        stamp_ms = None if partition.tp.delayed else next(iter(self._r.columns.timestamps(messages[:1])))
+        stamp_ms = None if partition.tp.delayed else next(iter(self.reading.columns.timestamps(messages[:1])))
         due: Sequence[int | str | None] = ()
-        if self._r.due is not None and not partition.tp.delayed:
-            due = self._r.due(partition.tp, messages)
+        if self.reading.due is not None and not partition.tp.delayed:
+            due = self.reading.due(partition.tp, messages)
         if partition.reach.replaying or settled or any(due):
             self._sort_slowly(partition, messages, settled, due, result, now_ms)
         else:
             for group, chosen in self._wanted(partition, messages, result, now_ms):
-                fragment = fragment_of(self._r, partition.tp, chosen, now_ms, result.refused)
+                fragment = fragment_of(self.reading, partition.tp, chosen, now_ms, result.refused)
                 fragment.after = partition.opening.passed.pop(group)
                 result.opened.append((group, fragment))
         for _, fragment in result.opened:
@@ -278,13 +264,13 @@ class Intake:
     def _sort_by(self, sorter: RunSorter, partition: Partition, result: Sorted, now_ms: float) -> None:
         """Let a run sort itself, of which every message is new."""
         fresh = None
-        if self._r.ids is not None:
-            numbers, last = sorter.ids(self._r.sorting)
+        if self.reading.ids is not None:
+            numbers, last = sorter.ids(self.reading.sorting)
             fresh = self.identities.take_all(partition, last, numbers, now_ms)
-        found = sorter.sort(self._r.sorting, fresh)
+        found = sorter.sort(self.reading.sorting, fresh)
         result.filtered, result.masked, result.duplicate = found.filtered, found.masked, found.duplicate
-        if self._r.odd_ids is not None:
-            self._r.odd_ids.note(partition.tp, found.odd_ids)
+        if self.reading.odd_ids is not None:
+            self.reading.odd_ids.note(partition.tp, found.odd_ids)
         for rows in found.rows:
             fragment = Fragment(rows.offsets, rows.data, rows.ids, rows.unframeable, now_ms)
             fragment.after, fragment.stamp_ms = partition.opening.passed.pop(rows.group), found.stamp_ms
@@ -292,7 +278,7 @@ class Intake:
 
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
         """Divide a run at the offset `border`: lower messages, if any, and the others; `run.last` is not below it."""
-        offsets = list(self._r.columns.offsets(run.messages))
+        offsets = list(self.reading.columns.offsets(run.messages))
         index = bisect_left(offsets, border)
         if not index:
             return None, run
@@ -302,15 +288,18 @@ class Intake:
     def _wanted(
         self, partition: Partition, messages: Sequence[Message], result: Sorted, now_ms: float
     ) -> Iterator[tuple[str, list[Message]]]:
-        raws = self._r.tags(partition.tp, messages)
-        if self._r.ids is not None and not partition.tp.delayed:
-            others = self._r.refused.others
-            wanted = [
-                (raw, message) for raw, message in zip(raws, messages, strict=True) if self._r.groups[raw] is not None
-            ]
+        raws = self.reading.tags(partition.tp, messages)
+        if self.reading.ids is not None and not partition.tp.delayed:
+            others = self.reading.refused.others
+            groups = self.reading.groups
+            wanted = [(raw, message) for raw, message in zip(raws, messages, strict=True) if groups[raw] is not None]
             result.filtered += len(messages) - len(wanted)
-            result.masked += self._count_masked(raws, others)
-            new = self._new_ids(partition, [message for _, message in wanted], result, now_ms)
+            result.masked += self.reading.refused.count(raws, others)
+            asked = [message for _, message in wanted]
+            numbers = self.identities.read(partition.tp, asked)
+            last = max(self.reading.columns.offsets(asked[-1:]), default=-1)
+            new = self.identities.take(partition, last, numbers, now_ms)
+            result.duplicate += len(new) - sum(new)
             raws, messages = (
                 [raw for raw, _ in compress(wanted, new)],
                 [message for _, message in compress(wanted, new)],
@@ -331,32 +320,18 @@ class Intake:
             self._chosen.clear()
             self._appends.clear()
 
-    def _count_masked(self, raws: Sequence[Raw], others: int) -> int:
-        """How many of these the mask refused, given the number of those that were not remembered before."""
-        refused = self._r.refused
-        return (sum(map(refused.__contains__, raws)) if refused else 0) + refused.others - others
-
     def _without_cancellers(self, messages: Sequence[Message], result: Sorted) -> Sequence[Message]:
         """Leave out the messages that cancel others, whatever else they have; they are filtered."""
-        assert self._r.cancels is not None
-        found = self._r.cancels(messages)
+        assert self.reading.cancels is not None
+        found = self.reading.cancels(messages)
         if not found:
             return messages
-        offsets = list(self._r.columns.offsets(messages))
+        offsets = list(self.reading.columns.offsets(messages))
         for place, names in found.items():
             result.cancels |= dict.fromkeys(names, offsets[place])
         result.filtered += len(found)
         result.cancelling = len(found)
         return [message for place, message in enumerate(messages) if place not in found]
-
-    def _new_ids(self, partition: Partition, messages: list[Message], result: Sorted, now_ms: float) -> list[bool]:
-        numbers = self.identities.read(partition.tp, messages)
-        new = self.identities.take(partition, self._last(messages), numbers, now_ms)
-        result.duplicate += len(new) - sum(new)
-        return new
-
-    def _last(self, messages: Sequence[Message]) -> int:
-        return max(self._r.columns.offsets(messages[-1:]), default=-1)
 
     def _sort_slowly(
         self,
@@ -373,44 +348,44 @@ class Intake:
         """
         tp, is_delayed = partition.tp, self._note_due(messages, due, result)
         table: defaultdict[tuple[str | None, bool], list[Message]] = defaultdict(list)
-        raws, others = self._r.tags(tp, messages), self._r.refused.others
+        raws, others = self.reading.tags(tp, messages), self.reading.refused.others
         for message, raw, later in zip(messages, raws, is_delayed, strict=False):
-            table[self._r.groups[raw], later].append(message)
-        result.masked += self._count_masked(raws, others)
+            table[self.reading.groups[raw], later].append(message)
+        result.masked += self.reading.refused.count(raws, others)
         if result.due_ms:
-            index = self._r.tag_index
+            index = self.reading.tag_index
             entries = repeat(NO_TAGS) if index is None else map(index.entries.__getitem__, raws)
-            result.tags = dict(zip(self._r.columns.offsets(messages), entries, strict=False))
+            result.tags = dict(zip(self.reading.columns.offsets(messages), entries, strict=False))
         placed: list[_Placed] = []
         for (group, later), chosen in table.items():
             if group is None:
                 result.filtered += len(chosen)
             elif later:
-                known = partition.holding.known(list(self._r.columns.offsets(chosen)))
+                known = partition.holding.known(list(self.reading.columns.offsets(chosen)))
                 placed.append((group, None, list(compress(chosen, known))))
                 placed.append((group, partition.holding, list(compress(chosen, map(not_, known)))))
             else:
                 placed += self._place(partition, group, chosen, settled)
-        if self._r.ids is not None and not partition.tp.delayed:
+        if self.reading.ids is not None and not partition.tp.delayed:
             placed = self._without_known_ids(partition, placed, result, now_ms)
         for group, owner, chosen in placed:
             if not chosen:
                 continue
             if owner is None:
                 result.duplicate += len(chosen)
-                partition.opening.passed.add(group, list(self._r.columns.offsets(chosen)))
+                partition.opening.passed.add(group, list(self.reading.columns.offsets(chosen)))
                 continue
             if isinstance(owner, Holding):
                 result.delayed += chosen
                 continue
-            fragment = fragment_of(self._r, tp, chosen, now_ms, result.refused)
+            fragment = fragment_of(self.reading, tp, chosen, now_ms, result.refused)
             if isinstance(owner, Lane):
                 fragment.after = partition.opening.passed.pop(group)
                 result.opened.append((group, fragment))
             else:
-                owner.collect(group, fragment, self._r.framer.separator)
+                owner.collect(group, fragment, self.reading.framer.separator)
                 result.collected_bytes += held_bytes(fragment)
-        offsets = self._r.columns.offsets(result.delayed)
+        offsets = self.reading.columns.offsets(result.delayed)
         result.delayed = [
             message for _, message in sorted(zip(offsets, result.delayed, strict=True), key=itemgetter(0))
         ]
@@ -419,7 +394,7 @@ class Intake:
         """Note due times and refusals in the result; return for each message whether it is delayed."""
         if not any(due):
             return repeat(object=False)
-        for offset, when in zip(self._r.columns.offsets(messages), due, strict=True):
+        for offset, when in zip(self.reading.columns.offsets(messages), due, strict=True):
             if isinstance(when, str):
                 result.refused[offset] = when
             elif when is not None:
@@ -430,7 +405,7 @@ class Intake:
         self, partition: Partition, group: str, messages: list[Message], settled: BitMap64 | None
     ) -> Iterator[_Placed]:
         """Where a group's messages belong: intents keep all of their messages, and for others the window decides."""
-        offsets = list(self._r.columns.offsets(messages))
+        offsets = list(self.reading.columns.offsets(messages))
         for owner, start, stop in partition.place(group, offsets):
             known = [offset in settled for offset in offsets[start:stop]] if settled else [False]
             if isinstance(owner, Intent) and not all(known):
@@ -454,11 +429,13 @@ class Intake:
         """
         messages = [message for _, _, chosen in placed for message in chosen]
         settled = [owner is None for _, owner, chosen in placed for _ in chosen]
-        order = sorted(range(len(messages)), key=list(self._r.columns.offsets(messages)).__getitem__)
+        order = sorted(range(len(messages)), key=list(self.reading.columns.offsets(messages)).__getitem__)
         messages = [messages[i] for i in order]
         numbers = self.identities.read(partition.tp, messages)
         fresh = [True] * len(messages)
-        taken = self.identities.take(partition, self._last(messages), numbers, now_ms)
+        taken = self.identities.take(
+            partition, max(self.reading.columns.offsets(messages[-1:]), default=-1), numbers, now_ms
+        )
         for i, number, new in zip(order, numbers, taken, strict=True):
             if not settled[i]:
                 fresh[i] = new

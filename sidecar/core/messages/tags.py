@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from sidecar.core.messages.fields import Raw
@@ -159,6 +159,10 @@ class RefusedTags(dict[Raw, None]):
             return False
         self[raw] = None
         return True
+
+    def count(self, raws: Sequence[Raw], others: int) -> int:
+        """How many of these contents the mask refused, given `others` before they were looked at."""
+        return (sum(map(self.__contains__, raws)) if self else 0) + self.others - others
 
 
 class TagFilter:

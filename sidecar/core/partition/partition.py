@@ -80,7 +80,7 @@ class _Opening:
             while lane.buffer.fragments:
                 whole = Limits(lane.buffer.count, lane.buffer.nbytes)
                 parts.append(self._cut(lane, limits if self._promises.may_cut(lane) else whole))
-        self._promises.share(self._reach.position)
+        self._promises.share_from(self._reach.position, 0, self._lanes, rest=True)
         return parts
 
     def cut(self, lane: Lane, limits: Limits) -> list[Part]:
@@ -105,7 +105,7 @@ class _Opening:
         intent = self._promises.promise(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
         parts = [self._outstanding.add(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
         rest = bool(short) or self._reach.replaying
-        self._promises.shared_up_to(last, len(parts), self._lanes, rest=rest)
+        self._promises.share_from(last + 1, len(parts), self._lanes, rest=rest)
         return parts
 
 

@@ -92,19 +92,15 @@ class Promises:
             self._unread[key] = max(self._unread[key], last + 1)
         return self.intents[-1]
 
-    def share(self, position: int) -> None:
-        """Share intents from `position` on: each serves all groups."""
-        self.shared_from = position
-
-    def shared_up_to(self, last: int, parts: int, lanes: Lanes, *, rest: bool) -> None:
-        """Record a shared intent; end sharing if the groups are few and no message is left outside of parts.
+    def share_from(self, position: int, parts: int, lanes: Lanes, *, rest: bool) -> None:
+        """Share intents from `position` on, unless the groups are few and no message is left outside of parts.
 
         Args:
-            parts: Number of groups that it served.
+            parts: Number of groups that the last shared intent served.
             rest: Whether anything below the position is in no part, or is still to be read again.
         """
         few = parts + len(self._own_keys(lanes)) <= self._room.lanes // 2
-        self.shared_from = None if few and not rest else last + 1
+        self.shared_from = None if few and not rest else position
 
     def halve(self, part: Part, border: tuple[int, int]) -> list[Intent]:
         """Give the halves of a part intents of their own; a shared intent loses its group.
@@ -127,10 +123,8 @@ class Promises:
 
     def drop_finished(self) -> None:
         """Drop intents that are read and settled as a whole; their withheld entries become due."""
-        finished = [intent for intent in self.intents if intent.is_finished]
-        if finished:
-            self.intents = [intent for intent in self.intents if not intent.is_finished]
-        for intent in finished:
+        for intent in [intent for intent in self.intents if not intent.live and not intent.is_read_again]:
+            self.intents.remove(intent)
             intent.move(Event.ENDED)
             self._release(intent)
 

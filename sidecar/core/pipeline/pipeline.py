@@ -117,7 +117,7 @@ class Pipeline(DeliveryPipeline):
             partition = self.partitions.close(tp)
             if partition is not None:
                 self.delivery.forget(partition)
-                self.cutter.forget(tp)
+                self.cutter.units.forget(tp)
                 self.books.release(tp)
                 self.intake.forget(tp)
 
@@ -237,7 +237,7 @@ class Pipeline(DeliveryPipeline):
     def tag_index(self, tp: TopicPartition) -> TagIndex | None:
         """Decides which held messages of an owned store need not be read; None if all must be."""
         may_leave = may_leave_unread(is_replaying=self.is_replaying(tp), is_tapped=self.intake.tap is not None)
-        return self.intake.tag_index if may_leave else None
+        return self.intake.reading.tag_index if may_leave else None
 
     def is_behind(self, tp: TopicPartition) -> bool:
         """Whether the next messages to read are in the store already: until they are read, it delivers nothing."""
@@ -588,5 +588,5 @@ class Pipeline(DeliveryPipeline):
     @property
     def idle(self) -> bool:
         """Whether all messages read, by this owner or an earlier one, are settled and committed."""
-        idle = self.delivery.idle and self.cutter.idle and self.commits.idle and self.puts.idle
+        idle = self.delivery.idle and not self.cutter.units and self.commits.idle and self.puts.idle
         return idle and not self.partitions.replaying

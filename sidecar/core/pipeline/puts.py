@@ -60,7 +60,7 @@ class Puts:
     def hold(self, partition: Partition, found: Sorted) -> HoldUntilDue:
         """The request to hold the delayed messages of a run."""
         messages, identities = found.delayed, self._intake.identities
-        offsets = list(self._intake.offsets(messages))
+        offsets = list(self._intake.reading.columns.offsets(messages))
         token = self._begin(partition, Put(offsets[-1], len(messages), _ids(identities, partition.tp, found)))
         due_ms, tags = list(map(found.due_ms.__getitem__, offsets)), list(map(found.tags.__getitem__, offsets))
         return HoldUntilDue(partition.tp, token, messages, due_ms, tags)

@@ -84,7 +84,7 @@ def status_of(
     owned: Ownerships, books: Accounts, gate: Gate, delivery: Delivery, intake: Intake, cutter: Cutter
 ) -> PipelineStatus:
     """The status of a pipeline with these parts."""
-    odd, unwanted, claims = intake.odd_ids, intake.unwanted, delivery.claims
+    odd, unwanted, claims = intake.reading.odd_ids, intake.unwanted, delivery.claims
     wide = sorted((tp, each) for tp, each in owned.items() if each.reach.span > WIDE_SPAN)
     return PipelineStatus(
         totals=books.total(),

@@ -247,7 +247,7 @@ class RotatingSet:
         self._rotate_by_age(moment)
         keys, new, at = mixed(numbers), np.zeros(len(numbers), np.bool_), 0
         while at < len(keys):
-            if self.full and self._may_rotate(moment):
+            if self.young.added >= self.half and self._may_rotate(moment):
                 unknown = (~self._known(keys[at:], moment.last)).nonzero()[0]
                 if not len(unknown):
                     break
@@ -272,11 +272,6 @@ class RotatingSet:
             fresh = np.sort(keys[new])
         self.young.update(fresh, moment.last, moment.now_ms)
         return new
-
-    @property
-    def full(self) -> bool:
-        """Whether the young generation has reached its half of the capacity."""
-        return self.young.added >= self.half
 
     def _may_rotate(self, moment: Moment) -> bool:
         return self.old.decided < moment.keep_from

@@ -81,7 +81,7 @@ class Scene:
     def subscribe(self, tags: str) -> tuple[bytes, bytes]:
         """Want these tags alone; the entries of `paid` and of another one."""
         index = TagIndex(TagFilter(tags), "")
-        self.core.intake.change(replace(self.core.intake._r, tag_index=index))
+        self.core.intake.change(replace(self.core.intake.reading, tag_index=index))
         return index.entries[b"paid"], index.entries[b"viewed"]
 
     def put_tagged(self, *tags: bytes) -> None:

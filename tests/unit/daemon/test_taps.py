@@ -23,7 +23,7 @@ class Looked:
         self.shell = Shell()
         self.letters = cast(DeadLetterWriter, SimpleNamespace(tap=None))
         pipeline = self.shell.pipeline
-        reading = pipeline.intake._r
+        reading = pipeline.intake.reading
         pipeline.intake.change(replace(reading, tags=lambda tp, messages: [b"tag"] * len(messages)))
         self.hooks = pipeline.intake, pipeline.delivery.delivered
         self.taps = Taps(pipeline, self.letters, lambda *_: None)
@@ -131,9 +131,9 @@ def test_a_fault_ends_the_taps_and_not_the_daemon(capsys: pytest.CaptureFixture[
     looked = Looked()
     looked.open("delivered", "duplicate", "filtered")
     intake = looked.shell.pipeline.intake
-    intake.change(replace(intake._r, tags=lambda tp, messages: [1 / 0]))  # type: ignore[list-item]
+    intake.change(replace(intake.reading, tags=lambda tp, messages: [1 / 0]))  # type: ignore[list-item]
     assert intake.tap is not None
-    intake.tap(intake._r, TopicPartition("t", 0), [1], None)  # type: ignore[arg-type]
+    intake.tap(intake.reading, TopicPartition("t", 0), [1], None)  # type: ignore[arg-type]
     assert looked.is_off
     assert "tap.failed" in capsys.readouterr().out
 

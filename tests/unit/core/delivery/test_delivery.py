@@ -174,9 +174,9 @@ def test_a_receiver_is_doubted_for_what_it_answered_in_an_earlier_life() -> None
 def test_an_intent_that_stands_needs_no_commit() -> None:
     """Where what it was cut from is durable, its part may be sent at once."""
     one = part(0)
-    assert not one.durable
+    assert not one.ready
     one.stand(again=True)
-    assert (one.durable, one.intent.old, one.attempts) == (True, True, 1)
+    assert (one.ready, one.intent.old, one.attempts) == (True, True, 1)
 
 
 def test_ids_that_nobody_journals_are_dropped() -> None:

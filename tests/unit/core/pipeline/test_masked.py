@@ -26,7 +26,7 @@ def shell_of(tags: TagFilter, raws: dict[int, Raw], *, ids: bool = False) -> She
     shell = Shell(ids=ids)
     mask = {"may_want": tags.may_want, "plain_mask": tags.plain_mask, "refused": tags.refused}
     shell.pipeline.intake.change(
-        replace(shell.pipeline.intake._r, tags=read_tags, groups=tags.groups, **mask)  # type: ignore[arg-type]
+        replace(shell.pipeline.intake.reading, tags=read_tags, groups=tags.groups, **mask)  # type: ignore[arg-type]
     )
     return shell
 

@@ -33,7 +33,7 @@ def told(shell: Shell) -> list[tuple[str, str, object]]:
 def test_the_first_messages_are_all_unwanted(sorting: object) -> None:
     """It is told once, at the first 1,000; commits go on, and a wanted message ends it."""
     shell = Shell(sorting=sorting)
-    shell.pipeline.intake.change(replace(shell.pipeline.intake._r, unwanted=("'a'", NO_TAG)))
+    shell.pipeline.intake.change(replace(shell.pipeline.intake.reading, unwanted=("'a'", NO_TAG)))
 
     def read(messages: list[Any]) -> None:
         sorter = Sorter(messages) if sorting else None
@@ -57,7 +57,7 @@ def test_other_rules_begin_anew() -> None:
     shell = Shell()
     shell.read((0, 1, None, b"x"))
     shell.run()
-    shell.pipeline.intake.change(shell.pipeline.intake._r)
+    shell.pipeline.intake.change(shell.pipeline.intake.reading)
     shell.read(*unwanted(1, FIRST))
     assert len(told(shell)) == 1
 
@@ -66,7 +66,7 @@ def test_other_rules_begin_anew() -> None:
 def test_gaps_count_where_the_broker_filters(filters: bool) -> None:
     """Elsewhere they are what compaction and transactions leave."""
     shell = Shell()
-    shell.pipeline.intake.change(replace(shell.pipeline.intake._r, filtered_at_broker=filters))
+    shell.pipeline.intake.change(replace(shell.pipeline.intake.reading, filtered_at_broker=filters))
     shell.pipeline.read_past(TP, FIRST, 0.0)
     shell.pipeline.read_past(TP, 1, 0.0)
     expected = [("warning", "unknown, since the broker filters", FIRST)]
@@ -99,10 +99,10 @@ def test_messages_without_an_id_are_looked_at() -> None:
     """Those that have one are not, and a run that sorts itself brings its own number."""
     shell = Shell(ids=True, sorting=RULES)
     odd = Odd()
-    shell.pipeline.intake._r = replace(shell.pipeline.intake._r, odd_ids=odd)
+    shell.pipeline.intake.reading = replace(shell.pipeline.intake.reading, odd_ids=odd)
     shell.pipeline.intake.identities._odd = odd
     shell.read((0, 1, 7, b"x"), (1, 1, None, b"x"), (2, 1, 8, b"x"))
-    assert shell.pipeline.intake.odd_ids is odd
+    assert shell.pipeline.intake.reading.odd_ids is odd
     assert (odd.count, odd.last) == (1, TP)
     messages: list[Any] = [(3, 1, None, b"x")]
     shell.pipeline.read(Run(TP, messages, 3, 3, Sorter(messages)), shell.now_ms)
