@@ -168,7 +168,7 @@ def filled(
         of_batch = kept.books.of(batch)
         assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")
         own += [of_range[-1] for of_range in of_batch["partitions"]]
-        odd_ids.append(of_batch["odd_ids"])
+        odd_ids.append(sum(count for (count,) in of_batch["odd_ids"]))
     return pa.Table.from_batches(batches, TABLE_SCHEMA).combine_chunks(), own, odd_ids
 
 
