@@ -24,9 +24,11 @@ def test_an_effect_without_a_performer_is_named_at_the_start(left_out: type) -> 
 
 
 def test_each_pipeline_has_effects_of_its_own() -> None:
-    """A replay needs no performer of a commit."""
+    """A replay needs no performer of a commit; what performs its effects does not do for the daemon's pipeline."""
     performers = dict.fromkeys(ReplayPipeline.EFFECTS, print)
     PipelineLoop(cast(Pipeline, ReplayPipeline), queue.SimpleQueue(), performers, {})
+    with pytest.raises(AssertionError, match=r"no performer of .*\bCommit\b"):
+        PipelineLoop(Shell().pipeline, queue.SimpleQueue(), performers, {})
 
 
 def test_effects_are_performed_and_answers_taken() -> None:
