@@ -25,13 +25,10 @@ def test_without_faults_nothing_comes_twice(kafka: Broker, make_topic: MakeTopic
         first = one.start("first")
         second = one.start("second")
         first.stop()
-        one.endpoint.down = True
-        third = Member(kafka, one.endpoint, one.topic, group, tmp_path, "third")
-        one.members.append(third)
-        wait_until(lambda: third.owns(kafka, group), WAIT_S, "the third has partitions", detail=one.logs)
-        # Else a request of the second, which it sent before it let go of its partition, would be taken now.
-        wait_until(lambda: not one.endpoint.requests, WAIT_S, "the endpoint has refused what was sent")
-        one.endpoint.down = False
+        with one.endpoint.outage():
+            third = Member(kafka, one.endpoint, one.topic, group, tmp_path, "third")
+            one.members.append(third)
+            wait_until(lambda: third.owns(kafka, group), WAIT_S, "the third has partitions", detail=one.logs)
         one.await_rows(RATE)
         one.endpoint.poison = b"5"
         wait_until(lambda: second.letters.exists() or third.letters.exists(), WAIT_S, "a dead letter", detail=one.logs)

@@ -6,13 +6,14 @@ import base64
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -51,45 +52,80 @@ class Endpoint:
         self.rows: list[Row] = []
         self.requests = 0  # open ones
         self.poison = b""
-        self.down = False
-        endpoint, lock = self, threading.Lock()
+        endpoint, self._lock = self, threading.Lock()
         self._closing = threading.Event()
+        self._connections: set[socket.socket] = set()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                endpoint.requests += 1
-                down = endpoint.down
+                endpoint._count_request(1)
                 try:
-                    self.answer(self.rfile.read(int(self.headers["Content-Length"])), down=down)
+                    self.answer(self.rfile.read(int(self.headers["Content-Length"])))
                 finally:
-                    endpoint.requests -= 1
+                    endpoint._count_request(-1)
 
-            def answer(self, body: bytes, *, down: bool) -> None:
+            def answer(self, body: bytes) -> None:
                 endpoint._closing.wait(0.02)
                 found = [json.loads(line) for line in body.splitlines()]
                 rows = [(row["partition"], row["offset"], base64.b64decode(row["value_base64"])) for row in found]
                 refused = any(endpoint.poison and endpoint.poison in value for _, _, value in rows)
-                status = 503 if down else 422 if refused else 204
-                if status == 204:
-                    with lock:
+                if not refused:
+                    with endpoint._lock:
                         endpoint.rows += rows
-                self.send_response(status)
+                self.send_response(422 if refused else 204)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
+            def setup(self) -> None:
+                super().setup()
+                endpoint._connections.add(self.connection)
+                if not endpoint._listening:  # it was accepted, and not yet seen, when that was set
+                    self.connection.shutdown(socket.SHUT_RD)
+
+            def finish(self) -> None:
+                endpoint._connections.discard(self.connection)
+                super().finish()
+
             def log_message(self, *_: object) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/ingest"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._handler = Handler
+        self._listen(0)
+        self.url = f"http://127.0.0.1:{self._port}/ingest"
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Nobody listens meanwhile: what was sent before has been answered, and what is sent is never taken."""
+        self._end()
+        try:
+            yield
+        finally:
+            self._listen(self._port)
 
     def close(self) -> None:
         """Stop serving."""
         self._closing.set()
+        self._end()
+
+    def _listen(self, port: int) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler)
+        self._server.daemon_threads = False  # so that closing it waits for them
+        self._port = self._server.server_address[1]
+        self._listening = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def _end(self) -> None:
         self._server.shutdown()
+        self._listening = False
+        for connection in list(self._connections):
+            with suppress(OSError):  # its client has closed it
+                connection.shutdown(socket.SHUT_RD)
         self._server.server_close()
+
+    def _count_request(self, count: int) -> None:
+        with self._lock:
+            self.requests += count
 
 
 class Flow:
