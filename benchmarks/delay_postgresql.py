@@ -93,7 +93,7 @@ class Process:
         self.number = self._take_over()
 
     def _take_over(self) -> int:
-        number, _ = self.store.begin(NAME)
+        number, _ = self.store.begin_partition(NAME)
 
         def adopt(rows: list[PlacedRow], is_anew: bool) -> None:  # noqa: ARG001
             self.store.adopt(number, rows)
@@ -138,7 +138,7 @@ class Process:
     def remove(self, messages: int) -> Rates:
         """Hand all out, and end them; the rate until all removals are acknowledged."""
         timer, got = Timer(), 0
-        while held := self.store.take(self.number, ALL, BATCH, 1 << 20):
+        while held := self.store.take_due(self.number, ALL, BATCH, 1 << 20):
             got += len(held)
             self._commit(held[-1].position + 1)
             self.tend()

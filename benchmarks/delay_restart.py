@@ -128,7 +128,7 @@ class Started(NamedTuple):
 
 def take_over(store: ChangelogStore, log: Log, epoch: int) -> tuple[int, int, int]:
     """Take the partition over; its number, the new epoch, and the number of records that were read."""
-    number, note = store.begin(NAME)
+    number, note = store.begin_partition(NAME)
     begun = [number]
 
     def adopt(rows: list[PlacedRow], is_anew: bool) -> None:

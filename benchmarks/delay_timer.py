@@ -34,7 +34,7 @@ def main(name_server: str, topic: str, messages: int) -> None:
     for tp in routes.queues(topic):
         link = routes.link(tp.broker)
         assert link is not None
-        pulls.add(tp, 0, Subscription(topic, "*"), partial(_place, link))
+        pulls.add_queue(tp, 0, Subscription(topic, "*"), partial(_place, link))
     print("pulling", flush=True)
     while True:
         pulls.ask()

@@ -33,7 +33,7 @@ def main(name_server: str, topic: str, expression: str, messages: int) -> None:
     for tp in routes.queues(topic):
         link = routes.link(tp.broker)
         assert link is not None
-        pulls.add(tp, 0, Subscription(topic, expression), partial(_place, link))
+        pulls.add_queue(tp, 0, Subscription(topic, expression), partial(_place, link))
     counted = first = 0
     begun_s = cpu_s = 0.0
     while counted < messages:

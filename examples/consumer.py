@@ -100,7 +100,7 @@ class Feed:
         commit_at = 0.0
         while not self.stopping:
             for message in self.consumer.consume(500, 0.05):
-                self.take(message)
+                self.take_partitions(message)
             self.offer()
             self.settle()
             if time.monotonic() >= commit_at:
@@ -113,7 +113,7 @@ class Feed:
 
     # Messages
 
-    def take(self, message: Message) -> None:
+    def take_partitions(self, message: Message) -> None:
         """Read one message: position, then tag, then id, so that an unwanted message never hides a wanted one."""
         if error := message.error():
             if error.fatal():

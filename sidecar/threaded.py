@@ -76,7 +76,7 @@ class _Calls(Generic[G, M]):
         """Whether this runs in a callback or in `send`."""
         return threading.current_thread() in self._senders or self._caller == threading.get_ident()
 
-    def take(self) -> list[Callable[[], object]]:
+    def take_calls(self) -> list[Callable[[], object]]:
         """Remove and return all kept calls, so that `make` makes none of them; requires the lock."""
         taken = list(self._kept)
         self._kept.clear()
@@ -249,7 +249,7 @@ class ThreadedBatcher(Generic[G, M]):
             if not first:
                 return bool(self._clean)
             self._batcher.release()
-            calls = self._calls.take()
+            calls = self._calls.take_calls()
             self._wake_all()
         for call in calls:
             self._calls.guarded(call)

@@ -80,7 +80,7 @@ class Buffer:
         self.nbytes = 0
         """Bytes of their body."""
 
-    def add(self, fragment: Fragment) -> tuple[int, int]:
+    def add_fragment(self, fragment: Fragment) -> tuple[int, int]:
         """Append messages that follow all others; return their number, and the bytes of their body."""
         if self.fragments and fragment.after < 0 and _is_small(fragment) and _is_small(self.fragments[-1]):
             self.fragments[-1] = _joined(self.fragments[-1], fragment, self.separator)
@@ -91,7 +91,7 @@ class Buffer:
         self.nbytes += nbytes
         return count, nbytes
 
-    def take(self, limits: Limits) -> list[Fragment]:
+    def take_first(self, limits: Limits) -> list[Fragment]:
         """Remove and return the first messages, as many as the limits allow and at least one."""
         return self._take(*self._fit(limits))
 

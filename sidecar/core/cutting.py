@@ -73,7 +73,7 @@ class _Units(dict[UnitKey, _Unit]):
 
     def open(self, key: UnitKey, partition: Partition, lane: Lane, fragment: Fragment, now_ms: float) -> None:
         """Take messages into a lane of a unit."""
-        count, nbytes = lane.buffer.add(fragment)
+        count, nbytes = lane.buffer.add_fragment(fragment)
         self._memory.held_bytes += held_bytes(fragment)
         unit = self.get(key)
         if unit is None:
@@ -118,7 +118,7 @@ class _Units(dict[UnitKey, _Unit]):
         self._linger(key, unit)
         self._check_full(key, unit, max((lane for _, lane in unit.lanes.values()), key=lambda lane: lane.buffer.count))
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         """Drop the partition's open messages, which were cut otherwise or are no longer owned."""
         for key, unit in list(self.items()):
             gone = [owner for owner in unit.lanes if owner[0] == tp]
@@ -215,7 +215,7 @@ class Cutter:
         if not partition.promises.admits({group for group, _ in opened}, partition.lanes):
             parts = partition.opening.share(self._rules.limits)
             self.cuts["groups"] += len(parts)
-            self.units.forget(partition.tp)
+            self.units.forget_partition(partition.tp)
         for group, fragment in opened:
             self.units.open(self._key(partition, group), partition, partition.lanes.of(group), fragment, now_ms)
         return parts

@@ -35,7 +35,7 @@ class Groups(dict[str, _GroupState]):
         self.resting: dict[str, _GroupState] = {}
         """Failing groups all of whose parts are parked."""
 
-    def begin(self, name: str) -> None:
+    def begin_batch(self, name: str) -> None:
         """Add an outstanding batch."""
         group = self.get(name)
         if group is None:
@@ -43,7 +43,7 @@ class Groups(dict[str, _GroupState]):
         group.outstanding += 1
         self.healthy += group.failing_since_ms is None
 
-    def end(self, name: str) -> None:
+    def end_batch(self, name: str) -> None:
         """Remove an outstanding batch; a group without any is dropped."""
         group = self[name]
         group.outstanding -= 1

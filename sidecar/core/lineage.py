@@ -279,7 +279,7 @@ class Trail:
     def __init__(self, known: Iterable[Fingerprint] = ()) -> None:
         self._kept = list(known)
 
-    def add(self, newest: Fingerprint) -> None:
+    def add_fingerprint(self, newest: Fingerprint) -> None:
         """Add the fingerprint of the last message read, perhaps once more; those beyond it stay."""
         kept = self._kept
         index = bisect_left(kept, newest.offset, key=attrgetter("offset"))

@@ -122,7 +122,7 @@ class Intent:
 
     def collect(self, group: str, fragment: Fragment, separator: bytes) -> None:
         """Add messages that are read again."""
-        self.collected.setdefault(group, Buffer(separator)).add(fragment)
+        self.collected.setdefault(group, Buffer(separator)).add_fragment(fragment)
 
     def note_fresh(self, group: str) -> None:
         """Record that the window does not know a message of this group in it."""

@@ -66,14 +66,14 @@ class RangeCutter:
         if not fragment.offsets:
             return
         lane = self._range.lanes.of(group)
-        self._open_bytes += lane.buffer.add(fragment)[1]
+        self._open_bytes += lane.buffer.add_fragment(fragment)[1]
         while reason := self._full(lane):
             yield self._cut(lane, reason)
 
     def _part_without_rows(self, group: str, fragment: Fragment) -> Part:
         """A part of unframeable messages: they must not change where the others are cut."""
         aside = Lane(group, self._separator)
-        aside.buffer.add(fragment)
+        aside.buffer.add_fragment(fragment)
         (part,) = self._range.opening.cut(aside, Limits(1, 1))
         return part
 
@@ -135,11 +135,11 @@ class _Halvings:
         """Whether an attempt replaced this part by its halves."""
         return (part.group, part.first, part.last) in self._known
 
-    def add(self, halved: Halved) -> None:
+    def add_halved(self, halved: Halved) -> None:
         """Add a part for the next `Halve`."""
         self._fresh.append(halved)
 
-    def take(self, intents: Iterable[Intent]) -> tuple[Halved, ...]:
+    def take_intents(self, intents: Iterable[Intent]) -> tuple[Halved, ...]:
         """The parts of the next `Halve`; the intents that are not durable yet wait for it."""
         fresh = tuple(self._fresh)
         if fresh:
@@ -192,7 +192,7 @@ class RangePipeline(DeliveryPipeline):
         self._again = again
         owned = self.partitions
         owned.limit(StateBudget(extra_bytes=1 << 62))  # a part may always be split: the room for intents is a folder
-        owned.take(tp, scope, PartitionState(0, 0), Lineage())
+        owned.take_partition(tp, scope, PartitionState(0, 0), Lineage())
         self.range = owned[tp]
         self.intake = Intake(reading)
         self.books = Books()
@@ -221,7 +221,7 @@ class RangePipeline(DeliveryPipeline):
         self.books.read(fragment.count, 0, 0)
         self.memory.held_bytes += held_bytes(fragment)
         intent = self.range.promises.promise(lane_key(group), first, last)
-        self._add(self.range.outstanding.add(group, intent, [fragment]))
+        self._add(self.range.outstanding.add_part(group, intent, [fragment]))
 
     def _add(self, part: Part) -> None:
         part.stand(again=self._again)
@@ -231,7 +231,7 @@ class RangePipeline(DeliveryPipeline):
         for piece in self.range.outstanding.split(part, halves(part.fragments, self._separator)):
             self._add(piece)
 
-    def end(self) -> None:
+    def end_range(self) -> None:
         """Cut the open rows after the last row of the range, part by part as there is room."""
         self._ending = True
 
@@ -258,7 +258,7 @@ class RangePipeline(DeliveryPipeline):
         self.delivery.step(now_ms)
         self._apply_outcomes(now_ms)
         effects: list[Effect | Halve] = list(self.delivery.output.take_effects())
-        if fresh := self._halvings.take(self.range.promises.intents):
+        if fresh := self._halvings.take_intents(self.range.promises.intents):
             effects.append(Halve(fresh))
         return effects
 
@@ -268,7 +268,7 @@ class RangePipeline(DeliveryPipeline):
             case Settled(_, name, messages):
                 self.books.settle(name, messages)
             case OneHalved(_, group, first, last):
-                self._halvings.add((group, first, last))
+                self._halvings.add_halved((group, first, last))
             case Carried():
                 self.carried.append(outcome)
             case _:  # `Changed`: a range has no owner that another one could replace

@@ -65,12 +65,12 @@ class ReplayPipeline(DeliveryPipeline):
         self._refused: list[DeadLetter] = []
         """Letters of open parts that were refused again."""
 
-    def begin(self, tp: TopicPartition, scope: str) -> None:
+    def begin_partition(self, tp: TopicPartition, scope: str) -> None:
         """Start the parts of this partition and scope; those of another scope have ended."""
         self.partitions.close(tp)
-        self.partitions.take(tp, scope, PartitionState(0, 0), Lineage())
+        self.partitions.take_partition(tp, scope, PartitionState(0, 0), Lineage())
 
-    def add(self, part: ReplayedPart, fragment: Fragment, *, again: bool) -> None:
+    def add_part(self, part: ReplayedPart, fragment: Fragment, *, again: bool) -> None:
         """Deliver a part.
 
         Args:
@@ -80,7 +80,7 @@ class ReplayPipeline(DeliveryPipeline):
         """
         partition = self.partitions[part.tp]
         intent = self._open[part] = partition.promises.promise(lane_key(part.group), part.first, part.last)
-        piece = partition.outstanding.add(part.group, intent, [fragment])
+        piece = partition.outstanding.add_part(part.group, intent, [fragment])
         piece.stand(again=again)
         self.delivery.cut([piece])
 

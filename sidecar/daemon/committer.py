@@ -72,14 +72,14 @@ class Committer:
         self._published = Publish([])
         """The last step of the commit, while it is under way."""
 
-    def begin(self, items: list[CommitItem]) -> None:
+    def begin_commit(self, items: list[CommitItem]) -> None:
         """Begin the commit that the pipeline requests."""
         self._record.commits.begun([item.tp for item in items], time.monotonic())
         self._do(self._begin(items))
 
     def _begin(self, items: list[CommitItem]) -> Step:
         self._ids.count(items)
-        step = self._order.begin(items)
+        step = self._order.begin_commit(items)
         self._pipeline.count_unwritten(self._order.unwritten_bytes)
         return step
 
@@ -173,10 +173,10 @@ class Committer:
             return self._delays.keep_now(step.items)
         return self._ledger.settle_now(step.marks)
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are given up: no later commit names them."""
-        self._order.forget(tps)
-        self._record.commits.forget(tps)
+        self._order.forget_partitions(tps)
+        self._record.commits.forget_partitions(tps)
 
     def begin_anew(self, tp: TopicPartition) -> None:
         """Drop a partition's unwritten ids: under its new incarnation, earlier ids do not identify duplicates."""

@@ -49,11 +49,11 @@ class Feed:
         self._paused: frozenset[TopicPartition] = frozenset()
         """Partitions that the core wants paused."""
 
-    def take(self, assignments: Sequence[Assignment]) -> None:
+    def take_partitions(self, assignments: Sequence[Assignment]) -> None:
         """Take assigned partitions: the core gets them at once, or when their ids are loaded."""
         known = self._snapshots.load() if assignments else {}
         pairs = [(assignment, known.get(assignment.tp)) for assignment in assignments]
-        self._begin([pair for pair in pairs if self._ids.take(*pair)])
+        self._begin([pair for pair in pairs if self._ids.take_partition(*pair)])
         if self._loading:
             self._pause()
 
@@ -73,7 +73,7 @@ class Feed:
             self._read(item)
 
     def _begin(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
-        self._give([each for each in assignments if self._takeovers.begin(*each) is None])
+        self._give([each for each in assignments if self._takeovers.begin_takeover(*each) is None])
 
     def _give(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
         is_stale = False
@@ -82,7 +82,7 @@ class Feed:
             self._paused -= {assignment.tp}
             self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
             is_stale |= self._load_positions(assignment, known)
-            self._delays.take(assignment)
+            self._delays.take_partition(assignment)
         if is_stale:
             self._snapshots.now()
 

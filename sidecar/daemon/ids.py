@@ -103,7 +103,7 @@ class IdJournal:
         self._dropped: dict[TopicPartition, int] = {}
         """Generations below are dropped."""
 
-    def begin(self, tp: TopicPartition, *, resumed: bool) -> None:
+    def begin_partition(self, tp: TopicPartition, *, resumed: bool) -> None:
         """Begin with a partition; drop its ids unless resumed: an operator's reset replays, a recreated topic is new.
 
         Raises:
@@ -195,11 +195,11 @@ class IdKeeper:
 
     # Restoring
 
-    def take(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
+    def take_partition(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
         """Take a partition; return whether the core may have it at once. Otherwise `sorted` returns it later."""
         if not self._pipeline.remembers_ids:
             if not assignment.resumed:
-                self._writer.wait(lambda: self.journal.begin(assignment.tp, resumed=False))
+                self._writer.wait(lambda: self.journal.begin_partition(assignment.tp, resumed=False))
             return True
         self._number += 1
         self._kept[assignment.tp] = _Kept(self._number)
@@ -213,7 +213,7 @@ class IdKeeper:
 
         def write() -> None:
             try:
-                self.journal.begin(assignment.tp, resumed=assignment.resumed)
+                self.journal.begin_partition(assignment.tp, resumed=assignment.resumed)
             except SidecarError as error:
                 self._inbox.put(IdsSorted(assignment.tp, taken.number, None, str(error)))
             else:
@@ -264,7 +264,7 @@ class IdKeeper:
         count = self._pipeline.restore_ids(tp, stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
         log.info("ids.loaded", **tp.fields(), count=count, seconds=round(time.monotonic() - taken.since_s, 3))
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
             self.loading.pop(tp, None)

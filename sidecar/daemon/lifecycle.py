@@ -287,7 +287,7 @@ class Daemon:
         while supervisor.turn():
             now_s = time.monotonic()
             if self._reload_asked():
-                reload.begin()
+                reload.begin_reload()
             reload.tend(now_s)
             old_s = now_s - refreshed_s
             if old_s >= IDLE_STATUS_EVERY_S or (old_s >= STATUS_EVERY_S and not supervisor.pipeline.idle):

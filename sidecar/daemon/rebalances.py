@@ -65,7 +65,7 @@ class RebalanceListener:
             if not assignment.resumed:
                 self._committer.begin_anew(assignment.tp)
         self._delays.assigned(assignments)
-        self._feed.take(assignments)
+        self._feed.take_partitions(assignments)
         names = [f"{assignment.tp}@{assignment.state.watermark}" for assignment in assignments]
         log.info("partitions.assigned", partitions=names[:50], count=len(names))
 
@@ -103,10 +103,10 @@ class RebalanceListener:
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         released = self._pipeline.in_flight(tps)
         both = self._delays.with_stores(tps)
-        self._pipeline.forget(both)
-        self._ids.forget(tps)
-        self._committer.forget(both)
-        self._delays.forget(tps)
+        self._pipeline.forget_partitions(both)
+        self._ids.forget_partitions(tps)
+        self._committer.forget_partitions(both)
+        self._delays.forget_partitions(tps)
         for tp in tps:
             self._snapshots.assignments.pop(tp, None)
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)

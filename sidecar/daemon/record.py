@@ -50,7 +50,7 @@ class CommitRecord:
         """Record the end of a commit. The duration counts only if it succeeded."""
         if not results:
             return
-        self.forget([tp for tp, ok in results.items() if ok])
+        self.forget_partitions([tp for tp, ok in results.items() if ok])
         good = all(results.values())
         self.counts["ok" if good else "failed"] += 1
         if good:
@@ -87,7 +87,7 @@ class CommitRecord:
         if "ids" in failed:
             log.info("ids.stored")
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that have nothing left to commit."""
         for tp in tps:
             self._since_s.pop(tp, None)

@@ -82,7 +82,7 @@ class ConfigReload:
 
     # Any thread
 
-    def begin(self) -> None:
+    def begin_reload(self) -> None:
         """Read the file; the changes that may apply do so soon."""
         threads.start(self._read, "reload")
 

@@ -87,7 +87,7 @@ class Supervisor:
             tp = effect.tp
             log.warning("partition.reloaded", **tp.fields(), reason=effect.reason)
             if tp.delayed:
-                committer.forget([tp])
+                committer.forget_partitions([tp])
                 delays.reload(tp)
             else:
                 source.reload(tp)
@@ -102,7 +102,7 @@ class Supervisor:
 
         performers: dict[type, Perform] = {
             Send: send,
-            Commit: lambda effect: committer.begin(effect.items),
+            Commit: lambda effect: committer.begin_commit(effect.items),
             Claim: ledger.claim,
             StoreDeadLetters: store,
             **dict.fromkeys((HoldUntilDue, CancelHeld, Park, Fetch, Unpark), delays.perform),

@@ -48,7 +48,7 @@ class Adoption:
             raise ValueError(f"{len(entry.payloads)} bytes at once, {PUT_BYTES_MAX} can be adopted")
         self._make_room()
         self._lanes.adopt(number, entry)
-        self._journal.record.add(Kind.ADOPT, entry.encoded())
+        self._journal.record.add_section(Kind.ADOPT, entry.encoded())
         self._journal.progress.note(placed[0][0])
 
     def _make_room(self) -> None:
@@ -90,7 +90,7 @@ class Adoption:
         """Note origins as those of messages that were put; those below the floor are ignored."""
         learned = BitMap64(origins)
         self._lanes.lanes[number].learn(learned)
-        self._journal.record.add(Kind.LEARN, PARTITION.pack(number) + learned.serialize())
+        self._journal.record.add_section(Kind.LEARN, PARTITION.pack(number) + learned.serialize())
         self._journal.progress.note()
 
     def drop(self, number: int) -> None:
@@ -99,5 +99,5 @@ class Adoption:
         Its rows stay in the files, and go with their hours.
         """
         self._lanes.leave(number)
-        self._journal.record.add(Kind.DROP, PARTITION.pack(number))
+        self._journal.record.add_section(Kind.DROP, PARTITION.pack(number))
         self._journal.progress.note()

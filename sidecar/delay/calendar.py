@@ -137,7 +137,7 @@ class Calendar(Hours):
             heapq.heappop(self._used)
         return None
 
-    def take(self, until: int, limit: int) -> list[tuple[Spot, Held]]:
+    def take_due(self, until: int, limit: int) -> list[tuple[Spot, Held]]:
         """Remove and return the messages below a position in their order, at most `limit`.
 
         Raises:
@@ -149,7 +149,7 @@ class Calendar(Hours):
             if position is None or position >= until:
                 break
             file = self._hours[hour_of(position)]
-            entries = (file.wheel or self._load(file)).take(until, limit - len(taken))
+            entries = (file.wheel or self._load(file)).take_due(until, limit - len(taken))
             numbers = [number for _, number in entries if number not in file.settled]
             try:
                 messages = list(file.read(numbers))

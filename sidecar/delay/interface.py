@@ -175,7 +175,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """
         ...
 
-    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
+    def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
         """The next messages below a position, in order; none that is not durable; `Unread` where `leave` says so.
 
         Raises:
@@ -210,7 +210,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """
         ...
 
-    def forget(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, position: int) -> None:
         """Make a cancellation final for all later owners."""
         ...
 

@@ -102,11 +102,11 @@ class JournalProgress:
         """The lowest position that was put and is not durable."""
         return _lower(self._lowest, self._begun[1])
 
-    def begin(self) -> None:
+    def begin_sync(self) -> None:
         """Note that all changes are being made durable."""
         self._begun, self._lowest = (self.changes, self.unsynced), None
 
-    def end(self) -> None:
+    def ended_sync(self) -> None:
         """Note that the changes before the last `begin` are durable."""
         self.synced, self._begun = self._begun[0], (self._begun[0], None)
 
@@ -208,7 +208,7 @@ class StoreJournal:
         if self._saving is not None:
             self._saving.step(self._lanes)
 
-    def begin(self, *, ends: bool = False) -> SyncJob | None:
+    def begin_sync(self, *, ends: bool = False) -> SyncJob | None:
         """Return a job that makes all changes durable; None if there is nothing to do, or a job was not ended.
 
         Args:
@@ -234,7 +234,7 @@ class StoreJournal:
         is_allowed = self._saving is not None and (self._saving.is_allowed or self._log.end > ASKED_BYTES_MAX)
         is_ready = self._saving is not None and self._saving.is_flushed and is_allowed
         self._job = SyncJob(self._logs, self._saving, self._folder / CHECKPOINT if is_ready else None, next_log)
-        self.progress.begin()
+        self.progress.begin_sync()
         return self._job
 
     def _is_full(self) -> bool:
@@ -267,7 +267,7 @@ class StoreJournal:
             return
         self._job = None
         if job.is_logged:
-            self.progress.end()
+            self.progress.ended_sync()
             self._logs = [log for log in self._logs if log is self._log or log not in job.logs]
         if job.is_filed and self._saving is not None:
             del self._saving.paths[: len(job.paths)]
@@ -287,7 +287,7 @@ class StoreJournal:
         if self._job is not None:
             self._job.drop()
             self.ended(self._job, self._job.error)
-        self._do(self.begin())
+        self._do(self.begin_sync())
 
     def _do(self, job: SyncJob | None) -> None:
         if job is None:
@@ -310,7 +310,7 @@ class StoreJournal:
             self._saving.hurry()
         self.sync()
         while self._saving is not None or self._log.end:
-            self._do(self.begin(ends=True))
+            self._do(self.begin_sync(ends=True))
         self._rewrites = True
 
     def close(self) -> None:

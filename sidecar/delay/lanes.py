@@ -146,9 +146,9 @@ class PartitionReaders(Hours):
         """Put messages of one partition; return their positions."""
         positions, lane = self.put_many(rows, changes), self.lanes[number]
         for hour, count in by_hour(np.array(positions, np.uint64)):
-            had = self.left.add(number, hour, count)
+            had = self.left.add_count(number, hour, count)
             lane.queue(hour)
-            self._loaded.add(number, self._hours[hour], count, is_first=not had)
+            self._loaded.add_put(number, self._hours[hour], count, is_first=not had)
         return positions
 
     def adopt(self, number: int, entry: LogEntry) -> None:
@@ -157,11 +157,11 @@ class PartitionReaders(Hours):
         first = hour_of(lane.cursor)
         for file, count in self.adopt_many(entry):
             hour = file.hour
-            had = self.left.add(number, hour, count)
+            had = self.left.add_count(number, hour, count)
             if hour >= first and hour not in lane.queued:
                 lane.queue(hour)
             if hour in self._loaded:
-                self._loaded.add(number, file, count, is_first=not had)
+                self._loaded.add_put(number, file, count, is_first=not had)
         positions = np.frombuffer(entry.table, ROW_TYPE)["position"]
         below = positions[: np.searchsorted(positions, np.uint64(lane.cursor))].tolist()
         if below:
@@ -181,7 +181,7 @@ class PartitionReaders(Hours):
             has = self._filed.has(file, table["partition"], table["position"], is_adopted=is_adopted)
             self._put_gathered(file, each, ~has)
             for number, count in zip(*np.unique(table["partition"], return_counts=True), strict=True):
-                self.left.add(int(number), each.hour, int(count))
+                self.left.add_count(int(number), each.hour, int(count))
 
     def settle(self, cancelled: Iterable[tuple[int, int]], moved: Collection[int]) -> None:
         """Count again after messages were restored.
@@ -224,7 +224,7 @@ class PartitionReaders(Hours):
             lane.queued.discard(heapq.heappop(lane.hours))
         return None
 
-    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
+    def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
         """The partition's next messages below a position in their order.
 
         Args:
@@ -266,7 +266,7 @@ class PartitionReaders(Hours):
         lane, wheel = self.lanes[number], self._loaded.wheel(number, file)
         entries = [
             (position, place, wheel.number(place))
-            for position, place in wheel.take(until, min(_CHUNK, limit - len(taken)))
+            for position, place in wheel.take_due(until, min(_CHUNK, limit - len(taken)))
         ]
         alive = [entry for entry in entries if entry[2] not in file.settled]
         for index, held in enumerate(file.read([number for _, _, number in alive], leave)):
@@ -291,13 +291,13 @@ class PartitionReaders(Hours):
         lane = self.lanes[number]
         lane.cursor, lane.reading = lane.watermark, None
         lane.taken.clear()
-        self._loaded.forget(number)
+        self._loaded.forget_wheels(number)
         for hour in self.left.hours(number):
             lane.queue(hour)
 
     # Ending
 
-    def end(self, number: int, watermark: int) -> None:
+    def end_below(self, number: int, watermark: int) -> None:
         """End all messages of a partition below a position.
 
         Raises:
@@ -308,7 +308,7 @@ class PartitionReaders(Hours):
             return
         if watermark > lane.cursor:
             self._skip(number, watermark)
-        for hour, count in lane.end(watermark).items():
+        for hour, count in lane.end_below(watermark).items():
             self.left.set(number, hour, max(0, self.left.get(number, hour) - count))
         lane.watermark = watermark
 
@@ -326,7 +326,7 @@ class PartitionReaders(Hours):
         for past in self.left.hours(number):
             if past < hour:
                 self.left.set(number, past, 0)
-        self._loaded.forget(number)
+        self._loaded.forget_wheels(number)
 
     def cancel(self, number: int, position: int, epoch: int | None = None) -> bool:
         """End a message at or above the cursor, the one with an epoch if that is given; return whether there was one.
@@ -362,7 +362,7 @@ class PartitionReaders(Hours):
             if found:
                 file.settled |= found
                 self._loaded.recount(file, [number])
-        self._loaded.forget(number)
+        self._loaded.forget_wheels(number)
         return ended
 
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> list[ListedRow]:
@@ -406,7 +406,7 @@ class PartitionReaders(Hours):
         """Forget a partition, and read no file: its rows stay where they are until their hours are over."""
         for hour in self.left.hours(number):
             self.left.set(number, hour, 0)
-        self._loaded.forget(number)
+        self._loaded.forget_wheels(number)
         lane = self.lanes[number] = PartitionReader()
         lane.watermark = lane.cursor = DROPPED
 

@@ -68,7 +68,7 @@ class Writes:
                 again. After an error while something was made durable, each call fails: open the store again.
         """
         with self._folder.errors("write"):
-            return self._journal.begin()
+            return self._journal.begin_sync()
 
     def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
         """Count the changes before a job as durable, unless it failed with an error.
@@ -174,7 +174,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
                 f"delayed messages: {self._folder.path} has {PARTITIONS_MAX} partitions, and can have no more",
                 hint="let this sidecar read fewer topics, or begin with another folder when it holds nothing",
             )
-        self._journal.record.add(Kind.NAME, name)
+        self._journal.record.add_section(Kind.NAME, name)
         self._journal.progress.note()
         return self._register(name)
 
@@ -191,7 +191,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
     def leave(self, number: int) -> None:
         """Do nothing: held messages stay here."""
 
-    def forget(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, position: int) -> None:
         """Do nothing: cancelled messages are ended already."""
 
     def state(self, number: int) -> bytes | None:
@@ -236,7 +236,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         self._journal.progress.note(min(positions))
         return positions
 
-    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
+    def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
         """The partition's next messages in the order of positions. Each is returned once, unless `rewind` is called.
 
         Args:
@@ -251,7 +251,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         unsynced = self.unsynced
         with self._folder.errors("read"):
             until = until if unsynced is None else min(until, unsynced)
-            return self._lanes.take(number, until, limit, nbytes, leave)
+            return self._lanes.take_due(number, until, limit, nbytes, leave)
 
     def next(self, number: int) -> int | None:
         """A position below which the partition has nothing to take; None if there is nothing at all.
@@ -284,16 +284,16 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         """
         lanes = self._lanes
         with self._folder.errors("read"):
-            lanes.end(number, watermark)
+            lanes.end_below(number, watermark)
         lanes.mark = max(lanes.mark, seen, watermark - 1)
         lane = lanes.lanes[number]
         lane.state = state
-        self._journal.record.add(Kind.KEEP, KEEP.pack(number, lane.watermark, lanes.mark, lane.floor) + state)
+        self._journal.record.add_section(Kind.KEEP, KEEP.pack(number, lane.watermark, lanes.mark, lane.floor) + state)
         self._journal.progress.note()
 
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one, durably with the next `keep` or checkpoint: they are not put again."""
-        self._lanes.lanes[number].forget(origin)
+        self._lanes.lanes[number].forget_origins(origin)
 
     def void(self, number: int, first: int, end: int) -> None:
         """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`.
@@ -304,7 +304,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         with self._folder.errors("read"):
             ended = self._lanes.void(number, first, end)
         for position in ended:
-            self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, position))
+            self._journal.record.add_section(Kind.CANCEL, CANCEL.pack(number, position))
         self._forget(number, first, end)
 
     def restart(self, number: int, origin: int | None) -> None:
@@ -320,7 +320,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
 
     def _forget(self, number: int, first: int, end: int) -> None:
         self._lanes.lanes[number].known.remove_range(first, end)
-        self._journal.record.add(Kind.FORGET, FORGET.pack(number, first, end))
+        self._journal.record.add_section(Kind.FORGET, FORGET.pack(number, first, end))
         self._journal.progress.note()
 
     def cancel(self, number: int, position: int) -> bool:
@@ -332,7 +332,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         with self._folder.errors("read"):
             is_ended = self._lanes.cancel(number, position)
         if is_ended:
-            self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, position))
+            self._journal.record.add_section(Kind.CANCEL, CANCEL.pack(number, position))
             self._journal.progress.note()
         return is_ended
 

@@ -64,9 +64,9 @@ class PartitionReader:
     def learn(self, origins: Iterable[int]) -> None:
         """Note the origins of messages that were put."""
         self.known.update(origins)
-        self.forget(self.floor)
+        self.forget_origins(self.floor)
 
-    def forget(self, floor: int) -> None:
+    def forget_origins(self, floor: int) -> None:
         """Forget the origins below this one."""
         self.floor = floor
         if self.known and self.known.min() < floor:
@@ -76,7 +76,7 @@ class PartitionReader:
         """Count messages that came in below the cursor as taken: they come after the next rewind."""
         self.taken = deque(sorted([*self.taken, *positions]))
 
-    def end(self, watermark: int) -> Counter[int]:
+    def end_below(self, watermark: int) -> Counter[int]:
         """Forget the messages below a position that were taken; return their number by hour."""
         ended = Counter[int]()
         while self.taken and self.taken[0] < watermark:
@@ -130,7 +130,7 @@ class Left:
                 del self._counts[hour]
                 self.empty.add(hour)
 
-    def add(self, number: int, hour: int, count: int) -> int:
+    def add_count(self, number: int, hour: int, count: int) -> int:
         """Count messages that were put; return the number before."""
         of_hour = self._counts.get(hour)
         if of_hour is None:
@@ -191,7 +191,7 @@ class Loaded:
         """The wheel of a partition, if there is one."""
         return self._hours[hour][1].get(number) if hour in self._hours else None
 
-    def add(self, number: int, file: HourFile, count: int, *, is_first: bool) -> None:
+    def add_put(self, number: int, file: HourFile, count: int, *, is_first: bool) -> None:
         """Add the messages that were put last.
 
         Args:
@@ -207,7 +207,7 @@ class Loaded:
             cursor = self._lanes[number].cursor
             for index, position in enumerate(rows["position"].tolist(), file.count - count):
                 if position >= cursor:
-                    wheel.add(position, index)
+                    wheel.add_position(position, index)
 
     def wheel(self, number: int, file: HourFile) -> LaneWheel:
         """The wheel of a partition; the hour is loaded if it is not.
@@ -259,7 +259,7 @@ class Loaded:
         self._hours.pop(file.hour, None)
         file.unload()
 
-    def forget(self, number: int) -> None:
+    def forget_wheels(self, number: int) -> None:
         """Forget a partition's wheels, because its cursor was moved."""
         for _, wheels in self._hours.values():
             wheels.pop(number, None)

@@ -116,7 +116,7 @@ class Replay:
         if kind != self._kind or self._gathered.nbytes > GATHERED_BYTES_MAX:
             self._restore()
         self._kind = kind
-        self._gathered.add(entry.table, entry.payloads)
+        self._gathered.add_rows(entry.table, entry.payloads)
 
     def _restore(self) -> None:
         """Pass the gathered messages to the hours."""

@@ -206,7 +206,7 @@ class DelayStore:
             StateError: A file cannot be read.
         """
         with self._folder.errors("read"):
-            taken = self._calendar.take(min(now_ms, DUE_MAX_MS) + 1 << SEQUENCE_BITS, limit)
+            taken = self._calendar.take_due(min(now_ms, DUE_MAX_MS) + 1 << SEQUENCE_BITS, limit)
         self._out |= {held.position: spot for spot, held in taken}
         return [_message(held) for _, held in taken]
 

@@ -208,7 +208,7 @@ class TopicPlan(ReplayPlan):
         found = (self._loaded[id_].letter for id_ in part.letters if id_ in self._loaded)
         return sorted(found, key=lambda letter: letter.offset)
 
-    def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:  # noqa: ARG002
+    def end_part(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:  # noqa: ARG002
         """End a part, durably; a letter that was refused again stays as it is."""
         self.end_origins(part, [(self._loaded[id_].origin, id_) for id_ in delivered])
 

@@ -74,7 +74,7 @@ class LetterProducer:
                 if not (stream.again and self._is_produced(part)):
                     letters = self._produced(part, letters)
                 else:
-                    self._plan.end(part, [letter.id for letter in letters], ())
+                    self._plan.end_part(part, [letter.id for letter in letters], ())
                 produced += len(letters)
                 self._on_ended(len(letters))
         return Replayed(produced, self._left)
@@ -84,11 +84,11 @@ class LetterProducer:
         kept = [letter for letter in letters if self._takes(message_of(letter))]
         self._left += len(letters) - len(kept)
         if part.id:
-            self._plan.end(part, (), ())  # not produced: the part may have other members now
+            self._plan.end_part(part, (), ())  # not produced: the part may have other members now
         if kept:
             fixed = self._plan.fix(replace(part, letters=tuple(letter.id for letter in kept)))
             self._produce(fixed, kept)
-            self._plan.end(fixed, fixed.letters, ())
+            self._plan.end_part(fixed, fixed.letters, ())
         return kept
 
     def _takes(self, message: LetterMessage) -> bool:

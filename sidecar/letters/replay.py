@@ -103,17 +103,17 @@ class ReceiverReplay:
     # Loop
 
     def _deliver(self, stream: Stream) -> None:
-        self._pipeline.begin(stream.tp, stream.scope)
+        self._pipeline.begin_partition(stream.tp, stream.scope)
         for cut in stream.parts:
             fixed = cut if stream.again else self._plan.fix(cut)
             letters = self._plan.load(fixed)
             if not letters:
-                self._plan.end(fixed, (), ())
+                self._plan.end_part(fixed, (), ())
                 continue
             self._wait_for_room(len(letters))
             part = ReplayedPart(fixed.tp, fixed.group, fixed.first, fixed.last)
             self._parts[part] = fixed, {letter.offset: letter for letter in letters}
-            self._pipeline.add(part, framed(self._framer, letters), again=stream.again)
+            self._pipeline.add_part(part, framed(self._framer, letters), again=stream.again)
             self._turn()
         while self._pipeline.outstanding:
             self._turn(WAIT_S)
@@ -155,7 +155,7 @@ class ReceiverReplay:
     def _end(self, effect: EndPart) -> None:
         part, letters = self._parts.pop(effect.part)
         refused = [_refused(letters.pop(each.offset), each) for each in effect.refused]
-        self._plan.end(part, [letter.id for letter in letters.values()], refused)
+        self._plan.end_part(part, [letter.id for letter in letters.values()], refused)
         self._delivered += len(letters)
         self._refused += len(refused)
         self._on_ended(len(letters) + len(refused))

@@ -88,7 +88,7 @@ class LetterSender:
         done = [
             id_ for id_, frame in zip(asks, frames, strict=True) if frame and frame.code in (Code.SUCCESS, *_STORED)
         ]
-        self._plan.end(part, done, ())
+        self._plan.end_part(part, done, ())
         for (link, _), frame in zip(links, frames, strict=True):
             if problem := problem_of(link, frame, also=(*_STORED, Code.MESSAGE_ILLEGAL)):
                 raise self._interrupted(problem, frames.count(None))

@@ -193,7 +193,7 @@ class Source(Protocol):
         """Give up the partition and take it again from its committed state."""
         ...
 
-    def end(self, tp: TopicPartition) -> int | None:
+    def end_of(self, tp: TopicPartition) -> int | None:
         """The offset of the partition's next message, as far as known."""
         ...
 

@@ -304,7 +304,7 @@ class QueryListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         report = loads(event.progress.json)
-        books, expired = self._counts.take(report["id"], report["batchId"]) if self._counts else ({}, {})
+        books, expired = self._counts.take_counts(report["id"], report["batchId"]) if self._counts else ({}, {})
         done = self._queries.progressed(report, books, expired)
         if done is not None and self._telemetry is not None:
             self._telemetry.tell(done, self._queries.latest().partitions)

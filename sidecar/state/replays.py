@@ -94,7 +94,7 @@ class Replays:
             connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
             return [_insert(connection, half) for half in halves]
 
-    def end(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
+    def end_part(self, part: ReplayPart, delivered: Sequence[int], refused: Collection[StoredLetter]) -> None:
         """End a part, durably.
 
         Args:

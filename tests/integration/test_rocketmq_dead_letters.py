@@ -168,7 +168,7 @@ def test_a_kill_sends_at_most_what_was_in_flight_twice(bench: Bench, monkeypatch
     """Killed before what brokers acknowledged is recorded: only this part is there twice, and none lacks."""
     with closing(Store(bench.daemon.state_dir)) as store:
         store.letters.put([stored(bench.topic, i) for i in range(LETTERS)])
-    end, ended = Replays.end, []
+    end, ended = Replays.end_part, []
 
     def killed(self: Replays, *arguments: Any) -> None:
         ended.append(arguments)

@@ -54,7 +54,7 @@ def filled(parts: list[Fragment]) -> Buffer:
     """A buffer of these."""
     buffer = Buffer(b"\n")
     for fragment in parts:
-        buffer.add(fragment)
+        buffer.add_fragment(fragment)
     return buffer
 
 
@@ -66,7 +66,7 @@ def test_taking_keeps_order_limits_and_accounts(parts: list[Fragment], messages:
     held = sum(map(held_bytes, parts))
     while buffer.fragments:
         last = buffer.last_within(limits)
-        piece = buffer.take(limits)
+        piece = buffer.take_first(limits)
         rows = sum(len(fragment.offsets) for fragment in piece)
         assert rows <= messages
         assert rows <= 1 or sum(map(body_bytes, piece)) <= size
@@ -86,7 +86,7 @@ def test_open_messages_are_joined(parts: list[Fragment]) -> None:
     buffer = filled(parts)
     assert len(buffer.fragments) == 1
     assert parts == before
-    [taken] = buffer.take(Limits(1_000, 1 << 20))
+    [taken] = buffer.take_first(Limits(1_000, 1 << 20))
     assert isinstance(taken.data, bytes)
     assert members([taken]) == members(parts)
     assert rows_of([taken], b"\n") == rows_of(parts, b"\n")

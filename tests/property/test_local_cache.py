@@ -113,7 +113,7 @@ class World:
     def pick(self, random: Random) -> tuple[int, Model]:
         """A partition, perhaps a new one."""
         if not self.models or (len(self.models) < 3 and random.random() < 0.2):
-            self.models[self.cache.begin(b"p")] = Model()
+            self.models[self.cache.begin_partition(b"p")] = Model()
         return random.choice(list(self.models.items()))
 
     def put(self, random: Random) -> None:
@@ -139,7 +139,7 @@ class World:
         """Take some, in order."""
         number, model = self.pick(random)
         waiting = sorted(position for position in model.held if position >= model.cursor)
-        taken = self.cache.take(number, END, random.randrange(1, 6), 1 << 30)
+        taken = self.cache.take_due(number, END, random.randrange(1, 6), 1 << 30)
         assert [held.position for held in taken] == waiting[: len(taken)]
         assert all(model.held[held.position] == (held.origin, held.value) for held in taken)
         cursor = taken[-1].position + 1 if taken else model.cursor
@@ -254,7 +254,7 @@ def test_a_start_finds_what_was_vouched_for(seeds: range, tmp_path: Path, monkey
                 world.compare()
             world.kill(random)
         for number, model in world.models.items():
-            taken = world.cache.take(number, END, 1 << 30, 1 << 40)
+            taken = world.cache.take_due(number, END, 1 << 30, 1 << 40)
             assert {held.position: (held.origin, held.value) for held in taken} == model.held
         found += world.found
         world.cache.close()

@@ -280,7 +280,7 @@ class World:
         self.now_ms += number % (20, 2_000, HOUR_MS // 2)[number % 3]
         until, limit = min(self.now_ms << 20, self.store.unsynced or END), 1 + number % 9
         nbytes = (1 << 30, 80, 1)[number // 7 % 3]
-        messages = self.store.take(of_name, self.now_ms << 20, limit, nbytes)
+        messages = self.store.take_due(of_name, self.now_ms << 20, limit, nbytes)
         waiting = sorted(position for position in model.held if model.cursor <= position < until)
         assert [message.position for message in messages] == waiting[: len(messages)]
         assert [message.tags for message in messages] == [tags_of(message.origin) for message in messages]
@@ -476,7 +476,7 @@ def test_each_partition_has_what_was_put_and_not_ended(
         assert world.store._lanes._buffered_bytes == 0
         for partition, model in world.models.items():
             number = world.store.number(partition)
-            taken = world.store.take(number, END, 1 << 30, 1 << 40)
+            taken = world.store.take_due(number, END, 1 << 30, 1 << 40)
             assert len(taken) == len(model.held)
             assert all(message.tags == tags_of(message.origin) for message in taken)
             assert {message.position: (message.origin, message.value) for message in taken} == model.held

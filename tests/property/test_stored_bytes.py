@@ -112,7 +112,7 @@ def log_record() -> bytes:
         ],
     )
     for kind, body in ((Kind.ADOPT, entry.encoded()), (Kind.NAME, b"name"), (Kind.LEARN, b"\1\0" + BITMAP.serialize())):
-        record.add(kind, body)
+        record.add_section(kind, body)
     return record.encoded()
 
 

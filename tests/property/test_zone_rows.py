@@ -74,10 +74,10 @@ def test_rows_survive_every_cut(messages: list[Msg], count: int, size: int) -> N
     framer = RowFramer(ListColumns(), tags_of, TagFilter("nothing").groups)
     messages = numbered(messages)
     buffer = Buffer(framer.separator)
-    buffer.add(Fragment([one.offset for one in messages], framer.frame(TP, messages)[0]))
+    buffer.add_fragment(Fragment([one.offset for one in messages], framer.frame(TP, messages)[0]))
     rows: list[dict[str, Any]] = []
     while buffer.fragments:
-        taken = buffer.take(Limits(count, size))
+        taken = buffer.take_first(Limits(count, size))
         part = Part(TP, "s", "g\udcff", 0, 0, taken, 0, 0, Intent(1, 0, 0))
         rows += rows_of(part)
     assert (buffer.count, buffer.nbytes) == (0, 0)

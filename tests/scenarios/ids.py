@@ -90,7 +90,7 @@ def remember(folder: Path, topic: str, count: int) -> None:
     numbers = [text_id(b"0-%d" % i) for i in range(1_000, 2_000)]
     keys = mixed(np.concatenate([np.arange(count), np.array(numbers, np.int64)]))
     for part in np.array_split(keys, 5):
-        kept.add(TopicPartition(topic, 0), 0, np.sort(part))
+        kept.add_keys(TopicPartition(topic, 0), 0, np.sort(part))
 
 
 def restored(broker: Broker, folder: Path, remembered: int, flowing: int) -> Finding:

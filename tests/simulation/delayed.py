@@ -349,7 +349,7 @@ class Host:
         found = self._bare() if self._world.bare else self._committed()
         self.incarnation, self.position = found.incarnation, found.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
-        if self.delays.takeovers.begin(found, None) is None:
+        if self.delays.takeovers.begin_takeover(found, None) is None:
             self._give(found)
 
     def _committed(self) -> Assignment:
@@ -391,7 +391,7 @@ class Host:
             self.pipeline.intake.ids.forget(TP)
             self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
         self.pipeline.assign(TP, found.scope, found.state, found.lineage or Lineage())
-        self.delays.take(found)
+        self.delays.take_partition(found)
 
     def _window(self) -> Any:
         return self.pipeline.intake.ids.window(TP)
@@ -432,7 +432,7 @@ class Host:
                     _check_send(batch)
                     self.sends[batch.id] = batch
                 case Commit(items):
-                    self._do(self.order.begin(items))
+                    self._do(self.order.begin_commit(items))
                 case StoreDeadLetters(token, letters):
                     self.letters[token] = replace(effect, letters=self.delays.traced(letters))
                 case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
@@ -455,20 +455,20 @@ class Host:
             self.commit = None
             self.pipeline.committed({}, self._world.now_ms)
         both = self.delays.with_stores([TP])
-        self.pipeline.forget(both)
-        self.order.forget(both)
-        self.delays.forget([TP])
+        self.pipeline.forget_partitions(both)
+        self.order.forget_partitions(both)
+        self.delays.forget_partitions([TP])
         if self._world.broker.owner is self:
             self.take()
 
     def reload_delayed(self) -> None:
         """Give only the delayed messages up, and take them again."""
         if TP.store in self.pipeline.partitions:
-            self.pipeline.forget([TP.store])
+            self.pipeline.forget_partitions([TP.store])
             self._reload_delayed()
 
     def _reload_delayed(self) -> None:
-        self.order.forget([TP.store])
+        self.order.forget_partitions([TP.store])
         self.delays.reload(TP.store)
 
     def _do(self, step: Step | None) -> None:

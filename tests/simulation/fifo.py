@@ -171,7 +171,7 @@ class FifoClient:
         if not self._full and not self._has_adopted:
             count = min(self._chance.random.randrange(1, 9), self._attempts.most(WHERE))
             for use in self._attempts.free(WHERE, len(self._broker.queues)):
-                self._attempts.begin(use)
+                self._attempts.begin_request(use)
                 self._open.append((use, count))
         for one in list(self._open):
             self._chance.crash()
@@ -213,7 +213,7 @@ class FifoClient:
                 continue
             self._broker.ack(lease.receipt)
             if lease.use is not None:
-                self._attempts.end(lease.use)
+                self._attempts.end_request(lease.use)
 
     def extend(self, handles: Collection[Hashable]) -> None:
         """Keep these, and what waits to be taken."""

@@ -169,8 +169,8 @@ class Process:
     def lose(self) -> None:
         """It learns that all its partitions went to others, and joins again."""
         tps = [TPS[number] for number in self.positions]
-        self.pipeline.forget(tps)
-        self.order.forget(tps)
+        self.pipeline.forget_partitions(tps)
+        self.order.forget_partitions(tps)
         self.positions = {}
         self.fenced_for = 0
         self.member = True
@@ -188,7 +188,7 @@ class Process:
                 self.order.ended(ok=self._durable(self.commit))
             self.acknowledged = self.commit = None
             self.pipeline.committed({}, self.now_ms)
-        step: Step | None = self.order.begin(self.pipeline.begin_commit(tps))
+        step: Step | None = self.order.begin_commit(self.pipeline.begin_commit(tps))
         while isinstance(step, Journal | Settle):
             step = self.order.ended(ok=self._durable(step))
         if isinstance(step, Publish) and self._chance() < 0.8:
@@ -197,7 +197,7 @@ class Process:
             self.pipeline.committed({item.tp: True for item in step.items}, self.now_ms)
         else:
             self.pipeline.committed({}, self.now_ms)
-        self.pipeline.forget(tps)
+        self.pipeline.forget_partitions(tps)
         self.positions = {}
         self.fenced_for = 0
         return numbers
@@ -288,7 +288,7 @@ class Process:
                 raise BrokenPromiseError("commit", "two are outstanding")
             if any(item.tp.partition not in self.positions for item in effect.items):
                 raise BrokenPromiseError("commit", "names a partition that is not ours")
-            self.commit, self.acknowledged = self.order.begin(effect.items), None
+            self.commit, self.acknowledged = self.order.begin_commit(effect.items), None
         elif isinstance(effect, Claim):
             self.claims[effect.number] = effect.wants
         elif isinstance(effect, StoreDeadLetters):
@@ -298,7 +298,7 @@ class Process:
             self.paused = effect.paused
         elif isinstance(effect, Reload):
             number = effect.tp.partition
-            self.order.forget([effect.tp])
+            self.order.forget_partitions([effect.tp])
             del self.positions[number]
             if self.member:
                 self.take(number)

@@ -88,7 +88,7 @@ class Shell:
 
     def _durable(self, items: list[CommitItem]) -> list[CommitItem] | None:
         """Those of which all that must be durable before their commit is; None when it is to be made again."""
-        step: Step | None = self._order.begin(items)
+        step: Step | None = self._order.begin_commit(items)
         while isinstance(step, Settle):
             step = self._order.ended(ok=self._settle(step.marks))
         return step.items if isinstance(step, Publish) else None
@@ -131,15 +131,15 @@ class Shell:
         """Commit once more."""
         self.pipeline.fence(tps)
         self._commit_now()
-        self.pipeline.forget(tps)
+        self.pipeline.forget_partitions(tps)
 
     def lost(self, tps: Collection[TopicPartition]) -> None:
         """Commit nothing more."""
-        self.pipeline.forget(tps)
+        self.pipeline.forget_partitions(tps)
 
     def reloading(self, tp: TopicPartition) -> None:
         """Commit nothing more."""
-        self.pipeline.forget([tp])
+        self.pipeline.forget_partitions([tp])
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
         """The core goes on."""

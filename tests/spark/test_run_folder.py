@@ -71,12 +71,12 @@ def test_halves_are_kept_for_groups_of_any_bytes(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     parts = {("t", 0, 9), ("caf\u00e9 \udcff\x00/", 3, 7)}
     for part in parts:
-        folder.halves.add(4, TP, [part])
+        folder.halves.add_parts(4, TP, [part])
     assert set(folder.halves.of(4, TP)) == parts
     assert folder.halves.of(5, TP) == folder.halves.of(4, TopicPartition(TP.topic, 0)) == []
-    folder.halves.forget(5)
+    folder.halves.forget_batch(5)
     assert set(folder.halves.of(4, TP)) == parts
-    folder.halves.forget(6)
+    folder.halves.forget_batch(6)
     assert folder.halves.of(4, TP) == []
 
 

@@ -33,7 +33,7 @@ class Scene:
 
     def own(self, epoch: int = 0) -> int:
         """Take the partition over, with this epoch in the commit."""
-        number, note = self.store.begin(NAME)
+        number, note = self.store.begin_partition(NAME)
         begun = [number]
 
         def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
@@ -78,7 +78,7 @@ class Scene:
 
     def take(self) -> list[int]:
         """The origins of what is taken."""
-        return [held.origin for held in self.store.take(self.number, END, 100, 1 << 30)]
+        return [held.origin for held in self.store.take_due(self.number, END, 100, 1 << 30)]
 
     def land(self) -> None:
         """The broker acknowledges all."""

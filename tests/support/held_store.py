@@ -165,7 +165,7 @@ class ModelStore:
         before = self._durable.shelves[number].messages.keys() if number < len(self._durable.shelves) else set()
         return min(self._shelf(number).messages.keys() - before, default=None)
 
-    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
+    def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
         shelf, unsynced = self._shelf(number), self._unsynced(number)
         until = until if unsynced is None else min(until, unsynced)
         cursor = max(self._cursors.get(number, 0), shelf.watermark)
@@ -235,7 +235,7 @@ class ModelStore:
     def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
         self.cancel(number, position)
 
-    def forget(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, position: int) -> None:
         pass
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:

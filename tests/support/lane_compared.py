@@ -58,7 +58,7 @@ class Side:
         self.owned = Ownerships(b"\n")
         self.owned.limit(StateBudget(extra_bytes=1 << 62))
         for tp in tps:
-            self.owned.take(tp, "s", PartitionState(0, 0), Lineage())
+            self.owned.take_partition(tp, "s", PartitionState(0, 0), Lineage())
 
     def change(self, settings: Settings) -> None:
         """Go on by other rules."""

@@ -220,7 +220,7 @@ class ModelCache(ModelStore):
     def use(self, number: int) -> None:
         self._spare.discard(number)
 
-    def begin(self, name: bytes) -> int:
+    def begin_partition(self, name: bytes) -> int:
         return self.number(b"%s\0%d" % (name, len(self._live.shelves)))
 
     @property

@@ -25,7 +25,7 @@ def rows(*dues: int, first: int = 0, value: bytes = b"") -> list[Row]:
 
 def origins(store: PartitionStore, number: int, until: int = END, limit: int = 1_000) -> list[int]:
     """The origins of what a partition takes."""
-    return [message.origin for message in store.take(number, until, limit, 1 << 30)]
+    return [message.origin for message in store.take_due(number, until, limit, 1 << 30)]
 
 
 def killed(store: PartitionStore) -> None:

@@ -137,7 +137,7 @@ class Attempt:
 
     def finish(self, turns: int = 200) -> None:
         """End the range, and go on until all is settled, or so often."""
-        self.pipeline.end()
+        self.pipeline.end_range()
         for _ in range(turns):
             self.turn()
             if self.pipeline.idle:

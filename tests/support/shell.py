@@ -152,7 +152,7 @@ class Shell:
             return None
 
     def _commit(self, commit: Commit) -> None:
-        step: Step | None = self._order.begin(commit.items)
+        step: Step | None = self._order.begin_commit(commit.items)
         while isinstance(step, Journal | Settle):
             step = self._order.ended(ok=isinstance(step, Journal) or self._settle(step))
         items = step.items if isinstance(step, Publish) else []

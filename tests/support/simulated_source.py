@@ -268,7 +268,7 @@ class SimulatedSource:
     def pause(self, tps: Collection[TopicPartition]) -> None:
         self._paused = frozenset(tps)
 
-    def end(self, tp: TopicPartition) -> int | None:
+    def end_of(self, tp: TopicPartition) -> int | None:
         return self._broker.bounds(tp)[1]
 
     def problems(self) -> Mapping[str, str]:

@@ -72,7 +72,7 @@ def pass_groups() -> Passed:
     """Messages that are read again."""
     passed = Passed()
     for number, text in enumerate(texts()):
-        passed.add(text, [number])
+        passed.add_offsets(text, [number])
     return passed
 
 
@@ -123,7 +123,7 @@ def test_names_that_wait_to_be_cancelled_stop_reading_by_their_bytes() -> None:
     for number, text in enumerate(texts()):
         if cancels.is_full:
             break
-        cancels.add(CancelHeld(TP, number, {text.encode(): number}))
+        cancels.add_request(CancelHeld(TP, number, {text.encode(): number}))
     assert 100 < number < 200
 
 

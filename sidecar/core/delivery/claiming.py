@@ -68,13 +68,13 @@ class _Askings:
         """Whether the maximum number of claims is outstanding."""
         return len(self._asked) >= ASKED_MAX
 
-    def begin(self, asking: _Asking) -> int:
+    def begin_claim(self, asking: _Asking) -> int:
         """Add an outstanding claim; return the number that its answer will have."""
         self._number += 1
         self._asked[self._number] = asking
         return self._number
 
-    def end(self, number: int) -> _Asking:
+    def end_claim(self, number: int) -> _Asking:
         """Remove and return a claim that the ledger answered.
 
         Raises:
@@ -156,11 +156,11 @@ class Claiming:
         parts = [part for part in asking.parts if part.alive]
         if asking.batch is not None:
             if not parts:
-                self._outbox.end(asking.batch, "released")
+                self._outbox.end_batch(asking.batch, "released")
                 return
             self._outbox.move(asking.batch, Event.ASKED)
         if parts:
-            number = self.askings.begin(replace(asking, parts=parts, at_ms=now_ms))
+            number = self.askings.begin_claim(replace(asking, parts=parts, at_ms=now_ms))
             self._output.effects.append(Claim(number, [self._want(part) for part in parts]))
 
     def _want(self, part: Part) -> Want:
@@ -183,7 +183,7 @@ class Claiming:
         Raises:
             StrayEventError: No such claim was asked for, or it was answered before.
         """
-        asking = self.askings.end(number)
+        asking = self.askings.end_claim(number)
         if verdicts is None:
             if asking.batch is not None:
                 self._outbox.move(asking.batch, Event.UNANSWERED)
@@ -207,7 +207,7 @@ class Claiming:
         elif parts:
             self._outbox.move(self._outbox.shrink(asking.batch, parts), Event.CLAIMED, first=True)
         else:
-            self._outbox.end(asking.batch, "duplicate" if ours else "released")
+            self._outbox.end_batch(asking.batch, "duplicate" if ours else "released")
 
     def _taken(self, part: Part, hold: PartClaim, verdict: Sequence[int], at_ms: float, now_ms: float) -> Part | None:
         """Return the remaining part; pieces are queued separately."""

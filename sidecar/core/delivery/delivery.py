@@ -36,7 +36,7 @@ class Deliveries:
         self._counts = Tally()
         self._ages, self._messages, self._bytes = map(Histogram, (AGE_BOUNDS, MESSAGES_BOUNDS, BYTES_BOUNDS))
 
-    def add(self, batch: Batch, wall_ms: int) -> None:
+    def add_batch(self, batch: Batch, wall_ms: int) -> None:
         """Count a batch, accepted at this time in epoch milliseconds."""
         if self.tap is not None:
             self.tap(batch)
@@ -88,7 +88,7 @@ class Sending:
                     self._outbox.move(batch, Event.SENT)
                     self._output.effects.append(Send(batch))
                 else:
-                    self._outbox.end(batch, "released")
+                    self._outbox.end_batch(batch, "released")
             elif self._claims is None:
                 break  # with a ledger, later batches can be claimed while all senders are busy
             else:
@@ -196,11 +196,11 @@ class Delivery:
                 self._memory.held_bytes -= held_by(part)  # `forget` could not: the sender still had it
         self._refusals.answered(batch, answer, now_ms)
         if answer.verdict is Verdict.ACK:
-            self.delivered.add(batch, wall_ms)
+            self.delivered.add_batch(batch, wall_ms)
             for part in batch.parts:
                 self.receiver.judge(part, (), part.count)
                 self._settlement.finish(part, "delivered", part.count)
-            self.outbox.end(batch, "delivered")
+            self.outbox.end_batch(batch, "delivered")
         self._trust_again(outstanding=True)
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
@@ -231,14 +231,14 @@ class Delivery:
         if outstanding and not self.outbox.groups:
             self.receiver.trust()
 
-    def forget(self, partition: Partition) -> None:
+    def forget_partition(self, partition: Partition) -> None:
         """Free the memory of a partition that is given up; parts that are being sent are freed at their answer."""
         sending = {id(part) for batch in self.outbox.batches(Stage.SENDING) for part in batch.parts}
         parts = [part for part in partition.lanes.parts() if id(part) not in sending]
         open_bytes = sum(held_bytes(fragment) for fragment in partition.open_fragments())
         self._memory.held_bytes -= open_bytes + sum(map(held_by, parts))
-        self.receiver.forget(partition.tp)
-        self.parker.forget(partition)
+        self.receiver.forget_partition(partition.tp)
+        self.parker.forget_partition(partition)
         self.outbox.release_durable()
 
     # Status

@@ -71,10 +71,10 @@ class Outbox:
         self._due: list[tuple[float, int]] = []
         self._numbers = counter(1)
 
-    def begin(self, parts: list[Part]) -> Batch:
+    def begin_batch(self, parts: list[Part]) -> Batch:
         """Add an outstanding batch of these parts; the next event queues it."""
         batch = Batch(next(self._numbers), parts[0].group, parts)
-        self.groups.begin(batch.group)
+        self.groups.begin_batch(batch.group)
         self._stages[batch.id] = Stage.NEW
         self._queues[Stage.NEW][batch.id] = batch
         return batch
@@ -99,7 +99,7 @@ class Outbox:
 
     def admit(self, parts: list[Part]) -> None:
         """Add a batch of these parts; it is held back until a successor would know of them."""
-        batch = self.begin(parts)
+        batch = self.begin_batch(parts)
         self.move(batch, Event.DURABLE if all(part.ready for part in parts) else Event.HELD_BACK)
 
     def release_durable(self) -> None:
@@ -112,7 +112,7 @@ class Outbox:
         """Add batches of parts whose intents are durable; they are sent before all others, in their order."""
         # In reverse, each before all others, so that the first one ends up first.
         for parts in reversed(list(batches)):
-            self.move(self.begin(parts), Event.DURABLE, first=True)
+            self.move(self.begin_batch(parts), Event.DURABLE, first=True)
 
     def put_last(self, batch: Batch) -> None:
         """Move the batch behind all others of its stage."""
@@ -152,12 +152,12 @@ class Outbox:
             if batch is not None:  # else it was parked
                 self.move(batch, Event.DUE)
 
-    def end(self, batch: Batch, result: str) -> None:
+    def end_batch(self, batch: Batch, result: str) -> None:
         """End the batch: all its messages are settled, or in other batches."""
         self.move(batch, Event.ENDED)
         del self._stages[batch.id], self._queues[Stage.ENDED][batch.id]
         self.ended.add(batch.group, result)
-        self.groups.end(batch.group)
+        self.groups.end_batch(batch.group)
 
     def batches(self, stage: Stage) -> list[Batch]:
         """Batches in this stage, in their order."""

@@ -79,7 +79,7 @@ class Parker:
     def _park(self, batch: Batch) -> None:
         for part in batch.parts:
             self._ask(part.tp, self._owned[part.tp].parking.park(part), part.fragments)
-        self._outbox.end(batch, "parked")
+        self._outbox.end_batch(batch, "parked")
 
     def _ask(self, tp: TopicPartition, record: Parked, fragments: Sequence[Fragment]) -> None:
         if not self._groups.parked[record.group]:
@@ -130,7 +130,7 @@ class Parker:
             self._groups.park(record.group, 1, now_ms)
         return sum(len(record.offsets) for record in records)
 
-    def forget(self, partition: Partition) -> None:
+    def forget_partition(self, partition: Partition) -> None:
         """Drop a partition that is no longer owned; its parked parts stay in the store."""
         for group, count in partition.parking.groups.items():
             if count:
@@ -151,7 +151,7 @@ class Parker:
             if part.intent.record is not None and part.primary and part.alive:
                 self._let_go(part)
                 self._owned[part.tp].outstanding.unload(part)
-                self._outbox.end(batch, "parked")
+                self._outbox.end_batch(batch, "parked")
 
     def _fetch(self, now_ms: float) -> None:
         """Ask for rows: those of one part of a group that fails, and of more of any other."""
@@ -189,5 +189,5 @@ class Parker:
         part = partition.outstanding.load(partition.parking.stored[number].parked, rows)
         self._memory.held_bytes += held_by(part)
         self._output.outcomes.append(Fetched(tp, part.count))
-        batch = self._outbox.begin([part])
+        batch = self._outbox.begin_batch([part])
         self._outbox.move(batch, Event.DURABLE)

@@ -75,7 +75,7 @@ class Receiver:
             self._window.clear()
             self._doubted.clear()
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         """Drop the messages of a partition that is no longer owned."""
         self._doubted = {place for place in self._doubted if place[0] != tp}
 
@@ -147,7 +147,7 @@ class Retries:
             self._receiver.halt(answer.reason or "no reason given")
         alive = batch.alive
         if not alive:
-            self._outbox.end(batch, "released")
+            self._outbox.end_batch(batch, "released")
             return
         batch = self._outbox.shrink(batch, alive)
         failing_ms = batch.failing_ms(now_ms)
@@ -157,7 +157,7 @@ class Retries:
         if gives_up and answer.verdict is not Verdict.HALT:
             for part in alive:
                 self._settlement.give_up(part, answer.reason or "retries exhausted")
-            self._outbox.end(batch, "dead_lettered")
+            self._outbox.end_batch(batch, "dead_lettered")
             return
         for part in alive:  # so that a crash loop gives up as one process does
             part.remember_tries(round(failing_ms) // 1000)
@@ -247,11 +247,11 @@ class Refusals:
         """Handle a batch that was refused as a whole for some message in it."""
         alive = batch.alive
         if not alive:
-            self._outbox.end(batch, "released")
+            self._outbox.end_batch(batch, "released")
         elif len(batch.parts) > 1:  # perhaps no live part is at fault
             middle = len(alive) // 2
             self._outbox.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
-            self._outbox.end(batch, "split")
+            self._outbox.end_batch(batch, "split")
         elif batch.count > 1:
             self._halve(batch)
         else:
@@ -264,7 +264,7 @@ class Refusals:
             return
         reason = "too_large" if answer.verdict is Verdict.TOO_LARGE else answer.reason or "rejected"
         self._settlement.give_up(batch.parts[0], reason)
-        self._outbox.end(batch, "dead_lettered")
+        self._outbox.end_batch(batch, "dead_lettered")
 
     def _halve(self, batch: Batch) -> None:
         """Halve a batch of one live part, as soon as its partition has room for the halves."""
@@ -275,11 +275,11 @@ class Refusals:
             parts = outstanding.derive(part, dict(zip(("first half", "second half"), pieces, strict=True)))
         elif part.intent.record is not None:
             self._parker.halve(part, pieces)
-            self._outbox.end(batch, "split")
+            self._outbox.end_batch(batch, "split")
             return
         elif self._claims is not None:
             self._claims.halve(part, pieces)
-            self._outbox.end(batch, "split")
+            self._outbox.end_batch(batch, "split")
             return
         elif parts := outstanding.split(part, pieces):
             self._output.outcomes.append(Halved(part.tp, part.group, part.first, part.last))
@@ -290,7 +290,7 @@ class Refusals:
         self._settlement.replace(part, parts)
         for piece in parts:
             self._outbox.admit([piece])
-        self._outbox.end(batch, "split")
+        self._outbox.end_batch(batch, "split")
 
     def step(self) -> None:
         """Retry halving that found no room: the smallest batch first, since it needs the least."""
@@ -298,7 +298,7 @@ class Refusals:
             if batch.alive:
                 self._halve(batch)
             else:
-                self._outbox.end(batch, "released")
+                self._outbox.end_batch(batch, "released")
 
     def _partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Handle an answer by which some rows failed and the others were accepted."""
@@ -321,7 +321,7 @@ class Refusals:
             again_answer = _retry(answer, answer.failed[0].reason)
             self._retries.failed(self._outbox.shrink(batch, again), again_answer, now_ms)
         else:
-            self._outbox.end(batch, "partial")
+            self._outbox.end_batch(batch, "partial")
 
     def _all_failed(self, part: Part, failed: Mapping[int, FailedRow]) -> bool:
         """Handle a part without accepted rows, whose name the receiver may not know: it ends or is retried whole."""
@@ -349,7 +349,7 @@ class Refusals:
         if refused and not self._receiver.refuses:
             self._settlement.give_up(parts.pop(), reasons)
         for piece in parts:
-            self._retries.failed(self._outbox.begin([piece]), _retry(answer, "207"), now_ms)
+            self._retries.failed(self._outbox.begin_batch([piece]), _retry(answer, "207"), now_ms)
 
 
 def _remembered(part: Part) -> bool:

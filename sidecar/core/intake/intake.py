@@ -38,7 +38,7 @@ class Unwanted:
         """Whether at least `FIRST` messages were read, and none was wanted."""
         self._any_wanted = False
 
-    def add(self, wanted: int, filtered: int) -> bool:
+    def add_messages(self, wanted: int, filtered: int) -> bool:
         """Add messages; return whether `is_all` begins with them."""
         before = self.is_all
         self._any_wanted = self._any_wanted or wanted > 0
@@ -199,11 +199,11 @@ class Intake:
 
     def passed(self, offsets: int) -> bool:
         """Take offsets without messages; return whether with them all was unwanted, see `Sorted.is_all_unwanted`."""
-        return self.reading.filtered_at_broker and self.unwanted.add(0, offsets)
+        return self.reading.filtered_at_broker and self.unwanted.add_messages(0, offsets)
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         """Drop the memory of a partition that is no longer owned."""
-        self.positions.forget(tp)
+        self.positions.forget_partition(tp)
         self.ids.forget(tp)
 
     def sort(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
@@ -218,7 +218,7 @@ class Intake:
         self.refused["mask"] += result.masked
         self.refused["look"] += result.filtered - result.cancelling - result.masked
         if not partition.tp.delayed:
-            result.is_all_unwanted = self.unwanted.add(result.judged - result.filtered, result.filtered)
+            result.is_all_unwanted = self.unwanted.add_messages(result.judged - result.filtered, result.filtered)
         if self.tap is not None:
             result.replayed = partition.reach.replaying
             self.tap(self.reading, partition.tp, run.messages, result)
@@ -298,7 +298,7 @@ class Intake:
             asked = [message for _, message in wanted]
             numbers = self.identities.read(partition.tp, asked)
             last = max(self.reading.columns.offsets(asked[-1:]), default=-1)
-            new = self.identities.take(partition, last, numbers, now_ms)
+            new = self.identities.take_ids(partition, last, numbers, now_ms)
             result.duplicate += len(new) - sum(new)
             raws, messages = (
                 [raw for raw, _ in compress(wanted, new)],
@@ -373,7 +373,7 @@ class Intake:
                 continue
             if owner is None:
                 result.duplicate += len(chosen)
-                partition.opening.passed.add(group, list(self.reading.columns.offsets(chosen)))
+                partition.opening.passed.add_offsets(group, list(self.reading.columns.offsets(chosen)))
                 continue
             if isinstance(owner, Holding):
                 result.delayed += chosen
@@ -433,7 +433,7 @@ class Intake:
         messages = [messages[i] for i in order]
         numbers = self.identities.read(partition.tp, messages)
         fresh = [True] * len(messages)
-        taken = self.identities.take(
+        taken = self.identities.take_ids(
             partition, max(self.reading.columns.offsets(messages[-1:]), default=-1), numbers, now_ms
         )
         for i, number, new in zip(order, numbers, taken, strict=True):

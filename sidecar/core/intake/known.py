@@ -33,7 +33,7 @@ class Positions:
         self._settled: dict[TopicPartition, BitMap64] = {}
         """Offsets at or above the watermark that earlier ownerships settled; used until they are read past."""
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         """Drop the windows of a partition that is no longer owned."""
         self._windows.forget(tp)
         self._settled.pop(tp, None)
@@ -150,7 +150,7 @@ class Identities:
             self._odd.look(tp, [message for message, number in zip(messages, numbers, strict=True) if number is None])
         return numbers
 
-    def take(self, partition: Partition, last: int, numbers: Sequence[int | None], now_ms: float) -> list[bool]:
+    def take_ids(self, partition: Partition, last: int, numbers: Sequence[int | None], now_ms: float) -> list[bool]:
         """Whether the id of each message is new, in the order of their offsets; new ids are known from now on.
 
         Args:

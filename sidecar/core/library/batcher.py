@@ -36,7 +36,7 @@ class _Filling(Generic[G, M]):
             return None
         return batches[-1]
 
-    def begin(self, group: G, now_ms: float) -> MessageBatch[G, M]:
+    def begin_batch(self, group: G, now_ms: float) -> MessageBatch[G, M]:
         """Begin a new batch, behind the group's others."""
         batch: MessageBatch[G, M] = MessageBatch(group, [], begun_ms=now_ms)
         self._open.setdefault(group, []).append(batch)
@@ -77,7 +77,7 @@ class _Filling(Generic[G, M]):
         """Whether `take` would return a batch."""
         return bool(self._due or (everything and self._idle))
 
-    def take(self, *, everything: bool) -> MessageBatch[G, M] | None:
+    def take_batch(self, *, everything: bool) -> MessageBatch[G, M] | None:
         """Remove and return the next batch that is due, or with `everything` any; its group is busy until `free`."""
         groups = self._due or (self._idle if everything else self._due)
         if not groups:
@@ -150,7 +150,7 @@ class _Budget(Generic[G, M]):
         """Whether a message of this size may be held now, with a new batch if it begins one."""
         return self._held_bytes + _bytes(size_bytes, begins=begins) <= self._held_max_bytes
 
-    def take(self, batch: MessageBatch[G, M], message: M, size_bytes: int) -> None:
+    def take_message(self, batch: MessageBatch[G, M], message: M, size_bytes: int) -> None:
         """Add the message to the batch."""
         held_bytes = _bytes(size_bytes, begins=not batch.messages)
         batch.messages.append(message)
@@ -159,7 +159,7 @@ class _Budget(Generic[G, M]):
         self._held_bytes += held_bytes
         self._added += 1
 
-    def end(self, batch: MessageBatch[G, M], state: BatchState) -> None:
+    def end_batch(self, batch: MessageBatch[G, M], state: BatchState) -> None:
         """Record the end of the batch."""
         batch.state = state
         self._held_bytes -= batch.held_bytes
@@ -220,14 +220,14 @@ class _Flight(Generic[G, M]):
         if batch not in self._in_flight:
             raise ValueError(f"this batch of group {batch.group!r} is not in flight: it {batch.state.value}")
 
-    def end(self, batch: MessageBatch[G, M]) -> None:
+    def end_batch(self, batch: MessageBatch[G, M]) -> None:
         """Remove a batch that was answered and has ended."""
         self.check(batch)
         self._in_flight.remove(batch)
 
     def put_off(self, batch: MessageBatch[G, M], due_ms: float) -> None:
         """Schedule a batch that was answered to be sent again at `due_ms`."""
-        self.end(batch)
+        self.end_batch(batch)
         batch.state = BatchState.WAITING
         self._sequence += 1
         heapq.heappush(self._waiting, (due_ms, self._sequence, batch))
@@ -370,8 +370,8 @@ class Batcher(Generic[G, M]):
         if not self._budget.admits(size_bytes, begins=batch is None):
             return False
         if batch is None:
-            batch = self._filling.begin(group, now_ms)
-        self._budget.take(batch, message, size_bytes)
+            batch = self._filling.begin_batch(group, now_ms)
+        self._budget.take_message(batch, message, size_bytes)
         self._filling.added(batch)
         return True
 
@@ -390,7 +390,7 @@ class Batcher(Generic[G, M]):
         batches: list[MessageBatch[G, M]] = []
         while batches_max is None or len(batches) < batches_max:
             everything = self._draining or self._budget.tight
-            batch = self._flight.take_due(now_ms) or self._filling.take(everything=everything)
+            batch = self._flight.take_due(now_ms) or self._filling.take_batch(everything=everything)
             if batch is None:
                 break
             self._flight.send(batch)
@@ -410,7 +410,7 @@ class Batcher(Generic[G, M]):
         Raises:
             ValueError: The batch is not in flight: never handed out, or already answered.
         """
-        self._flight.end(batch)
+        self._flight.end_batch(batch)
         self._end(batch, BatchState.DELIVERED)
 
     def rejected(self, batch: MessageBatch[G, M], reason: str) -> None:
@@ -419,7 +419,7 @@ class Batcher(Generic[G, M]):
         Raises:
             ValueError: The batch is not in flight: never handed out, or already answered.
         """
-        self._flight.end(batch)
+        self._flight.end_batch(batch)
         batch.reason = reason
         self._end(batch, BatchState.DEAD_LETTERED)
 
@@ -441,7 +441,7 @@ class Batcher(Generic[G, M]):
         self._teller.retried(batch, wait_ms)
 
     def _end(self, batch: MessageBatch[G, M], state: BatchState) -> None:
-        self._budget.end(batch, state)
+        self._budget.end_batch(batch, state)
         self._filling.free(batch.group)
         self._teller.ended(batch)
 
@@ -471,7 +471,7 @@ class Batcher(Generic[G, M]):
         every = (*self._flight.batches(), *self._filling.batches())
         released = [batch for batch in every if where(batch.group)]
         for batch in released:
-            self._budget.end(batch, BatchState.RELEASED)
+            self._budget.end_batch(batch, BatchState.RELEASED)
         self._flight.drop(set(released))
         for group in {batch.group for batch in released}:
             self._filling.drop(group)

@@ -67,7 +67,7 @@ class Holding:
         if self._known and self._known.max() < position:
             self._known.clear()
 
-    def begin(self, token: int, put: Put) -> None:
+    def begin_put(self, token: int, put: Put) -> None:
         """Record that messages are on the way to the store; tokens rise."""
         self._puts[token] = put
 
@@ -92,7 +92,7 @@ class Holding:
         """Whether messages or cancellations with this token are on the way."""
         return token in self._puts or token in self._cancels
 
-    def end(self, token: int, position: int) -> list[Put]:
+    def end_put(self, token: int, position: int) -> list[Put]:
         """Remove and return the puts up to a token, which are durable now.
 
         Args:

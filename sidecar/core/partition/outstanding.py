@@ -86,13 +86,13 @@ class CommitEntries:
         self._barriers.append(Barrier())
         return self._barriers[-1]
 
-    def begin(self, state: PartitionState, intents: Iterable[Intent], *, proves: bool) -> BegunCommit | None:
+    def begin_commit(self, state: PartitionState, intents: Iterable[Intent], *, proves: bool) -> BegunCommit | None:
         """Begin a commit of this state, with all entries that are due so far; None if nothing changed."""
         if not (proves or state != self._durable or self._marks or self._begun_marks or self._barriers):
             return None
         self._commits += 1
         if self._newest is not None:
-            self._trail.add(self._newest)
+            self._trail.add_fingerprint(self._newest)
         stamp = Stamp(self._lineage.token, self._commits)
         lineage = replace(self._lineage, fingerprints=self._trail.dump())
         ids, self._ids = self._ids + self._held_ids, array("q")
@@ -156,7 +156,7 @@ class Outstanding:
         self._promises = promises
         self._parking = parking
 
-    def add(
+    def add_part(
         self, group: str, intent: Intent, fragments: list[Fragment], attempts: int = 0, *,
         scope: str = "", home: str = "", primary: bool = True,
     ) -> Part:  # fmt: skip
@@ -195,7 +195,7 @@ class Outstanding:
         self._lanes.remove(part)
         part.move(event)
         if part.intent.record is not None and not part.intent.live:
-            self._parking.end(part.intent.record)
+            self._parking.end_record(part.intent.record)
 
     def close(self) -> None:
         """End all parts of a partition that is no longer owned: later answers are ignored."""
@@ -212,7 +212,7 @@ class Outstanding:
             lane_key(record.group), record.first, record.last, IntentState.DURABLE, tries=tries, record=record.number
         )
         fragments = [Fragment(array("q", record.offsets), rows)]
-        return self.add(record.group, intent, fragments, record.attempts, scope=record.scope, home=record.home)
+        return self.add_part(record.group, intent, fragments, record.attempts, scope=record.scope, home=record.home)
 
     def unload(self, part: Part) -> None:
         """Drop a parked part that was loaded: its record waits."""
@@ -238,7 +238,7 @@ class Outstanding:
             return []
         self._remove(part, Event.REPLACED)
         children = self._promises.halve(part, (pieces[0][-1].last, pieces[1][0].first))
-        parts = [self.add(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]
+        parts = [self.add_part(part.group, child, piece) for child, piece in zip(children, pieces, strict=True)]
         self._promises.drop_finished()
         return parts
 
@@ -255,7 +255,7 @@ class Outstanding:
             is_own = owner == token
             scope = part.scope if is_own else derived_scope(whole, part.first, part.last, owner)
             primary = part.primary or not is_own
-            parts.append(self.add(part.group, part.intent, fragments, scope=scope, primary=primary))
+            parts.append(self.add_part(part.group, part.intent, fragments, scope=scope, primary=primary))
         self._remove(part, Event.REPLACED)
         return parts
 
@@ -267,7 +267,7 @@ class Outstanding:
         parts = []
         for why, piece in pieces.items():
             scope = derived_scope(part.scope, part.first, part.last, why)
-            parts.append(self.add(part.group, part.intent, piece, scope=scope, home=part.home, primary=False))
+            parts.append(self.add_part(part.group, part.intent, piece, scope=scope, home=part.home, primary=False))
         # Ids of accepted rows wait for the whole intent; the others stay with the pieces.
         later = {number for piece in pieces.values() for number in ids_of(piece)}
         part.withhold(number for number in ids_of(part.fragments) if number not in later)

@@ -176,7 +176,7 @@ class ParkedRecords:
         """Note that a state with this number was committed; return the message ids that it settles."""
         before, self._proved = self._proved, parked
         for number in [number for number, record in self.loaded.items() if 0 < record.second <= parked]:
-            self.end(number)
+            self.end_record(number)
         ids: array[int] = array("q")
         while self._unproved_ids and self._unproved_ids[0][0] <= parked:
             ids.frombytes(self._unproved_ids.popleft()[1])
@@ -225,7 +225,7 @@ class ParkedRecords:
         record.second = halves[-1].number
         return halves
 
-    def end(self, number: int) -> None:
+    def end_record(self, number: int) -> None:
         """End a record: all of its messages have their outcome, or are in other records."""
         record = self.stored.pop(number)
         record.move(Event.ENDED)

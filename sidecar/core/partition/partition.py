@@ -38,7 +38,7 @@ class Passed:
         """By the hashes of groups: a producer's tag may be as large as a message."""
         self._all = BitMap64()
 
-    def add(self, group: str, offsets: Sequence[int]) -> None:
+    def add_offsets(self, group: str, offsets: Sequence[int]) -> None:
         """Add offsets of a group that were read again, in rising order."""
         self._last[lane_key(group)] = offsets[-1]
         self._all.update(offsets)
@@ -88,9 +88,9 @@ class _Opening:
         return [self._cut(lane, limits)] if self._promises.shared_from is None else self._cut_shared(limits)
 
     def _cut(self, lane: Lane, limits: Limits) -> Part:
-        fragments = lane.buffer.take(limits)
+        fragments = lane.buffer.take_first(limits)
         intent = self._promises.promise(lane.key, fragments[0].first, fragments[-1].last)
-        return self._outstanding.add(lane.group, intent, fragments)
+        return self._outstanding.add_part(lane.group, intent, fragments)
 
     def _cut_shared(self, limits: Limits) -> list[Part]:
         lanes = self._lanes.open()
@@ -103,7 +103,7 @@ class _Opening:
         last = min(short, default=self._reach.position - 1)
         lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
         intent = self._promises.promise(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
-        parts = [self._outstanding.add(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
+        parts = [self._outstanding.add_part(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
         rest = bool(short) or self._reach.replaying
         self._promises.share_from(last + 1, len(parts), self._lanes, rest=rest)
         return parts
@@ -303,7 +303,7 @@ class Partition:
             # An intent whose last offset was passed gets no more messages, even if the log has lost some.
             if intent.is_read_again and intent.last < self.reach.position:
                 for group, fragments in intent.complete().items():
-                    parts.append(self.outstanding.add(group, intent, fragments, max(1, intent.tries.attempts)))
+                    parts.append(self.outstanding.add_part(group, intent, fragments, max(1, intent.tries.attempts)))
         self.promises.drop_finished()
         return parts
 
@@ -323,7 +323,7 @@ class Partition:
             generation: Returns that of the window of message ids, if ids are journalled.
             proves: Whether it is also made to prove that the partition is still owned.
         """
-        begun = self.dues.begin(self.state(), self.promises.intents, proves=proves)
+        begun = self.dues.begin_commit(self.state(), self.promises.intents, proves=proves)
         if begun is None:
             return None
         item = CommitItem(
@@ -378,7 +378,7 @@ class Ownerships(dict[TopicPartition, Partition]):
         for partition in self.values():
             partition.lanes.separator = separator
 
-    def take(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage) -> None:
+    def take_partition(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage) -> None:
         """Take a partition, starting from the predecessor's state; it must not be owned already."""
         self._replays.add(tp)
         room = self._room.for_positions if tp.delayed else self._room

@@ -103,7 +103,7 @@ class CommitOrder:
         """Whether a step is under way: `begin` must wait for its end."""
         return self._step is not None
 
-    def begin(self, items: list[CommitItem]) -> Step:
+    def begin_commit(self, items: list[CommitItem]) -> Step:
         """Begin a commit; return its first step.
 
         Raises:
@@ -187,7 +187,7 @@ class CommitOrder:
         """The commit under way is not to be made: its state would come after that of a newer one."""
         self._items = None
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """These partitions are given up. They may come back with what another owner committed: never name them."""
         if self._items is not None:
             self._items = [item for item in self._items if item.tp not in tps]

@@ -58,7 +58,7 @@ class Commits:
         if due_ms < self._dirty.get(tp, inf):
             self._dirty[tp] = due_ms
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         """Drop a partition that is no longer owned."""
         self._reloads.pop(tp, None)
         self._dirty.pop(tp, None)
@@ -87,7 +87,7 @@ class Commits:
         if not hurry and min(self._dirty.values()) > now_ms:
             return None
         # The listener commits fenced partitions once more, when no part of them is being sent.
-        items = self.begin([tp for tp in self._dirty if tp not in self._owned.fenced])
+        items = self.begin_commit([tp for tp in self._dirty if tp not in self._owned.fenced])
         if not items:
             return None
         spacing_ms = DUE_SPACING_MS * len(items) if any(item.tp.delayed for item in items) else COMMIT_SPACING_MS
@@ -95,7 +95,7 @@ class Commits:
         self._next_at_ms = now_ms + min(COMMIT_SPACING_MS, spacing_ms)
         return Commit(items)
 
-    def begin(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
+    def begin_commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         """Begin a commit of these partitions; `ended` must follow. Empty if nothing changed."""
         items = [item for tp in list(tps) if (item := self._begin(tp)) is not None]
         begun = {item.tp for item in items}

@@ -97,8 +97,8 @@ class Pipeline(DeliveryPipeline):
 
     def assign(self, tp: TopicPartition, scope: str, state: PartitionState, lineage: Lineage = Lineage()) -> None:  # noqa: B008
         """Take a partition, starting from the predecessor's state."""
-        self.forget([tp])
-        self.partitions.take(tp, scope, state, lineage)
+        self.forget_partitions([tp])
+        self.partitions.take_partition(tp, scope, state, lineage)
         self.gate.assigned(tp)
         self.books.open(tp)
         self.commits.touch(tp, 0.0)  # commit a new group's start now: `latest` must not move while no message arrives
@@ -108,18 +108,18 @@ class Pipeline(DeliveryPipeline):
                 "partition.resumed", **tp.fields(), watermark=state.watermark, seen=state.seen, intents=pending
             )
 
-    def forget(self, tps: Iterable[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer owned: unsettled messages are released, late answers are ignored."""
         for tp in tps:
-            self.commits.forget(tp)
+            self.commits.forget_partition(tp)
             self.orders.leaving -= {tp}
-            self.puts.forget(tp)
+            self.puts.forget_partition(tp)
             partition = self.partitions.close(tp)
             if partition is not None:
-                self.delivery.forget(partition)
-                self.cutter.units.forget(tp)
+                self.delivery.forget_partition(partition)
+                self.cutter.units.forget_partition(tp)
                 self.books.release(tp)
-                self.intake.forget(tp)
+                self.intake.forget_partition(tp)
 
     def fence(self, tps: Iterable[TopicPartition]) -> None:
         """Cut, send and commit nothing more of partitions that are about to be revoked."""
@@ -270,7 +270,7 @@ class Pipeline(DeliveryPipeline):
             position: The lowest position that the store gave to one of these messages.
             now_ms: Monotonic time.
         """
-        count = self.puts.end(tp, token, position)
+        count = self.puts.end_puts(tp, token, position)
         if count:
             self._apply(Settled(tp, "delayed", count), now_ms)
 
@@ -311,7 +311,7 @@ class Pipeline(DeliveryPipeline):
         elif isinstance(outcome, Fetched):
             self.books[outcome.tp].fetch(outcome.messages)
         elif isinstance(outcome, GivenUp):
-            self.forget([outcome.tp])  # at once: a commit in this very step would settle skipped messages
+            self.forget_partitions([outcome.tp])  # at once: a commit in this very step would settle skipped messages
             self.commits.reload(outcome.tp, outcome.reason)
         else:
             self.commits.touch(outcome.tp, now_ms)
@@ -532,7 +532,7 @@ class Pipeline(DeliveryPipeline):
 
     def begin_commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         """Begin a commit of these partitions now; `committed` must follow. Empty if nothing changed."""
-        return self.commits.begin(tps)
+        return self.commits.begin_commit(tps)
 
     def take_held_ids(self) -> list[SettledIds]:
         """Remove and return the ids of held messages; the commit under way settles them."""

@@ -33,7 +33,7 @@ class Puts:
         """Whether nothing is on the way."""
         return not self._busy
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         """Drop a partition that is no longer owned."""
         self._busy.discard(tp)
 
@@ -45,7 +45,7 @@ class Puts:
 
     def _begin(self, partition: Partition, put: Put) -> int:
         token = self._token(partition)
-        partition.holding.begin(token, put)
+        partition.holding.begin_put(token, put)
         return token
 
     def _token(self, partition: Partition) -> int:
@@ -83,12 +83,12 @@ class Puts:
         partition = self._owned.get(asked.tp)
         return partition is not None and partition.holding.expects(asked.token)
 
-    def end(self, tp: TopicPartition, token: int, position: int) -> int:
+    def end_puts(self, tp: TopicPartition, token: int, position: int) -> int:
         """Record durable puts, see `Pipeline.held`; settle their ids, and return the number of their messages."""
         partition = self._owned.get(tp)
         if partition is None:
             return 0
-        ended = partition.holding.end(token, position)
+        ended = partition.holding.end_put(token, position)
         for put in ended:
             partition.dues.journal_held(put.ids)
         self._note_end(partition)

@@ -72,7 +72,7 @@ class NoTakeovers:
         """Handlers of the inbox's messages; they give the core partitions that were taken over."""
         return {}
 
-    def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition | None:  # noqa: ARG002
+    def begin_takeover(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition | None:  # noqa: ARG002
         """Begin to take a partition over; None if the core gets it at once."""
         return None
 
@@ -84,7 +84,7 @@ class NoTakeovers:
         """The partitions that the source must assign again, with the reason."""
         return {}
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         self._elsewhere.difference_update(tps)
 
@@ -126,7 +126,7 @@ class NoDelays:
         """Note assigned partitions; the core does not have them yet."""
         self.takeovers.assigned(assignments)
 
-    def take(self, assignment: Assignment) -> None:
+    def take_partition(self, assignment: Assignment) -> None:
         """Take the delayed messages of a partition that the core has just been given."""
 
     def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
@@ -136,9 +136,9 @@ class NoDelays:
     def reload(self, tp: TopicPartition) -> None:
         """Take again the delayed messages that the core gave up, from the kept state."""
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
-        self.takeovers.forget(tps)
+        self.takeovers.forget_partitions(tps)
 
     # Holding and delivering
 

@@ -84,7 +84,7 @@ class Cancels:
         """Whether a search is under way: it would miss a message that is brought forward meanwhile."""
         return self._search is not None and self._search.asked.last.tp == tp
 
-    def add(self, effect: CancelHeld) -> None:
+    def add_request(self, effect: CancelHeld) -> None:
         """Take a request; messages to hold that came before it are in the store."""
         asked = self._asked.get(effect.tp)
         if asked is None or not self._pipeline.expects(asked.last):

@@ -90,5 +90,5 @@ class HeldChanges:
                 self._proving.append((change, barrier))
             case Turn.GO_ON:
                 for position in change.cancelled:
-                    self._store.forget(change.number, position)
+                    self._store.forget_cancelled(change.number, position)
                 change.tell(True)  # noqa: FBT003

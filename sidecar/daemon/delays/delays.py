@@ -174,7 +174,7 @@ class Delays(NoDelays):
             case HoldUntilDue():
                 self._put(effect)
             case CancelHeld():
-                self._cancels.add(effect)
+                self._cancels.add_request(effect)
             case Park():
                 self._parked.park(effect)
             case Unpark():
@@ -243,8 +243,8 @@ class Delays(NoDelays):
         self.left.look_soon()
 
     @override
-    def take(self, assignment: Assignment) -> None:
-        self.owned.take([assignment])
+    def take_partition(self, assignment: Assignment) -> None:
+        self.owned.take_partitions([assignment])
 
     @override
     def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
@@ -255,10 +255,10 @@ class Delays(NoDelays):
         self.owned.reload(tp)
 
     @override
-    def forget(self, tps: Collection[TopicPartition]) -> None:
-        super().forget(tps)
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
+        super().forget_partitions(tps)
         self.left.look_soon()
-        self.owned.forget(tps)
+        self.owned.forget_partitions(tps)
 
     # Delivering
 
@@ -295,7 +295,7 @@ class Delays(NoDelays):
             return
         below = deliverable_below(self._wall_ms, seen, self._pipeline.unproven_from(tp))
         try:
-            held = self._store.take(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(tp.store))
+            held = self._store.take_due(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(tp.store))
         except StateError as error:
             self._writing.problem = str(error)
             return

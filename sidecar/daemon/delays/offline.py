@@ -278,7 +278,7 @@ class _ChangelogCopy:
     def _read(self, tp: TopicPartition, start: Start, restorer: UnclaimedRestorer) -> None:
         name = name_of(self._group_id, tp)
         with self._busy:
-            number, _ = self.store.begin(name)
+            number, _ = self.store.begin_partition(name)
 
         def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
             nonlocal number

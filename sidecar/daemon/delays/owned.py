@@ -66,7 +66,7 @@ class OwnedStores:
         """The store's number of a partition, owned or not."""
         return self._store.number(name_of(self._group_id, tp))
 
-    def take(self, assignments: Iterable[Assignment]) -> None:
+    def take_partitions(self, assignments: Iterable[Assignment]) -> None:
         """Take the delayed messages of partitions that the core has just been given."""
         for assignment in assignments:
             tp, seen = assignment.tp, assignment.state.seen
@@ -79,7 +79,7 @@ class OwnedStores:
             self._tell_held(tp, self._pipeline.know_held(tp, known, stores), 0)
             counted = max(progress.parked, assignment.state.parked_in(place.store))
             found = self._parked.find(tp)
-            self._parked.take(tp, found, counted)
+            self._parked.take_parts(tp, found, counted)
             self._assign(tp, found)
 
     def _restored(self, number: int) -> HeldProgress:
@@ -122,7 +122,7 @@ class OwnedStores:
         # In a shared store a state may come from a process whose ownership was not proved.
         is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
-        self._parked.take(tp.store, found, progress.state.parked)
+        self._parked.take_parts(tp.store, found, progress.state.parked)
         self._store.rewind(number)
         self._pipeline.count_held(tp.store, self._store.held(number))
 
@@ -132,13 +132,13 @@ class OwnedStores:
             self._progress[tp.source] = self._restored(self.numbers[tp.source])
             self._assign(tp.source, self._parked.find(tp.source))
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned; their delayed messages stay in the store."""
         for tp in tps:
             if (number := self.numbers.pop(tp, None)) is not None:
                 self._store.leave(number)
             self._progress.pop(tp, None)
-        self._parked.forget(tps)
+        self._parked.forget_partitions(tps)
 
     def with_stores(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
         """These partitions, and the delayed messages of each."""

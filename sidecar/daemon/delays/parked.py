@@ -139,7 +139,7 @@ class ParkedParts:
                 del spots[number]
             self._leaving.discard((tp, number))
 
-    def take(self, tp: TopicPartition, found: Sequence[FoundPart], counted: int) -> None:
+    def take_parts(self, tp: TopicPartition, found: Sequence[FoundPart], counted: int) -> None:
         """Give the core the parts of a partition that it has just taken, of those that were found."""
         mine = [each for each in found if each.is_delayed is tp.delayed]
         self._spots[tp] = {each.record.number: each.spot for each in mine}
@@ -172,7 +172,7 @@ class ParkedParts:
         held = self._store.find(self._numbers[tp.source], self._spots[tp][record.number].position)
         return None if held is None else origins_of(held)[record.offsets.rank(position) - 1]
 
-    def forget(self, tps: Iterable[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
             self._spots.pop(tp, None)

@@ -144,14 +144,14 @@ class Takeovers(NoTakeovers):
         return {Adopt: lambda told, _: self.adopt(told), TakeoverEnded: ended}
 
     @override
-    def begin(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition:
+    def begin_takeover(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition:
         taken = self.loading[assignment.tp] = TakenPartition(assignment, known, 0, self._clock())
         self._begin(taken)
         return taken
 
     def _begin(self, taken: TakenPartition) -> None:
         taken.retry_at_s, tp = None, taken.assignment.tp
-        number, note = self._store.begin(self._name_of(tp))
+        number, note = self._store.begin_partition(self._name_of(tp))
         attempt = self._attempts[tp] = _Attempt(taken, number, note, has_rows=note is not None)
         now, doubted = self._wall_ms() << SEQUENCE_BITS, self._doubted.pop(tp, None)
         self._do(partial(_run, attempt, now, doubted, self._restorer, self._inbox))
@@ -230,7 +230,7 @@ class Takeovers(NoTakeovers):
         return doubts | outdated | dict(self._store.lost())
 
     @override
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:
             self.loading.pop(tp, None)
             self.outdated.discard(tp)

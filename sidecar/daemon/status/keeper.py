@@ -149,7 +149,7 @@ class StatusKeeper:
     def _partition(self, now: PartitionCounts) -> PartitionStatus:
         if now.watermark is None or now.position is None:
             return PartitionStatus.of(now.tp, now.counts)
-        end = self._supervisor.source.end(now.tp)
+        end = self._supervisor.source.end_of(now.tp)
         lag = max(0, end - now.watermark) if end is not None else None
         return PartitionStatus.of(now.tp, now.counts, now.watermark, now.position, lag)
 

@@ -136,7 +136,7 @@ class LocalCache(PartitionStore):
     def use(self, number: int) -> None:
         self._spare.discard(number)
 
-    def begin(self, name: bytes) -> int:
+    def begin_partition(self, name: bytes) -> int:
         return self.number(b"%s\0%d" % (name, len(self._names)))
 
     def drop(self, number: int) -> None:
@@ -190,7 +190,7 @@ class LocalCache(PartitionStore):
         with self._folder.errors("read"):
             is_ended = self._lanes.cancel(number, position, epoch)
         if is_ended:
-            self._journal.record.add(Kind.REMOVE, REMOVE.pack(number, position, epoch))
+            self._journal.record.add_section(Kind.REMOVE, REMOVE.pack(number, position, epoch))
             self._journal.progress.note()
         return is_ended
 

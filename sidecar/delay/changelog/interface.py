@@ -140,7 +140,7 @@ class KeptRows(RestoredRows, Protocol):
         """A spare partition is owned from now on."""
         ...
 
-    def begin(self, name: bytes) -> int:
+    def begin_partition(self, name: bytes) -> int:
         """The number of a new partition.
 
         Raises:

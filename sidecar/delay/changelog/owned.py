@@ -98,7 +98,7 @@ class Owned:
         """All keys of a message: its own first, without which the others say nothing."""
         return self.moved.get(held.position) or [message_key(held.position, held.epoch, held.origin)]
 
-    def take(self, messages: Iterable[Held]) -> None:
+    def note_taken(self, messages: Iterable[Held]) -> None:
         """Note that messages were taken."""
         self._taken.extend((each.position, message_key(each.position, each.epoch, each.origin)) for each in messages)
 

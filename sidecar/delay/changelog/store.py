@@ -123,16 +123,16 @@ class ChangelogStore(Proofs, ParkedEntries):
 
     # Ownership
 
-    def begin(self, name: bytes) -> tuple[int, Note | None]:
+    def begin_partition(self, name: bytes) -> tuple[int, Note | None]:
         """A number for a partition that is being taken over, and the note if an earlier process left it here."""
         note = self._vouching.spare(name)
-        return (self._cache.begin(name), None) if note is None else (note.number, note)
+        return (self._cache.begin_partition(name), None) if note is None else (note.number, note)
 
     def begin_anew(self, name: bytes, number: int) -> int:
         """Another number, which is empty; the rows of the first one do not count."""
         self._vouching.use(number)
         self._cache.drop(number)
-        return self._cache.begin(name)
+        return self._cache.begin_partition(name)
 
     def adopt(self, number: int, rows: list[PlacedRow]) -> None:
         """Take over messages.
@@ -169,9 +169,9 @@ class ChangelogStore(Proofs, ParkedEntries):
         kept, moved = taken_over.kept, {each.message.position for each in taken_over.moved}
         if taken_over.note is None or kept is None:
             return
-        while held := self._cache.take(number, kept.watermark, MESSAGES_AT_ONCE, BYTES_AT_ONCE):
+        while held := self._cache.take_due(number, kept.watermark, MESSAGES_AT_ONCE, BYTES_AT_ONCE):
             alone = [each for each in held if each.position not in moved]
-            owned.take(each for each in alone if owned.keys(each)[0] not in taken_over.removed)
+            owned.note_taken(each for each in alone if owned.keys(each)[0] not in taken_over.removed)
 
     def _move(self, number: int, owned: Owned, moved: Moved) -> None:
         """Give a message that was adopted the position that it was given later."""
@@ -255,16 +255,16 @@ class ChangelogStore(Proofs, ParkedEntries):
         if (waiting := self._appends.waiting_bytes) > UNACKNOWLEDGED_BYTES_MAX:
             raise StateError(f"the broker has not acknowledged {waiting} bytes of delayed messages yet")
 
-    def take(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
+    def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
         """The next messages below a position, in order; none that is not acknowledged. See `HeldStore`.
 
         Raises:
             StateError: A local file cannot be read, or is damaged.
         """
         owned = self._owned[number]
-        held = self._cache.take(number, min(until, self._appends.lowest), limit, nbytes, leave)
+        held = self._cache.take_due(number, min(until, self._appends.lowest), limit, nbytes, leave)
         self._check_cache()
-        owned.take(held)
+        owned.note_taken(held)
         return held
 
     def next(self, number: int) -> int | None:
@@ -312,7 +312,7 @@ class ChangelogStore(Proofs, ParkedEntries):
                 self._appends.append(owned, changes)
             yield found
 
-    def forget(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, position: int) -> None:
         """Remove a cancelled message: all later owners know of the cancellation."""
         owned = self._owned[number]
         if keys := owned.cancelled.pop(position, None):

@@ -215,7 +215,7 @@ class Takeover:
     def _read(self, reading: Reading, end: int, begin: int = 0) -> None:
         for records in self.restorer.read(self.tp, end - 1, begin):
             try:
-                reading.take(records)
+                reading.take_records(records)
             except ValueError as error:
                 raise ConfigError(
                     f"the changelog of {self.tp} has a record that this version cannot read: {error}",
@@ -280,7 +280,7 @@ class Reading:
         self._rows, self._nbytes = {}, 0
         return rows
 
-    def take(self, records: Sequence[ChangelogRecord]) -> None:
+    def take_records(self, records: Sequence[ChangelogRecord]) -> None:
         """Take the next records.
 
         Raises:

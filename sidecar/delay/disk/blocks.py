@@ -175,7 +175,7 @@ class Block:
         """Bytes of table and payloads."""
         return len(self.table) + len(self.payloads)
 
-    def add(self, row: bytes, payload: bytes | memoryview) -> None:
+    def add_row(self, row: bytes, payload: bytes | memoryview) -> None:
         """Add a message with the row that it had in another block."""
         self.payloads += payload
         self.table += row[: -_END.size]

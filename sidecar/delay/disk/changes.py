@@ -41,7 +41,7 @@ class Changes:
         """Bytes of memory."""
         return len(self._table) + len(self._payloads) + 8 * len(self.ended)
 
-    def add(self, row: bytes, payload: bytes) -> None:
+    def add_row(self, row: bytes, payload: bytes) -> None:
         """Add a message that was put, with its row in a block."""
         self._table += row
         self._payloads += payload
@@ -150,7 +150,7 @@ class Record:
         """Bytes of memory."""
         return self._nbytes + self.puts.nbytes
 
-    def add(self, kind: Kind, body: bytes) -> None:
+    def add_section(self, kind: Kind, body: bytes) -> None:
         """Add a change other than a message."""
         self._end_puts()
         self._add(kind, body)

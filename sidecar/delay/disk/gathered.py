@@ -46,7 +46,7 @@ class Gathered:
         self.nbytes = 0
         """Bytes of tables and payloads."""
 
-    def add(self, table: bytes, payloads: memoryview) -> None:
+    def add_rows(self, table: bytes, payloads: memoryview) -> None:
         """Add those of a record.
 
         Args:

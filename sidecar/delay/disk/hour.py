@@ -221,7 +221,7 @@ class HourFile:
             found = Found(self._written, self.size, len(self.pending), payload_bytes, self.sequence, self.salt)
             self._blocks.append(found)
         if self.names is not None:
-            self.names.add(self.pending.keys(), self._written, self.size)
+            self.names.add_keys(self.pending.keys(), self._written, self.size)
         self.size, self._written, self.is_synced, self.pending = self.size + len(block), self.count, False, Block()
 
     def sync(self) -> None:

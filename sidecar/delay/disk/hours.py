@@ -128,10 +128,10 @@ class Hours:
             )  # fmt: skip
             table += row
             if file.wheel is not None:
-                file.wheel.add(position, file.count - 1)
+                file.wheel.add_position(position, file.count - 1)
             if not file.in_use or len(payloads) > HOUR_BYTES_MAX:
                 self._note(file)
-            changes.add(row, payload)
+            changes.add_row(row, payload)
             positions.append(position)
             total += len(payload)
         self._buffered_bytes += total + ROW_BYTES * len(positions)
@@ -215,7 +215,7 @@ class Hours:
             file = self._file(hour_of(position))
             if not has(file, partition, position):
                 file.reserve(position)
-                file.pending.add(table[number * ROW_BYTES : (number + 1) * ROW_BYTES], payloads[begin:end])
+                file.pending.add_row(table[number * ROW_BYTES : (number + 1) * ROW_BYTES], payloads[begin:end])
                 self._buffered_bytes += ROW_BYTES + end - begin
                 self._note(file)
                 added += 1

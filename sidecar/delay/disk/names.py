@@ -66,7 +66,7 @@ class Names:
         self._firsts, self._ats = array("Q"), array("Q")
         """Number of the first message, and offset, of each block that has names."""
 
-    def add(self, keys: Keys, first: int, at: int) -> None:
+    def add_keys(self, keys: Keys, first: int, at: int) -> None:
         """Add the keys of the next block.
 
         Args:

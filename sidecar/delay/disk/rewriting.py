@@ -108,7 +108,7 @@ class Rewrite:
     def _copy(self, first: int, table: bytes, payloads: memoryview) -> None:
         places = np.flatnonzero(~self._leave_out(first, np.frombuffer(table, ROW_TYPE)))
         gathered, following = Gathered(), self.following
-        gathered.add(table, payloads)
+        gathered.add_rows(table, payloads)
         for of_hour in gathered.by_hour():
             rows, content = of_hour.block(places, len(following.pending.payloads))
             following.pending.table += rows

@@ -48,7 +48,7 @@ class Wheel:
         self._late: list[Entry] = []
         """A heap of entries that were added to opened slots."""
 
-    def add(self, position: int, number: int) -> None:
+    def add_position(self, position: int, number: int) -> None:
         """Add the next message of the hour."""
         self._positions.append(position)
         slot = position >> self._slot_bits
@@ -75,7 +75,7 @@ class Wheel:
         order = np.argsort(positions)
         self._opened, self._ready, self._ready_numbers = slot, positions[order], numbers[order]
 
-    def take(self, until: int, limit: int) -> list[Entry]:
+    def take_due(self, until: int, limit: int) -> list[Entry]:
         """Remove and return the entries below a position in their order, at most `limit`."""
         taken: list[Entry] = []
         while len(taken) < limit:
@@ -120,21 +120,21 @@ class LaneWheel:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def add(self, position: int, number: int) -> None:
+    def add_position(self, position: int, number: int) -> None:
         """Add another message of the hour."""
-        self._wheel.add(position, len(self._numbers))
+        self._wheel.add_position(position, len(self._numbers))
         self._numbers.append(number)
 
     def next(self) -> int | None:
         """The lowest position that was not taken; None if all were."""
         return self._wheel.next()
 
-    def take(self, until: int, limit: int) -> list[Entry]:
+    def take_due(self, until: int, limit: int) -> list[Entry]:
         """Remove and return the entries below a position in their order, at most `limit`, and their places.
 
         The number of an entry is its place in this wheel; see `number`.
         """
-        return self._wheel.take(until, limit)
+        return self._wheel.take_due(until, limit)
 
     def number(self, place: int) -> int:
         """The number in the hour of the message at this place."""

@@ -33,7 +33,7 @@ def load_names(file: HourFile) -> Iterator[None]:
             blocks = list(islice(file.find_blocks(read, end), NAMED_BLOCKS))
             end = max((block.end for block in blocks), default=file.size)
             for block in blocks:
-                names.add(block.keys(read), block.first, block.at)
+                names.add_keys(block.keys(read), block.first, block.at)
         yield
     file.names = file.names or names
 
@@ -127,7 +127,7 @@ class NamedMessages:
         for place, held in found:
             if held.position >= lanes.lanes[number].cursor:
                 file.settled.add(place)
-                self._journal.record.add(Kind.CANCEL, CANCEL.pack(number, held.position))
+                self._journal.record.add_section(Kind.CANCEL, CANCEL.pack(number, held.position))
                 ended.append(held)
         if ended:
             lanes.left.set(number, file.hour, max(0, lanes.left.get(number, file.hour) - len(ended)))

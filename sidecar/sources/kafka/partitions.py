@@ -86,11 +86,11 @@ class Ends:
         elif self._silent_since_s is None:
             self._silent_since_s = now_s - TIMEOUT_S
 
-    def end(self, tp: TopicPartition) -> int | None:
+    def end_of(self, tp: TopicPartition) -> int | None:
         """The offset of the partition's next message, a few seconds ago; None while unknown."""
         return self._ends.get(tp)
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that were revoked, or whose log was replaced."""
         for tp in tps:
             self._ends.pop(tp, None)
@@ -133,7 +133,7 @@ class WaitingPartitions:
     def due(self) -> list[TopicPartition]:
         return sorted(self._errors) if time.monotonic() >= self._retry_at_s else []
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         self._errors = {tp: error for tp, error in self._errors.items() if tp not in tps}
 
     def tell(self) -> None:
@@ -218,11 +218,11 @@ class Partitions:
         self.pause(self._paused - here)  # the client would keep them paused, and read nothing of the next assignment
         for tp in here:
             del self.identities[tp]
-        self._waiting.forget(tps)
+        self._waiting.forget_partitions(tps)
         if self._given is not None:
             self._given = [tp for tp in self._given if tp not in tps]
-        self._start_offsets.forget(tps)
-        self._ends.forget(tps)
+        self._start_offsets.forget_partitions(tps)
+        self._ends.forget_partitions(tps)
         for topic in {tp.topic for tp in tps} - {tp.topic for tp in self.identities}:
             if not self._is_named(topic):
                 self._troubles.clear(topic)
@@ -275,9 +275,9 @@ class Partitions:
                 with contextlib.suppress(KafkaException):  # it was not being read yet
                     self._consumer.seek(found)
 
-    def end(self, tp: TopicPartition) -> int | None:
+    def end_of(self, tp: TopicPartition) -> int | None:
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp[:2]), cached=True)
-        asked = self._ends.end(tp)
+        asked = self._ends.end_of(tp)
         end = max(bounds[1] if bounds else -1, -1 if asked is None else asked)  # cached: constant while paused
         return end if end >= 0 else None
 

@@ -167,7 +167,7 @@ class KafkaCommits:
         self._untold = 0
         """Number of the first of these whose end is not reported."""
 
-    def begin(self, items: Sequence[CommitItem]) -> None:
+    def begin_commit(self, items: Sequence[CommitItem]) -> None:
         memories = self._made(items)
         try:
             if memories:  # commit() without offsets skips a change of metadata only
@@ -346,14 +346,14 @@ class KafkaSource:
     def distrust(self, tp: TopicPartition) -> None:
         self._memories.distrust(tp)
 
-    def end(self, tp: TopicPartition) -> int | None:
-        return self._partitions.end(tp)
+    def end_of(self, tp: TopicPartition) -> int | None:
+        return self._partitions.end_of(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         return self._fetcher.fetch(tp, offset)
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        self._commits.begin(items)
+        self._commits.begin_commit(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         return self._commits.now(items)

@@ -69,7 +69,7 @@ class Recall:
         self._tell = tell
         self._short_since_s: dict[TopicPartition, float] = {}
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Forget the times since when the logs of these partitions have been too short."""
         for tp in tps:
             self._short_since_s.pop(tp, None)
@@ -275,10 +275,10 @@ class _NewGroup:
         self._asked: Sequence[TopicPartition] = ()
         self._is_new: bool | None = None
 
-    def begin(self, tps: Sequence[TopicPartition]) -> None:
+    def begin_starts(self, tps: Sequence[TopicPartition]) -> None:
         self._asked, self._is_new = tps, None
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Forget partitions whose start is known, or that are no longer owned."""
         self._of_new_group.difference_update(tps)
 
@@ -330,7 +330,7 @@ class KafkaStartOffsets:
             return [], dict.fromkeys(tps, error.args[0])
         assignments: list[Assignment] = []
         failed: dict[TopicPartition, KafkaError] = {}
-        self._new_group.begin(tps)
+        self._new_group.begin_starts(tps)
         for tp in tps:
             commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
             reason = topic_id if isinstance(topic_id, KafkaError) else commit.error
@@ -342,7 +342,7 @@ class KafkaStartOffsets:
                 try:
                     assignments.append(self._one(tp, commit.offset, commit.metadata, str(topic_id), between))
                     self._topic_ids[tp] = str(topic_id)
-                    self.forget([tp])
+                    self.forget_partitions([tp])
                 except KafkaException as error:
                     failed[tp] = error.args[0]
         self._recall.supersede(self._superseding)
@@ -353,10 +353,10 @@ class KafkaStartOffsets:
         """The identity that is committed with the partition's state."""
         return Identity(self._cluster_id, self._settings.group_id, assignment.topic_id, assignment.incarnation)
 
-    def forget(self, tps: Collection[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop the notes of earlier failed attempts on these partitions."""
-        self._new_group.forget(tps)
-        self._recall.forget(tps)
+        self._new_group.forget_partitions(tps)
+        self._recall.forget_partitions(tps)
 
     def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
         snapshot = self._known(tp)

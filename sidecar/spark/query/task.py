@@ -73,7 +73,9 @@ class Counts:
     def close(self) -> None:
         _counting.pop(self._application, None)
 
-    def take(self, query_id: str, batch: int) -> tuple[Mapping[TopicPartition, Books], Mapping[TopicPartition, int]]:
+    def take_counts(
+        self, query_id: str, batch: int
+    ) -> tuple[Mapping[TopicPartition, Books], Mapping[TopicPartition, int]]:
         """Remove and return a micro-batch's books and expired offsets by partition; drop those of earlier ones."""
         waiting, found, expired = self.accumulator.value, dict[TopicPartition, Books](), Counter[TopicPartition]()
         for one in list(waiting):
@@ -171,7 +173,7 @@ def _recall(query: Query, sieve: Sieve, span: Span) -> Windows:
     if reached >= span.start - span.expired:
         return windows
     for messages in _again(query, span, reached):
-        sieve.take(span.tp, messages)
+        sieve.take_wanted(span.tp, messages)
     windows.save(sieve.window, span.start)
     sieve.window, windows = RotatingSet(query.dedup.capacity), Windows(windows.folder)
     windows.load(sieve.window, span.start)

@@ -28,7 +28,7 @@ def gather(
     """
     gathering = Gathering(tp, sizes_of, offset_of)
     for chunk in chunks:
-        yield from gathering.add(chunk)
+        yield from gathering.add_messages(chunk)
     yield from gathering.rest()
 
 
@@ -52,7 +52,7 @@ class Gathering:
         """Limit of messages up to the end of the run."""
         return RUN_ROWS - len(self._held)
 
-    def add(self, chunk: list[Message]) -> Iterator[Run]:
+    def add_messages(self, chunk: list[Message]) -> Iterator[Run]:
         """Add the next messages; yield the runs that end with them."""
         sizes = list(accumulate(self._sizes_of(chunk), initial=0))
         start = 0

@@ -529,7 +529,7 @@ def _lane_runs(reader: LaneReader, lane: FastLane, tp: TopicPartition, end: int)
                 kept = count
                 continue
         for run in runs:
-            yield from gathering.add([message for message in run.messages if message.offset < end])
+            yield from gathering.add_messages([message for message in run.messages if message.offset < end])
         reader.heard()
     yield from gathering.rest()
 

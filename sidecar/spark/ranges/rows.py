@@ -68,7 +68,7 @@ class Sieve:
         """Number of messages filtered, by the step that refused their tags."""
         return {"mask": self.masked, "look": self.books.filtered - self.masked}
 
-    def take(self, tp: TopicPartition, messages: Sequence[Message]) -> SievedMessages:
+    def take_wanted(self, tp: TopicPartition, messages: Sequence[Message]) -> SievedMessages:
         """Keep the wanted and new messages; their ids are known from now on."""
         count = len(messages)
         raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * count
@@ -126,7 +126,7 @@ class MessageRows:
     def batches(self, sieve: Sieve, tp: TopicPartition, found: Iterable[Sequence[Message]]) -> Iterator[pa.RecordBatch]:
         """The messages that a sieve keeps, as record batches of about `ROWS_MAX` rows."""
         with _collecting_seldom():
-            yield from self._batches(tp, (sieve.take(tp, messages) for messages in found))
+            yield from self._batches(tp, (sieve.take_wanted(tp, messages) for messages in found))
 
     def _batches(self, tp: TopicPartition, found: Iterable[SievedMessages]) -> Iterator[pa.RecordBatch]:
         some: list[pa.RecordBatch] = []

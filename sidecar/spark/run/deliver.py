@@ -327,7 +327,7 @@ class _Delivery:
     def finish(self) -> Outcome:
         """Wait until all is settled, and make the state for the next micro-batch durable."""
         pipeline, task = self._pipeline, self._task
-        pipeline.end()
+        pipeline.end_range()
         self._turn()
         self._await(lambda: pipeline.idle and self._claims.at_rest)
         if self._windows is not None:
@@ -374,7 +374,7 @@ class _Delivery:
         self._pipeline.answered(mail.batch_id, mail.answer, now_ms, int(time.time() * 1000))
 
     def _halve(self, effect: Halve) -> None:
-        self._folder.halves.add(self._task.batch, self._task.tp, effect.parts)
+        self._folder.halves.add_parts(self._task.batch, self._task.tp, effect.parts)
         self._pipeline.halved()
 
     def _store(self, effect: StoreDeadLetters) -> None:

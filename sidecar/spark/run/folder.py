@@ -54,7 +54,7 @@ class Halves:
         halves = [orjson.loads(read(folder / name)) for name in names(folder)]
         return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in halves]
 
-    def add(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
+    def add_parts(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
         """Make durable that these parts were replaced.
 
         Raises:
@@ -68,7 +68,7 @@ class Halves:
     def _folder(self, batch: int, tp: TopicPartition) -> Path:
         return self._path / str(batch) / f"{tp.topic}-{tp.queue}"
 
-    def forget(self, batch: int) -> None:
+    def forget_batch(self, batch: int) -> None:
         """Remove halves that no replay can need once micro-batch `batch` is about to be committed."""
         for name in names(self._path):
             if name.isdigit() and int(name) <= batch - HALVED_KEPT:
@@ -101,7 +101,7 @@ class BatchBooks:
     def batches(self) -> list[int]:
         return sorted(int(name) for name in names(self._path) if name.isdigit())
 
-    def forget(self, batch: int) -> None:
+    def forget_batch(self, batch: int) -> None:
         """Remove a micro-batch whose books were entered, with its and all earlier letters, which are in the state."""
         books = self._path / str(batch)
         _remove(books)

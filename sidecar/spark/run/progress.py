@@ -233,7 +233,7 @@ class RunProgress:
         known, self._problem = self._problem, ""
         for batch in self._folder.books.batches():
             if batch <= self._settled:  # entered before: its file could not be removed
-                self._folder.books.forget(batch)
+                self._folder.books.forget_batch(batch)
                 continue
             if batch > committed or (batch > self._begun_after and batch > heard):
                 break
@@ -251,7 +251,7 @@ class RunProgress:
                 self._tally.enter(batch, books, self._observed.get(batch, {}))
                 self._observed = {number: kept for number, kept in self._observed.items() if number > batch}
             self._settled = batch
-            self._folder.books.forget(batch)
+            self._folder.books.forget_batch(batch)
         self._settle_twins(last=last)
         if known and not self._problem:
             log.info("dead_letters.stored")

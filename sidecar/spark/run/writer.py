@@ -58,7 +58,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         folder.add_answers(
             sum(outcome.books.delivered for outcome in outcomes), sum(outcome.refused for outcome in outcomes)
         )
-        folder.halves.forget(batchId)
+        folder.halves.forget_batch(batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: parts that a failed micro-batch has sent are sent again under the same names."""

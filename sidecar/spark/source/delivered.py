@@ -48,7 +48,7 @@ class Delivered:
         self.entries = 0
         self._places: dict[PartitionId, _Offsets] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """Count all offsets of an entry as delivered."""
         self.entries += 1
         for cover in entry.covers:
@@ -74,7 +74,7 @@ class Delivered:
                 yield entry, drop
 
     def _deliver(self, partition: PartitionId, offsets: BitMap64) -> None:
-        self._places.setdefault(partition, _Offsets()).add(offsets)
+        self._places.setdefault(partition, _Offsets()).add_offsets(offsets)
 
     def _among(self, partition: PartitionId, offsets: BitMap64) -> BitMap64:
         held = self._places.get(partition)
@@ -89,7 +89,7 @@ class _Offsets:
     def __init__(self) -> None:
         self._old, self._young, self._added = BitMap64(), BitMap64(), 0
 
-    def add(self, offsets: BitMap64) -> None:
+    def add_offsets(self, offsets: BitMap64) -> None:
         self._young |= offsets
         self._added += 1
         if self._added % YOUNG_MAX == 0:

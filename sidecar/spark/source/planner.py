@@ -59,7 +59,7 @@ class Ahead:
         """The number of lines removed since construction."""
         return sum(self._first(writer) - first for writer, first in self._firsts.items())
 
-    def take(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
+    def take_entries(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
         """Read all entries up to `end`, and take those up to `start`.
 
         Raises:
@@ -315,9 +315,9 @@ class Planner:
 
     def _reach(self, ahead: Ahead, start: Mapping[str, int], end: Mapping[str, int]) -> None:
         """Read all entries up to `end`, and count those up to `start` as delivered."""
-        for entry in ahead.take(start, end):
+        for entry in ahead.take_entries(start, end):
             if self._dedup:
-                self._delivered.add(entry)
+                self._delivered.add_entry(entry)
 
 
 def _vanished(zone: Storage, read: Collection[str]) -> ZoneError:

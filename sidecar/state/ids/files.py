@@ -49,7 +49,7 @@ class IdFiles:
             if not self._places.bind((cluster_id, group_id), ours=ours):
                 self._open.clear()
 
-    def add(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
+    def add_keys(self, tp: TopicPartition, generation: int, keys: Keys) -> None:
         """Store rising keys durably."""
         number = max((file.last for file in self._files(tp)), default=0) + 1
         try:

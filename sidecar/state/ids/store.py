@@ -147,7 +147,7 @@ class IdStore:
                 page = id_segments.page(connection, tp, self._on_damage)
             if page is None:
                 return
-            self.files.add(tp, page.generation, _keys_of(page.ids))
+            self.files.add_keys(tp, page.generation, _keys_of(page.ids))
             totals = self.files.totals(tp)
             with self._database.transaction() as connection:
                 id_segments.remove(connection, page.rows)

@@ -86,6 +86,6 @@ def test_guard_forgets_a_partition() -> None:
     guard = tripped()
     for offset in range(20):
         guard.count_refused((TP, offset))
-    guard.forget(TP)
+    guard.forget_partition(TP)
     guard.count_taken(1, ())
     assert not guard.refuses

@@ -151,7 +151,7 @@ def test_what_waits_for_a_twin_goes_with_its_partition() -> None:
     shell.twin(rows[1])
     shell.read(*rows)
     shell.run(20)
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     shell.end(rows[1], ClaimState.ERROR)
     shell.run(100)
     assert (shell.offsets(), shell.pipeline.idle) == ([[0]], True)

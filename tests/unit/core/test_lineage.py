@@ -279,7 +279,7 @@ def test_fingerprints_stand_at_growing_distances() -> None:
     """However far a log is read, few fingerprints are kept: the newest, and others up to half as far back again."""
     trail = Trail()
     for offset in range(0, 2_000_000, 997):
-        trail.add(Fingerprint(offset, offset))
+        trail.add_fingerprint(Fingerprint(offset, offset))
     kept = [mark.offset for mark in trail.dump()]
     assert len(kept) <= FINGERPRINTS_MAX
     newest = kept[-1]
@@ -290,6 +290,6 @@ def test_fingerprints_stand_at_growing_distances() -> None:
 def test_a_message_that_is_read_again_replaces_its_fingerprint() -> None:
     """What is known beyond stays."""
     trail = Trail(marks(5, 9))
-    trail.add(Fingerprint(5, 77))
-    trail.add(Fingerprint(7, 7))
+    trail.add_fingerprint(Fingerprint(5, 77))
+    trail.add_fingerprint(Fingerprint(7, 7))
     assert trail.dump() == (Fingerprint(5, 77), Fingerprint(7, 7), Fingerprint(9, 9))

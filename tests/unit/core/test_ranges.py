@@ -176,7 +176,7 @@ def test_parts_that_are_not_settled_are_bounded(monkeypatch: pytest.MonkeyPatch)
     attempt = Attempt(Receiver(), lambda *_: RETRY if broken else ACK)
     attempt.read([(offset, offset, None, b"x") for offset in range(30)])
     assert not attempt.pipeline.full
-    attempt.pipeline.end()
+    attempt.pipeline.end_range()
     attempt.turn()
     assert len(attempt.pipeline.range.promises.intents) == 5
     broken = False

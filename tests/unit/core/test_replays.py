@@ -23,7 +23,7 @@ class Replay:
     def __init__(self, asked: Asked = lambda *_: ACK, scope: str = "5c0pe000") -> None:
         rules = DeliveryRules(backoff=Backoff(100, 1_000), concurrency=2, ordered=False, separator=b"\n")
         self.pipeline = ReplayPipeline(rules, lambda: 1.0)
-        self.pipeline.begin(TP, scope)
+        self.pipeline.begin_partition(TP, scope)
         self.asked = asked
         self.now_ms = 0.0
         self.sent: list[tuple[str, list[int], int]] = []
@@ -38,7 +38,7 @@ class Replay:
         part = ReplayedPart(TP, "paid", offsets[0], offsets[-1])
         kept = [offset for offset in offsets if offset not in unframeable]
         data = b"\n".join(b"%d" % offset for offset in kept)
-        self.pipeline.add(part, Fragment(kept, data, None, tuple(unframeable), 0.0), again=again)
+        self.pipeline.add_part(part, Fragment(kept, data, None, tuple(unframeable), 0.0), again=again)
 
     def run(self) -> None:
         """Let time pass until nothing happens."""
@@ -157,7 +157,7 @@ def test_the_next_scope_starts_afresh() -> None:
     replay = Replay()
     replay.add(1)
     replay.run()
-    replay.pipeline.begin(TP, "0ther000")
+    replay.pipeline.begin_partition(TP, "0ther000")
     replay.add(1)
     replay.run()
     assert [name for name, _, _ in replay.sent] == ["t@5c0pe000:0:1-1", "t@0ther000:0:1-1"]

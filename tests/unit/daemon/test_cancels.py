@@ -36,7 +36,7 @@ class Store(ModelStore):
                 raise StateError("broken")
             yield [Held(2 * step + each, 0, 0, number, None, NO_TAGS, None, b"", None) for each in range(2)]
 
-    def forget(self, number: int, position: int) -> None:
+    def forget_cancelled(self, number: int, position: int) -> None:
         self.forgotten.append(position)
 
 
@@ -62,7 +62,7 @@ class Scene:
     def ask(self, name: bytes, below: int) -> CancelHeld:
         """A message that cancels is read."""
         effect = self.core.puts.cancel(self.core.partitions[TP], {name: below})
-        self.cancels.add(effect)
+        self.cancels.add_request(effect)
         return effect
 
     def sync(self) -> None:
@@ -125,16 +125,16 @@ def test_a_search_that_failed_begins_anew_with_what_came_meanwhile(scene: Scene)
 def test_what_an_earlier_ownership_asked_is_dropped(scene: Scene) -> None:
     """Waiting or under way: its messages are read again."""
     scene.ask(b"x", 1)
-    scene.core.forget([TP, TP.store])
+    scene.core.forget_partitions([TP, TP.store])
     scene.assign()
     assert scene.cancels.step(inf)
     assert scene.store.searches == []
     scene.ask(b"y", 1)
-    scene.core.forget([TP, TP.store])
+    scene.core.forget_partitions([TP, TP.store])
     scene.assign()
     scene.ask(b"z", 1)
     assert not scene.cancels.step(0)
-    scene.core.forget([TP, TP.store])
+    scene.core.forget_partitions([TP, TP.store])
     scene.assign()
     assert scene.cancels.step(inf)
     assert [names for _, names in scene.store.searches] == [{b"z": 1}]
@@ -144,7 +144,7 @@ def test_a_search_waits_for_delayed_messages_that_are_taken_again(scene: Scene) 
     """What is read out then is another position."""
     scene.ask(b"x", 1)
     assert not scene.cancels.step(0)
-    scene.core.forget([TP.store])
+    scene.core.forget_partitions([TP.store])
     assert not scene.cancels.step(inf)
     assert scene.cancels.busy
     scene.core.assign(TP.store, "d", PartitionState(0, 5))
@@ -178,7 +178,7 @@ def test_a_cancelled_message_is_forgotten_after_a_commit_that_began_later(scene:
     assert scene.store.forgotten == [0, 1, 2, 3, 4, 5]
     scene.ask(b"y", 1)
     scene.cancels.step(inf)
-    scene.core.forget([TP])
+    scene.core.forget_partitions([TP])
     scene.sync()
     scene.changes.tend(0.0)
     assert scene.store.forgotten == [0, 1, 2, 3, 4, 5]

@@ -44,10 +44,10 @@ class Store(ModelStore):
     def disk_bytes(self) -> int:
         return self.size
 
-    def take(self, *arguments: Any) -> Any:
+    def take_due(self, *arguments: Any) -> Any:
         if self.fails:
             raise StateError(self.fails)
-        return super().take(*arguments)
+        return super().take_due(*arguments)
 
 
 class Scene:
@@ -69,7 +69,9 @@ class Scene:
         self.runs: list[Run] = []
         self.passed: list[int] = []
         self.core.assign(TP, "5c0pe001", PartitionState(0, 0))
-        self.delays.owned.take([Assignment(TP, "5c0pe001", PartitionState(0, 0), "", 1, resumed=True, read_from=0)])
+        self.delays.owned.take_partitions(
+            [Assignment(TP, "5c0pe001", PartitionState(0, 0), "", 1, resumed=True, read_from=0)]
+        )
         self.number = self.delays.owned.numbers[TP]
         self.core.read = lambda run, now_ms: self.runs.append(run)  # type: ignore[method-assign]
 

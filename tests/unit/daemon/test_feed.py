@@ -56,11 +56,11 @@ class Fed:
 def test_a_partition_goes_to_the_core_at_once() -> None:
     """If its ids are there; the folder is read for all partitions together."""
     fed = Fed()
-    fed.feed.take([assignment(), assignment(OTHER)])
+    fed.feed.take_partitions([assignment(), assignment(OTHER)])
     assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [TP, OTHER]
     assert (fed.snapshots.load.call_count, fed.source.pause.called, fed.feed.is_loading) == (1, False, False)
     assert fed.snapshots.assignments == {TP: assignment(), OTHER: assignment(OTHER)}
-    fed.feed.take([])
+    fed.feed.take_partitions([])
     assert fed.snapshots.load.call_count == 1
 
 
@@ -70,7 +70,7 @@ def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
     fed.ids.take.side_effect = lambda found, _: found.tp == OTHER
     taken = TakenPartition(assignment(), None, 0, 0.0)
     fed.ids.loading = {TP: taken}
-    fed.feed.take([assignment(), assignment(OTHER)])
+    fed.feed.take_partitions([assignment(), assignment(OTHER)])
     assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER]
     assert (fed.paused, fed.feed.is_loading) == ({TP, COPIES}, True)
     fed.source.poll.return_value = [Run(TP, ["m"], 5, 5), Run(OTHER, ["m"], 7, 7), ReadPast(TP, 9)]
@@ -122,7 +122,7 @@ def test_a_window_of_the_folder_counts_where_it_is_of_these_messages(
     """Below the limit; it is written again at once if another incarnation begins. A ledger knows better."""
     fed = Fed(has_ledger=has_ledger)
     fed.snapshots.load.return_value = {} if known is None else {TP: known}
-    fed.feed.take([assignment(**given)])
+    fed.feed.take_partitions([assignment(**given)])
     loaded = [call.args for call in fed.pipeline.load_settled.call_args_list]
     assert loaded == ([] if loads is None or known is None else [(TP, known.bitmaps, loads)])
     assert fed.snapshots.now.called == writes
@@ -133,7 +133,7 @@ def test_a_window_that_is_not_trusted_is_written_again() -> None:
     fed = Fed()
     fed.snapshots.load.return_value = {TP: SNAPSHOT, OTHER: SNAPSHOT}
     fed.pipeline.load_settled.side_effect = [True, False]
-    fed.feed.take([assignment(), assignment(OTHER)])
+    fed.feed.take_partitions([assignment(), assignment(OTHER)])
     assert fed.snapshots.now.call_count == 1
 
 
@@ -157,7 +157,7 @@ def test_messages_that_fall_due_shorten_the_wait(due_s: float, wait_s: float) ->
     fed = Fed(delays=delays)
     assert fed.waits() == wait_s
     assert delays.poll.call_count == 1
-    fed.feed.take([assignment()])
+    fed.feed.take_partitions([assignment()])
     assert delays.take.call_args.args == (assignment(),)
 
 

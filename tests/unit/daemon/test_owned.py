@@ -41,7 +41,7 @@ def take(owned: OwnedStores, shell: Shell, incarnation: int, watermark: int, hel
     """Assign the queue."""
     state = PartitionState(watermark, watermark)
     shell.pipeline.assign(QUEUE, "5c0pe001", state)
-    owned.take(
+    owned.take_partitions(
         [Assignment(QUEUE, "", state, "", incarnation, resumed=True, read_from=watermark, held_below=held_below)]
     )
 
@@ -60,7 +60,7 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"") for origin in range(10)])
         store.sync()
-        owned.forget([QUEUE])
+        owned.forget_partitions([QUEUE])
         take(owned, shell, 2, watermark, held_below)
         assert store.held(number) == left
     with closing(PartitionStore(tmp_path / "delay")) as store:
@@ -80,7 +80,7 @@ def test_the_rows_of_a_parked_part_are_read_from_the_store(tmp_path: Path, monke
         store.park(number, (PARKED_FROM, 5, 0, NO_TIMESTAMP, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
         store.sync()
         parked = ParkedParts(shell.pipeline, store, owned.numbers, lambda then: None, lambda: 0.0, lambda: 0)
-        parked.take(QUEUE, parked.find(QUEUE), 3)
+        parked.take_parts(QUEUE, parked.find(QUEUE), 3)
         for each in (4, 3):  # the first is not there
             parked.fetch(Fetch(QUEUE, each))
     assert fetched == [(3, b"5 0\n6 0")]
@@ -113,12 +113,12 @@ def test_what_a_store_holds_stays_if_the_full_list_lacks_it(tmp_path: Path, othe
         record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
         store.park(number, (PARKED_FROM, 5, 0, NO_TIMESTAMP, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
         store.sync()
-        owned.forget([QUEUE])
-        shell.pipeline.forget([QUEUE, QUEUE.store])
+        owned.forget_partitions([QUEUE])
+        shell.pipeline.forget_partitions([QUEUE, QUEUE.store])
         state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(others))))
         shell.pipeline.assign(QUEUE, "5c0pe001", state)
         with structlog.testing.capture_logs() as lines:
-            owned.take([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
+            owned.take_partitions([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
         assert store.held(number) == left
         assert shell.pipeline.books[QUEUE].parked == (2 if left else 0)
         told = [(line["event"], line["log_level"], line["held"], line["parked"]) for line in lines]
@@ -133,7 +133,7 @@ def test_a_new_store_that_the_full_list_lacks_is_not_told(tmp_path: Path) -> Non
         state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(STORES_MAX))))
         shell.pipeline.assign(QUEUE, "5c0pe001", state)
         with structlog.testing.capture_logs() as lines:
-            owned.take([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
+            owned.take_partitions([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
         assert not lines
 
 
@@ -146,11 +146,11 @@ def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) 
         number = owned.number(QUEUE)
         store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"") for origin in range(3)])
         store.sync()
-        assert len(store.take(number, 1 << 62, 9, 1 << 20)) == 3
-        shell.pipeline.forget([QUEUE.store])
+        assert len(store.take_due(number, 1 << 62, 9, 1 << 20)) == 3
+        shell.pipeline.forget_partitions([QUEUE.store])
         owned.reload(QUEUE.store)
         assert QUEUE.store in shell.pipeline.partitions
-        assert len(store.take(number, 1 << 62, 9, 1 << 20)) == 3
+        assert len(store.take_due(number, 1 << 62, 9, 1 << 20)) == 3
         assert shell.pipeline.books[QUEUE.store].delayed == 3
         owned.reload(TopicPartition("orders", 1, "broker-a").store)
         assert list(owned.numbers) == [QUEUE]

@@ -205,7 +205,7 @@ def test_new_rules_are_told_once_commits_have_them(daemon: Daemon, monkeypatch: 
     daemon.turn()
     assert daemon.told[0] == "waiting"
     assert not daemon.is_resting
-    daemon.pipeline.forget([TP])
+    daemon.pipeline.forget_partitions([TP])
     daemon.turn()
     assert daemon.told[0] == "applied"
 

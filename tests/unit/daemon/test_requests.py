@@ -92,7 +92,7 @@ def test_a_question_waits_until_the_partition_is_there(scene: Scene, what: str) 
     future = scene.ask(what)
     assert not future.done()
     scene.is_loading = False
-    scene.core.forget([TP.store])
+    scene.core.forget_partitions([TP.store])
     scene.requests.tend()
     assert not future.done()
     scene.core.assign(TP.store, "5c0pe002", PartitionState(0, 0))
@@ -124,7 +124,7 @@ def test_a_released_message_is_due_now(scene: Scene) -> None:
 def test_an_ownership_that_ends_before_the_answer_is_told(scene: Scene) -> None:
     """Nobody knows whether the next owner has the change."""
     future = scene.ask("cancel")
-    scene.core.forget([TP, TP.store])
+    scene.core.forget_partitions([TP, TP.store])
     scene.changes.tend(1_000.0)
     assert future.result(0) == {"outcome": "lost"}
 

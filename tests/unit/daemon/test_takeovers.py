@@ -118,7 +118,7 @@ class Scene:
     def recover(self, after_s: float) -> None:
         """Take the partition over at the second attempt, when this time has passed."""
         self.log.error = UnavailableError("no broker answers")
-        self.takeovers.begin(assignment(), None)
+        self.takeovers.begin_takeover(assignment(), None)
         self.handle()
         self.log.error = None
         self.now_s += after_s
@@ -141,7 +141,7 @@ def scene() -> Iterator[Scene]:
     """Takeovers; all their threads end."""
     scene = Scene()
     yield scene
-    scene.takeovers.forget([TP, OTHER])
+    scene.takeovers.forget_partitions([TP, OTHER])
     for thread in scene.threads:
         thread.join(10)
         assert not thread.is_alive()
@@ -150,7 +150,7 @@ def scene() -> Iterator[Scene]:
 def test_messages_of_earlier_owners_are_restored(scene: Scene) -> None:
     """The store has them before the core has the partition."""
     epoch = scene.owner(1, 2, 3)
-    begun = scene.takeovers.begin(assignment(TP, epoch), None)
+    begun = scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     assert (scene.handle(), scene.held()) == (begun, 3)
 
 
@@ -158,7 +158,7 @@ def test_more_messages_than_fit_into_the_inbox_are_restored(scene: Scene) -> Non
     """The thread waits until the main thread has taken some."""
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
-    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     scene.handle()
     assert scene.held() == 20
 
@@ -168,7 +168,7 @@ def test_what_waits_for_the_main_thread_is_bounded(scene: Scene, monkeypatch: py
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
-    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     wait_until(lambda: scene.inbox.qsize() == 2, 10, "two calls wait")
     scene.threads[0].join(0.05)
     assert scene.inbox.qsize() == 2
@@ -185,14 +185,14 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
     scene.log.add(ChangelogEntry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"")))
-    scene.takeovers.begin(assignment(TP, first), None)
+    scene.takeovers.begin_takeover(assignment(TP, first), None)
     scene.handle()
     assert scene.held() == 1
 
 
 def test_the_end_of_a_takeover_is_told(scene: Scene) -> None:
     """With the number of messages and the time that it took."""
-    scene.takeovers.begin(assignment(TP, scene.owner(1, 2)), None)
+    scene.takeovers.begin_takeover(assignment(TP, scene.owner(1, 2)), None)
     scene.now_s += 3
     with structlog.testing.capture_logs() as lines:
         scene.handle()
@@ -202,7 +202,7 @@ def test_the_end_of_a_takeover_is_told(scene: Scene) -> None:
 
 def test_a_changelog_that_is_another_one_is_told(scene: Scene) -> None:
     """All that the earlier one held is lost."""
-    scene.takeovers.begin(assignment(TP, 50, store=8), None)
+    scene.takeovers.begin_takeover(assignment(TP, 50, store=8), None)
     with structlog.testing.capture_logs() as lines:
         scene.handle()
     assert "delay.changelog_lost" in [line["event"] for line in lines]
@@ -210,7 +210,7 @@ def test_a_changelog_that_is_another_one_is_told(scene: Scene) -> None:
 
 def test_a_partition_is_loading_until_its_epoch_is_proved(scene: Scene) -> None:
     """Nothing is read of it before the changelog has it."""
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     scene.handle()
     before = (set(scene.takeovers.loading), scene.takeovers.proved())
     scene.commit()
@@ -220,7 +220,7 @@ def test_a_partition_is_loading_until_its_epoch_is_proved(scene: Scene) -> None:
 
 def test_a_proved_partition_is_returned_once(scene: Scene) -> None:
     """What came meanwhile is handed over once."""
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     scene.handle()
     scene.commit()
     scene.takeovers.proved()
@@ -230,7 +230,7 @@ def test_a_proved_partition_is_returned_once(scene: Scene) -> None:
 def test_a_broker_that_is_down_is_told(scene: Scene) -> None:
     """And the partition is not given to the core."""
     scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     with structlog.testing.capture_logs() as lines:
         assert scene.handle() is None
     assert [(line["event"], line["reason"]) for line in lines] == [("delay.not_restored", "no broker answers")]
@@ -240,7 +240,7 @@ def test_what_failed_is_tried_again(scene: Scene) -> None:
     """After a second, and with the messages that came since it began."""
     epoch = scene.owner(1)
     scene.log.error = UnavailableError("no broker answers")
-    begun = scene.takeovers.begin(assignment(TP, epoch), None)
+    begun = scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     scene.handle()
     scene.log.error = None
     scene.now_s += RETRY_S
@@ -251,7 +251,7 @@ def test_what_failed_is_tried_again(scene: Scene) -> None:
 def test_what_failed_is_not_tried_again_at_once(scene: Scene) -> None:
     """A broker that is down is not asked hundreds of times."""
     scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     scene.handle()
     scene.now_s += RETRY_S / 2
     scene.takeovers.tend()
@@ -260,7 +260,7 @@ def test_what_failed_is_not_tried_again_at_once(scene: Scene) -> None:
 
 def test_a_takeover_under_way_is_not_begun_twice(scene: Scene) -> None:
     """Each one claims the changelog."""
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     scene.now_s += 60
     scene.takeovers.tend()
     assert len(scene.threads) == 1
@@ -269,7 +269,7 @@ def test_a_takeover_under_way_is_not_begun_twice(scene: Scene) -> None:
 def test_a_second_attempt_is_begun_once(scene: Scene) -> None:
     """Each one claims the changelog."""
     scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     scene.handle()
     scene.now_s += RETRY_S
     for _ in range(2):
@@ -281,7 +281,7 @@ def test_a_full_disk_is_tried_again(scene: Scene) -> None:
     """Nothing of the failed attempt counts."""
     epoch = scene.owner(1, 2)
     scene.cache.refuses = True
-    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     scene.handle()
     scene.cache.refuses = False
     scene.now_s += RETRY_S
@@ -293,44 +293,44 @@ def test_a_full_disk_is_tried_again(scene: Scene) -> None:
 def test_a_changelog_that_cannot_be_used_ends_the_daemon(scene: Scene) -> None:
     """Only a person can change that."""
     scene.log.error = ConfigError("cleanup.policy=delete", hint="run")
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     with pytest.raises(ConfigError, match="cleanup"):
         scene.handle()
 
 
 def test_a_partition_that_is_gone_is_forgotten(scene: Scene) -> None:
     """The end of its takeover comes later, and gives nothing to the core."""
-    scene.takeovers.begin(assignment(), None)
-    scene.takeovers.forget([TP])
+    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.forget_partitions([TP])
     assert (scene.handle(), dict(scene.takeovers.loading)) == (None, {})
 
 
 def test_a_partition_that_goes_before_it_is_proved_is_forgotten(scene: Scene) -> None:
     """Else it would be paused for ever."""
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     scene.handle()
     scene.store.leave(scene.store.number(name_of(TP)))
-    scene.takeovers.forget([TP])
+    scene.takeovers.forget_partitions([TP])
     assert (dict(scene.takeovers.loading), scene.takeovers.proved()) == ({}, [])
 
 
 def test_a_forgotten_takeover_leaves_no_messages(scene: Scene) -> None:
     """What it adopted would take up the disk."""
     epoch = scene.owner(1, 2)
-    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     for told in (scene.inbox.get(timeout=10), scene.inbox.get(timeout=10)):
         assert isinstance(told, Adopt)
         scene.takeovers.adopt(told)
     before = sum(map(scene.cache.held, scene.cache.numbers()))
-    scene.takeovers.forget([TP])
+    scene.takeovers.forget_partitions([TP])
     assert (before, sum(map(scene.cache.held, scene.cache.numbers()))) == (2, 0)
 
 
 def test_the_error_of_a_forgotten_takeover_ends_nothing(scene: Scene) -> None:
     """The topic is the next owner's."""
     scene.log.error = ConfigError("cleanup.policy=delete", hint="run")
-    scene.takeovers.begin(assignment(), None)
-    scene.takeovers.forget([TP])
+    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.forget_partitions([TP])
     assert scene.handle() is None
 
 
@@ -339,9 +339,9 @@ def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene, mo
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
-    scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     wait_until(lambda: scene.inbox.qsize() == 2, 10, "it waits")
-    scene.takeovers.forget([TP])
+    scene.takeovers.forget_partitions([TP])
     scene.threads[0].join(10)
     assert not scene.threads[0].is_alive()
 
@@ -349,16 +349,16 @@ def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene, mo
 def test_a_partition_that_comes_back_is_taken_over_anew(scene: Scene) -> None:
     """What the first takeover brings does not count."""
     epoch = scene.owner(1, 2)
-    scene.takeovers.begin(assignment(TP, epoch), None)
-    scene.takeovers.forget([TP])
-    again = scene.takeovers.begin(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    scene.takeovers.forget_partitions([TP])
+    again = scene.takeovers.begin_takeover(assignment(TP, epoch), None)
     ended = [taken for taken in (scene.handle(), scene.handle()) if taken is not None]
     assert (ended, scene.held()) == ([again], 2)
 
 
 def test_a_partition_that_waits_for_long_is_a_problem(scene: Scene) -> None:
     """A large changelog takes its time; nobody has to do anything."""
-    scene.takeovers.begin(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None)
     before = scene.takeovers.problem
     scene.now_s += OVERDUE_S
     assert (before, scene.takeovers.problem) == ("", "orders[0] is not read yet: they are being restored")
@@ -368,7 +368,7 @@ def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
     """And the number of other partitions."""
     scene.log.error = UnavailableError("no broker answers")
     for tp in (TP, OTHER):
-        scene.takeovers.begin(assignment(tp), None)
+        scene.takeovers.begin_takeover(assignment(tp), None)
         scene.handle()
     scene.now_s += OVERDUE_S
     assert scene.takeovers.problem == "orders[0] and 1 more is not read yet: no broker answers"
@@ -377,7 +377,7 @@ def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
 def test_a_reason_ends_with_the_takeover(scene: Scene) -> None:
     """Another partition that waits later does so for its own."""
     scene.recover(RETRY_S)
-    scene.takeovers.begin(assignment(OTHER), None)
+    scene.takeovers.begin_takeover(assignment(OTHER), None)
     scene.now_s += OVERDUE_S
     assert scene.takeovers.problem == "orders[1] is not read yet: they are being restored"
 
@@ -398,10 +398,10 @@ def test_a_folder_before_a_later_owner_in_the_changelog_is_not_believed(scene: S
     """The broker lost that owner's commits too, which removed the parts that the folder counts."""
     first, second = scene.owner(), scene.owner()
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"state")))
-    scene.takeovers.begin(remembered(first, 1), None)
+    scene.takeovers.begin_takeover(remembered(first, 1), None)
     assert scene.handle() is None
     assert (scene.takeovers.outdated, list(scene.takeovers.stale())) == ({TP}, [TP])
-    scene.takeovers.forget([TP])
+    scene.takeovers.forget_partitions([TP])
     assert (scene.takeovers.outdated, scene.takeovers.stale()) == (set(), {})
 
 
@@ -410,7 +410,7 @@ def test_a_folder_of_the_last_owner_or_without_parked_parts_is_believed(scene: S
     """Which delayed messages count, the changelog tells."""
     first, second = scene.owner(), scene.owner()
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"state")))
-    scene.takeovers.begin(remembered(second if parked else first, parked), None)
+    scene.takeovers.begin_takeover(remembered(second if parked else first, parked), None)
     assert scene.handle() is not None
     assert not scene.takeovers.outdated
 
@@ -449,7 +449,7 @@ def run(first: int, tp: TopicPartition = TP) -> Run:
 def test_an_assigned_partition_is_taken_over_before_the_core_has_it() -> None:
     """Else the core would read what is held already."""
     fed = Fed()
-    fed.feed.take([assignment()])
+    fed.feed.take_partitions([assignment()])
     assert fed.takeovers.begin.call_count == 1
     assert not fed.pipeline.assign.called
 
@@ -458,7 +458,7 @@ def test_a_partition_that_is_taken_over_is_paused() -> None:
     """What came in a poll or two waits; more would take memory."""
     fed = Fed()
     fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0)}
-    fed.feed.take([assignment()])
+    fed.feed.take_partitions([assignment()])
     assert fed.source.pause.call_args.args == (frozenset({TP}),)
 
 
@@ -524,12 +524,12 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     takeovers = Takeovers(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)
     scene.takeovers = takeovers
     lower = replace(assignment(), state=PartitionState(1, 1), continues=True, end=10)
-    takeovers.begin(lower, None)
+    takeovers.begin_takeover(lower, None)
     assert scene.handle() is None
     assert list(takeovers.stale()) == [TP]
-    takeovers.forget([TP])  # the source is asked
+    takeovers.forget_partitions([TP])  # the source is asked
     assert takeovers.stale() == {}
-    takeovers.begin(lower, None)
+    takeovers.begin_takeover(lower, None)
     assert scene.handle() is not None
     scene.store.committed(scene.store.number(name_of(TP)), 0)
     assert takeovers.stale() == {}

@@ -64,7 +64,7 @@ def test_both_stores_are_caches(store: PartitionStore) -> None:
         cache.adopt(number, placed(at(1), at(0)))
         cache.learn(number, [5])
         cache.sync()
-        assert [held.position for held in cache.take(number, END, 9, 9)] == [at(0), at(1)]
+        assert [held.position for held in cache.take_due(number, END, 9, 9)] == [at(0), at(1)]
         assert (cache.held(number), list(cache.known(number))) == (2, [5])
         cache.drop(number)
         assert (cache.held(number), list(cache.known(number)), cache.next(number)) == (0, [], None)
@@ -85,7 +85,7 @@ def test_an_adopted_message_is_as_it_was_given(store: PartitionStore) -> None:
         for position, origin, epoch, stamp, *payload in sorted(given)
     ]
     for _ in range(3):
-        assert store.take(number, END, 9, 1 << 30) == expected
+        assert store.take_due(number, END, 9, 1 << 30) == expected
         store = reopened(store)
 
 

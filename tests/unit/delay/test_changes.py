@@ -43,7 +43,7 @@ def test_a_message_that_is_brought_forward_is_the_same_at_its_new_time(store: Pa
     store.sync()
     for _ in range(3):
         assert (store.held(0), [each.position for each in store.listed(0)]) == (2, [moved, first])
-        taken = store.take(0, END, 9, 1 << 20)
+        taken = store.take_due(0, END, 9, 1 << 20)
         assert [each.position for each in taken] == [moved, first]
         assert before is not None
         assert taken[0] == before._replace(position=moved)
@@ -62,7 +62,7 @@ def test_a_message_that_is_due_earlier_stays(store: PartitionStore) -> None:
     """Its position is returned; one that was taken, cancelled or never put has none."""
     early, late, cancelled = put(store, 0, HOUR_MS, 2 * HOUR_MS)
     assert store.release(0, late, START_MS + DAY_MS) == late
-    assert [each.position for each in store.take(0, early + 1, 9, 1 << 20)] == [early]
+    assert [each.position for each in store.take_due(0, early + 1, 9, 1 << 20)] == [early]
     assert store.cancel(0, cancelled)
     assert [store.release(0, each, START_MS) for each in (early, cancelled, late + 1)] == [None, None, None]
     assert [each.position for each in store.listed(0)] == [late]
@@ -74,7 +74,7 @@ def test_a_message_without_timestamp_key_and_value_is_brought_forward_as_it_is(s
     store.sync()
     assert store.release(0, position, START_MS) is not None
     store.sync()
-    (held,) = store.take(0, END, 9, 9)
+    (held,) = store.take_due(0, END, 9, 9)
     assert (held.timestamp_ms, held.key, held.headers, held.value) == (None, None, b"", None)
 
 
@@ -88,6 +88,6 @@ def test_messages_are_listed_by_time_and_origin(store: PartitionStore) -> None:
     assert [each.origin for each in store.listed(0, limit=3)] == [12, 11, 13]
     assert [each.position for each in store.listed(0, origin=13)] == [fourth]
     assert [each.nbytes for each in store.listed(1)] == [len(b"keyh0")]
-    store.take(0, first + 1, 9, 1 << 20)
+    store.take_due(0, first + 1, 9, 1 << 20)
     store.cancel(0, fourth)
     assert [each.position for each in store.listed(0)] == [second, third]

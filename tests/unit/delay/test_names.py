@@ -63,7 +63,7 @@ def test_messages_with_a_name_and_lower_origins_are_ended(store: PartitionStore,
     assert cancelled(store, number, {b"x": 4, b"y": 4}) == [1, 3]
     assert cancelled(store, number, {b"x": 4, b"y": 4}) == []
     assert (store.held(number), store.held(other)) == (3, 6)
-    taken = store.take(number, ALL, 9, 1 << 20) or (store.sync(), store.take(number, ALL, 9, 1 << 20))[1]
+    taken = store.take_due(number, ALL, 9, 1 << 20) or (store.sync(), store.take_due(number, ALL, 9, 1 << 20))[1]
     assert [held.origin for held in taken] == [2, 4, 5]
 
 
@@ -72,7 +72,7 @@ def test_what_was_taken_or_lies_below_is_not_ended(store: PartitionStore) -> Non
     number = store.number(b"p")
     positions = store.put(number, [row(origin, b"x", origin) for origin in range(4)])
     store.sync()
-    assert len(store.take(number, positions[1], 1, 1 << 20)) == 1
+    assert len(store.take_due(number, positions[1], 1, 1 << 20)) == 1
     assert cancelled(store, number, {b"x": ALL}, positions[2]) == [2, 3]
     assert cancelled(store, number, {b"x": ALL}) == [1]
 
@@ -177,7 +177,7 @@ def test_a_block_without_names_is_as_it_was_before_there_were_any(tmp_path: Path
         _, origin, _, _, _, _, headers, value = row(7, name)
         payload = headers + (value or b"")
         file.pending = Block()
-        file.pending.add(_table_row(5, origin, len(headers)), payload)
+        file.pending.add_row(_table_row(5, origin, len(headers)), payload)
         file.flush()
         assert file.size == 32 + 56 + len(payload) + (0 if name is None else 8 + 4)
         assert file.load() == []
@@ -210,8 +210,8 @@ def test_keys_are_found_whatever_pieces_they_are_in(monkeypatch: pytest.MonkeyPa
     names = Names()
     for block in range(20):
         keys = [key_of(1, b"n%d" % (number % 3), number) for number in range(3)]
-        names.add(np.array(keys, np.uint64), 10 * block, 1_000 * block)
-    names.add(np.empty(0, np.uint64), 200, 20_000)
+        names.add_keys(np.array(keys, np.uint64), 10 * block, 1_000 * block)
+    names.add_keys(np.empty(0, np.uint64), 200, 20_000)
     wanted = keys_of(1, [b"n2", b"other"])
     pieces = list(names.find(wanted))
     assert len(pieces) > 1

@@ -143,14 +143,14 @@ def test_a_message_may_be_left_unread(store: PartitionStore, monkeypatch: pytest
     pread = os.pread
     store._lanes._loaded.wheel(number, store._lanes._hours[START_HOUR])
     monkeypatch.setattr("os.pread", lambda fd, size, at: sizes.append(size) or pread(fd, size, at))
-    taken = store.take(number, END, 9, 1 << 20, TAGS.__eq__)
+    taken = store.take_due(number, END, 9, 1 << 20, TAGS.__eq__)
     assert [(each.position, each.epoch, each.origin) for each in taken] == [
         (p, 7, at) for at, p in enumerate(positions)
     ]
     assert [type(each) is Unread for each in taken] == [True, False] * 3
     assert [(each.key, each.headers, each.value) for each in taken[:2]] == [(None, b"", None), (b"k", b"h", bytes(99))]
     assert sum(size > 60 for size in sizes) == 3 * is_filed
-    assert store.take(number, END, 9, 1 << 20) == []
+    assert store.take_due(number, END, 9, 1 << 20) == []
 
 
 def test_a_message_comes_back_as_it_was_put(store: PartitionStore) -> None:
@@ -160,7 +160,7 @@ def test_a_message_comes_back_as_it_was_put(store: PartitionStore) -> None:
     store.sync()
     for _ in range(2):
         store = reopened(store)
-        (held,) = store.take(number, END, 9, 9)
+        (held,) = store.take_due(number, END, 9, 9)
         assert held == (position, 7, 5, number, START_MS - 1, TAGS, b"key", b"headers", None)
 
 
@@ -187,7 +187,7 @@ def test_bytes_and_number_are_bounded(store: PartitionStore) -> None:
     number = store.number(b"a")
     store.put(number, rows(*range(10), value=bytes(100)))
     store.sync()
-    sizes = [len(store.take(number, END, 4, nbytes)) for nbytes in (250, 1, 10_000, 300)]
+    sizes = [len(store.take_due(number, END, 4, nbytes)) for nbytes in (250, 1, 10_000, 300)]
     assert sizes == [2, 1, 4, 3]
     assert not origins(store, number)
 
@@ -208,7 +208,7 @@ def test_a_position_is_above_all_that_was_taken_or_seen(store: PartitionStore) -
     """By any partition, and after a restart above what was seen."""
     a, _ = synced(store, b"a", 9)
     b = store.number(b"b")
-    (taken,) = [message.position for message in store.take(a, END, 9, 9)]
+    (taken,) = [message.position for message in store.take_due(a, END, 9, 9)]
     assert store.put(b, rows(0))[0] > taken
     store.keep(a, b"", 0, taken + (5 << SEQUENCE_BITS))
     store.sync()

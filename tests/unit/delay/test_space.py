@@ -421,5 +421,5 @@ def test_a_block_in_a_message_passes_for_no_block_beside_a_damaged_one(tmp_path:
     with file_of(tmp_path / "held").open("r+b") as file:
         file.write(bytes(8))
     with closing(PartitionStore(tmp_path / "held")) as held:
-        assert held.take(number, END, 9, 1 << 30) == []
+        assert held.take_due(number, END, 9, 1 << 30) == []
         assert [damage.messages for damage in held.damages] == [1]

@@ -241,7 +241,7 @@ def test_what_was_replayed_does_not_come_again(plan: Plan) -> None:
     (part,) = stream.parts
     fixed = found.fix(part)
     assert ids(found.load(fixed)) == [2 * ID_BASE, 4 * ID_BASE]
-    found.end(fixed, [2 * ID_BASE], ())
+    found.end_part(fixed, [2 * ID_BASE], ())
     later = plan(*MESSAGES[:2], Message(7, 1, story=place(3, 1)))
     assert ids(later.each(Chosen())) == [4 * ID_BASE]
     assert [part[1] for part in parts(later.streams(Chosen()))] == [[(4 * ID_BASE,)]]

@@ -158,9 +158,9 @@ def test_tasks_that_run_twice_count_once() -> None:
     ByRange().addInPlace(
         Accumulator.value, {CountedRange("q", 6, TP, 0): BOOKS, CountedRange("other", 7, TP, 0): BOOKS}
     )
-    (books,) = counts.take("q", 7)[0].values()
+    (books,) = counts.take_counts("q", 7)[0].values()
     assert (books.consumed, BOOKS.consumed) == (18, 9)
-    assert counts.take("q", 7) == ({}, {})
+    assert counts.take_counts("q", 7) == ({}, {})
     assert list(Accumulator.value) == [CountedRange("other", 7, TP, 0)]
     ByRange().addInPlace(Accumulator.value, {CountedRange("q", 8, TP, start): BOOKS for start in range(RANGES_MAX + 1)})
     assert len(Accumulator.value) == RANGES_MAX

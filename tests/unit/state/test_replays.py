@@ -43,14 +43,14 @@ def test_a_part_is_pending_from_its_record_to_its_end(replays: Replays) -> None:
     second = replays.fix(replace(PART, group="\udcff", source="topic:dead"))
     assert (first.id, replace(first, id=0)) == (1, PART)
     assert replays.pending() == [first, second]
-    replays.end(first, (), ())
+    replays.end_part(first, (), ())
     assert replays.pending() == [second]
 
 
 def test_a_part_that_was_never_fixed_ends_no_other(replays: Replays) -> None:
     """It has no place in the record."""
     fixed = replays.fix(PART)
-    replays.end(PART, (), ())
+    replays.end_part(PART, (), ())
     assert replays.pending() == [fixed]
 
 
@@ -66,7 +66,7 @@ def test_what_was_delivered_is_deleted_with_the_end(replays: Replays, store: Sto
     store.letters.put([letter(2), letter(3)])
     one, two, three = store.letters.load(9)
     refused = replace(two, reason="HTTP 413: large", status=413)
-    replays.end(replays.fix(PART), [one.id], [refused])
+    replays.end_part(replays.fix(PART), [one.id], [refused])
     assert store.letters.load(9) == [refused, three]
 
 

@@ -193,7 +193,7 @@ class KafkaChangelog(Appender):
             self._gone[name] = self._gone[name] + 1 if known and topic_id != known else 0
             if self._gone[name] == GONE_ANSWERS:
                 self._break(*_deleted(name))
-                self._topics.forget(name)
+                self._topics.forget_topic(name)
 
     def _log(self, tp: TopicPartition) -> _Log:
         log = super()._log(tp)

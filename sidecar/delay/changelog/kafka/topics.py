@@ -128,7 +128,7 @@ class Topics:
         if self._ids is not None:
             yield from self._ids.watch([name for name, known in tuple(self._opened.items()) if known.topic.id])
 
-    def forget(self, name: str) -> None:
+    def forget_topic(self, name: str) -> None:
         """Have the next `open` ask about a topic again."""
         self._opened.pop(name, None)
 

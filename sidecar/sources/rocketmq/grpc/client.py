@@ -315,14 +315,14 @@ class GrpcReceiver:
         status = None
         came: list[int] = []
         name = _name(queue)
-        self._attempts.begin(use)
+        self._attempts.begin_request(use)
         try:
             request = self._requests.receive(queue, count, INVISIBLE_S, self._attempts.attempt_id(use))
             async for parts in session.stream(request):
                 messages = [part.message for part in parts if part.HasField("message")]
                 came += [message.system_properties.queue_id for message in messages]
                 status = next((part.status for part in parts if part.HasField("status")), status)
-                await self._arrivals.put([(self._leases.add(message, use), message) for message in messages])
+                await self._arrivals.put([(self._leases.add_received(message, use), message) for message in messages])
             if status is None or status.code in (OK, NO_MESSAGE):
                 self._problems.pop(name, None)
                 return len(came) >= count

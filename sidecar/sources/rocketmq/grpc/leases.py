@@ -66,7 +66,7 @@ class Attempts:
             return [use for number in numbers if not self._uses[use := (where, number)]]
         return [] if self._open[where] else [next(use for n in count() if not self._uses[use := (where, n)])]
 
-    def begin(self, use: Use | None) -> None:
+    def begin_request(self, use: Use | None) -> None:
         """Count a request, until `answered`."""
         if use is None:
             return
@@ -100,12 +100,12 @@ class Attempts:
             self._doubts[where][number] = left
         if came:
             self._each[where] = len(came) / len(set(came))
-        self.end(use)
+        self.end_request(use)
 
     def hold(self, use: Use) -> None:
         self._uses[use] += 1
 
-    def end(self, use: Use | None) -> None:
+    def end_request(self, use: Use | None) -> None:
         """Stop counting a message that is acknowledged or no longer owned."""
         if use is not None:
             self._uses[use] -= 1
@@ -146,7 +146,7 @@ class Acks:
         self._busy = 0
         self._tasks = [asyncio.ensure_future(self._work()) for _ in range(ACK_CALLS)]
 
-    def add(self, leases: Collection[Lease]) -> None:
+    def add_leases(self, leases: Collection[Lease]) -> None:
         for lease in leases:
             self._leases.setdefault(lease.topic, []).append(lease)
         self._wanted.set()
@@ -190,10 +190,10 @@ class Acks:
         left = [lease for lease in left if lease.until_s > time.monotonic()]  # others are handed over again
         if self._attempts.in_order:
             for lease in set(leases).difference(left):
-                self._attempts.end(lease.use)
+                self._attempts.end_request(lease.use)
         if left:
             await asyncio.sleep(RETRY_S)
-            self.add(left)
+            self.add_leases(left)
 
 
 def _is_final(code: int) -> bool:
@@ -223,7 +223,7 @@ class Leases:
         self._changes = asyncio.Semaphore(CHANGE_CALLS)
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def add(self, message: Any, use: Use | None = None) -> int:
+    def add_received(self, message: Any, use: Use | None = None) -> int:
         """Add a message that was just received, under this attempt id; return its number."""
         system, until_s = message.system_properties, time.monotonic() + INVISIBLE_S
         if use is not None:
@@ -250,7 +250,7 @@ class Leases:
         return lease is not None and lease.until_s > time.monotonic()
 
     def ack(self, tokens: Collection[Hashable]) -> None:
-        self._acks.add([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
+        self._acks.add_leases([lease for token in tokens if (lease := self._leases.pop(token, None)) is not None])
 
     def extend(self, tokens: Collection[Hashable]) -> None:
         soon_s = time.monotonic() + EXTEND_AHEAD_S
@@ -288,7 +288,7 @@ class Leases:
 
     async def _release(self, lease: Lease) -> None:
         await self._change(lease, RELEASED_S)
-        self._attempts.end(lease.use)
+        self._attempts.end_request(lease.use)
 
     async def _extend(self, lease: Lease) -> None:
         code = await self._change(lease, EXTENDED_S)

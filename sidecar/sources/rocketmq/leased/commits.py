@@ -45,7 +45,7 @@ class SettledIdentities:
         """Whether it was settled in the present generation, so by this process."""
         return identity in self._younger
 
-    def add(self, identities: Iterable[bytes], now_s: float) -> dict[ProgressKey, str]:
+    def add_identities(self, identities: Iterable[bytes], now_s: float) -> dict[ProgressKey, str]:
         """Remember these; return the rows that change."""
         changed: dict[ProgressKey, str] = {}
         left = list(identities)
@@ -117,9 +117,9 @@ class LeasedCommits:
         self._unsaved |= rows
 
     def settle(self, identities: Iterable[bytes]) -> None:
-        self._unsaved |= self.settled.add(identities, self._clock())
+        self._unsaved |= self.settled.add_identities(identities, self._clock())
 
-    def begin(self, results: Mapping[TopicPartition, bool]) -> None:
+    def begin_commit(self, results: Mapping[TopicPartition, bool]) -> None:
         saved = self._disk.submit(self._state.save_progress, dict(self._unsaved))
         self._pending = results, saved, self._clock()
 

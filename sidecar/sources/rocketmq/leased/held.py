@@ -45,7 +45,7 @@ class HeldMessages:
         self._late: list[Hashable] = []
         """Further handles of settled messages."""
 
-    def add(self, message: LeasedMessage) -> None:
+    def add_message(self, message: LeasedMessage) -> None:
         self.unsettled[message.identity] = message
         room, size_bytes = self.again if message.again else self.new, message.held_bytes
         room.count += 1

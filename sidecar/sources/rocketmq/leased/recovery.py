@@ -216,7 +216,7 @@ class LeasedRecovery:
         self._turned_s = clock()
         self._missed_s = 0.0
 
-    def add(self, slots: Sequence[Slot], kept: Sequence[str]) -> None:
+    def add_slots(self, slots: Sequence[Slot], kept: Sequence[str]) -> None:
         """Recover these numberings."""
         stored, placements = recover(self._client, kept, slots)
         self._slots += slots

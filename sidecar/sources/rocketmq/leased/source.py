@@ -257,7 +257,7 @@ class LeasedSource:
         self._client.open()
         for name, start in self._numberings.resume(self._commits.load()).items():
             self._commits.change(dict.fromkeys(start.stale, ""))
-            self._recovery.add(start.earlier, start.kept)
+            self._recovery.add_slots(start.earlier, start.kept)
             if start.other_rules:
                 listener.event("partition.reset", "warning", {"topic": name, "reason": _OTHER_RULES})
 
@@ -282,7 +282,7 @@ class LeasedSource:
                 continue
             message = LeasedMessage(handed, identity_of(handed))
             if topic.earlier and self._recovery.collect(topic.earlier, message):
-                held.add(message)
+                held.add_message(message)
                 new[handed.topic].append(message)
             elif (twin := held.unsettled.get(message.identity)) is not None:
                 if handed.reconsume_times and any(map(self._client.is_leased, twin.handles)):
@@ -296,7 +296,7 @@ class LeasedSource:
                     self._client.ack([handed.handle])
                 topic.repeats.append(message)
             else:
-                held.add(message)
+                held.add_message(message)
                 topic.line.append(message)
                 new[handed.topic].append(message)
         for name, arrived in new.items():
@@ -316,7 +316,7 @@ class LeasedSource:
         """Never called: the numbers have no gaps."""
         raise AssertionError(f"{tp} has a hole")
 
-    def end(self, tp: TopicPartition) -> int | None:  # noqa: ARG002
+    def end_of(self, tp: TopicPartition) -> int | None:  # noqa: ARG002
         """None: leased clients do not report a queue's end."""
         return None
 
@@ -329,7 +329,7 @@ class LeasedSource:
         return Original(key_of(message), handed.body, handed.properties, handed.born_ms, details_of(message))
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        self._commits.begin(self._prepare(items))
+        self._commits.begin_commit(self._prepare(items))
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         self._end(self._commits.ended(wait=True))

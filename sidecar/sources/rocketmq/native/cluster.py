@@ -86,7 +86,7 @@ class Marks:
     def by_queue(self) -> dict[TopicPartition, tuple[QueueMark, ...]]:
         return {tp: queue.marks for tp, queue in self._queues.items()}
 
-    def forget(self, tps: Iterable[TopicPartition]) -> None:
+    def forget_partitions(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
             self._queues.pop(tp, None)
         self.replaced.clear()
@@ -125,7 +125,7 @@ class Rewinds:
         }
         accepted = self._commit(starts)
         self._unconfirmed |= accepted
-        self._marks.forget(accepted)
+        self._marks.forget_partitions(accepted)
         return {tp: (offset, last_read[tp] is not None) for tp, offset in accepted.items()}
 
     def _last_read(self) -> dict[TopicPartition, QueueMark | None]:

@@ -236,7 +236,7 @@ class QueueCommits:
         """Whether a queue may be committed; while it has no master, the state file is enough."""
         return self._cluster.link(tp) is not None or self._cluster.members.is_orphaned(tp)
 
-    def begin(self, items: Sequence[CommitItem]) -> None:
+    def begin_commit(self, items: Sequence[CommitItem]) -> None:
         rows, offsets = self.owned.rows(items)
         saved = self._disk.submit(self._state.save_progress, rows) if rows else None
         self._pending = _PendingQueues(time.monotonic(), offsets, saved, {item.tp: False for item in items})

@@ -127,7 +127,7 @@ class Findings:
     refused: dict[TopicPartition, Frame] = field(default_factory=dict)
     """The refusals of queues that cannot be read at present."""
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         self.moved.pop(tp, None)
         self.replaced.discard(tp)
         self.found.pop(tp, None)

@@ -96,7 +96,7 @@ class Pulls:
         self._is_awaited = False
         """Whether a queue waits for room; then no other queue is read before it."""
 
-    def add(
+    def add_queue(
         self,
         tp: TopicPartition,
         offset: int,
@@ -122,7 +122,7 @@ class Pulls:
             queue = self._queues.pop(tp, None)
             if queue is not None:
                 self._drop_held(queue)
-                self.findings.forget(tp)
+                self.findings.forget_partition(tp)
                 self._turn.pop(tp, None)
                 self._paused.discard(tp)
 
@@ -141,7 +141,7 @@ class Pulls:
         queue.last = None
         queue.epoch += 1
 
-    def end(self, tp: TopicPartition) -> int | None:
+    def end_of(self, tp: TopicPartition) -> int | None:
         """The offset of the queue's next message, according to the last answer."""
         queue = self._queues.get(tp)
         return queue.high if queue else None

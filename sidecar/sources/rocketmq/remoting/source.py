@@ -51,7 +51,7 @@ class _Untaken:
         self.failed = {tp: reason for tp, reason in self.failed.items() if tp not in tps} | failed
         self.retry_at_s = time.monotonic() + RETRY_S
 
-    def forget(self, tp: TopicPartition) -> None:
+    def forget_partition(self, tp: TopicPartition) -> None:
         self.failed.pop(tp, None)
         self.replaced.discard(tp)
 
@@ -117,7 +117,7 @@ class Assignments:
 
     def _unlock(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:
-            self._untaken.forget(tp)
+            self._untaken.forget_partition(tp)
             self._start_offsets.resets.pop(tp, None)
         self._cluster.unlock(tps)
 
@@ -170,7 +170,7 @@ class Assignments:
     def _read(self, start: Assignment, low: int) -> None:
         tp, mark, watermark = start.tp, self._commits.owned.mark(start.tp), start.state.watermark
         subscription, find = self._cluster.subscriptions[tp.topic], partial(self._cluster.place, tp)
-        self._pulls.add(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
+        self._pulls.add_queue(tp, start.read_from, subscription, find, mark, watermark, min(low, start.read_from))
 
     def reload(self, tp: TopicPartition) -> None:
         if tp in self.tps:
@@ -247,7 +247,7 @@ class RocketMqSource:
                 cluster.brokers, asks, cluster_id, settings.start, rules, listener.event, room_bytes
             )
             queues, known = cluster.queues(), known_of(state)
-            cluster.await_start(lambda: starts.begin(queues, known), listener.waiting)
+            cluster.await_start(lambda: starts.begin_starts(queues, known), listener.waiting)
         except BaseException:
             cluster.network.close()
             raise
@@ -295,8 +295,8 @@ class RocketMqSource:
     def pause(self, tps: Collection[TopicPartition]) -> None:
         self._pulls.pause(frozenset(tps) & self._assignments.tps)
 
-    def end(self, tp: TopicPartition) -> int | None:
-        return self._pulls.end(tp)
+    def end_of(self, tp: TopicPartition) -> int | None:
+        return self._pulls.end_of(tp)
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         return self._fetcher.fetch(tp, offset)
@@ -305,7 +305,7 @@ class RocketMqSource:
         return self._fetcher.send_back(tp, offset, level, known)
 
     def commit(self, items: Sequence[CommitItem]) -> None:
-        self._commits.begin(items)
+        self._commits.begin_commit(items)
 
     def commit_now(self, items: Sequence[CommitItem]) -> Mapping[TopicPartition, bool]:
         return self._commits.now(items)

@@ -162,7 +162,7 @@ class QueueStartOffsets:
         self.resets: dict[TopicPartition, int] = {}
         """Offsets that an operator set, as reported by the broker, for queues that are not taken yet."""
 
-    def begin(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]) -> set[str]:
+    def begin_starts(self, tps: Sequence[TopicPartition], known: Mapping[TopicPartition, QueueProgress]) -> set[str]:
         """Decide at startup where a new group begins in these queues.
 
         A group is new if it has no commit and no state. Queues that are added later are read from their first message.

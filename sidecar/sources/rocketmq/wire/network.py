@@ -112,7 +112,7 @@ class _SentAsks:
         self._count += 1
         return self._count
 
-    def add(self, answered: Answered, timeout_s: float) -> int:
+    def add_ask(self, answered: Answered, timeout_s: float) -> int:
         """Await an answer; return the number of its request."""
         number, now_s = self.number(), time.monotonic()
         until_s = now_s + timeout_s
@@ -120,7 +120,7 @@ class _SentAsks:
         self._waiting[number] = answered, until_s, max(until_s, now_s + ANSWER_TIMEOUT_S)
         return number
 
-    def take(self, frame: Frame) -> None:
+    def take_answer(self, frame: Frame) -> None:
         answered, *_ = self._waiting.pop(frame.opaque, (None,))
         if answered is not None:
             answered(frame)
@@ -174,7 +174,7 @@ class Link:
         if self._socket is None:
             answered(None)
             return
-        self._send(ask, self._awaited.add(answered, timeout_s), 0)
+        self._send(ask, self._awaited.add_ask(answered, timeout_s), 0)
 
     def tell(self, ask: Ask) -> None:
         """Send a request without an answer."""
@@ -224,7 +224,7 @@ class Link:
         if not frame.is_answer:
             self._network.take_request(frame)
         else:
-            self._awaited.take(frame)
+            self._awaited.take_answer(frame)
 
     def check(self, now_s: float) -> None:
         """Connect if necessary; drop a connection whose peer leaves a request unanswered."""
@@ -256,7 +256,7 @@ class Link:
     def drop(self, problem: str) -> None:
         """Give up the connection; pending requests are answered with None."""
         if self._socket is not None:
-            self._network.forget(self._socket)
+            self._network.forget_socket(self._socket)
             self._socket.close()
             self._socket = None
             self._dial_at_s = time.monotonic() + REDIAL_S
@@ -306,7 +306,7 @@ class Network:
         elif known.events != events:
             self._selector.modify(sock, events, link)
 
-    def forget(self, sock: socket.socket) -> None:
+    def forget_socket(self, sock: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 

@@ -90,7 +90,7 @@ def test_a_parked_record_is_loaded_once() -> None:
 def test_an_ownership_that_has_ended_stays_so() -> None:
     """Its partition may be owned again, by another object."""
     owned = Ownerships(b"\n")
-    owned.take(TP, "s", PartitionState(0, 0), Lineage())
+    owned.take_partition(TP, "s", PartitionState(0, 0), Lineage())
     partition = owned.close(TP)
     assert partition is not None
     with pytest.raises(StrayEventError, match=r"t\[0\]: FENCED, while it has ended"):
@@ -100,7 +100,7 @@ def test_an_ownership_that_has_ended_stays_so() -> None:
 def test_a_batch_stands_in_one_queue() -> None:
     """Through all its states it is counted once, and not at all after its end."""
     outbox = Outbox()
-    batch = outbox.begin([part(0), part(1)])
+    batch = outbox.begin_batch([part(0), part(1)])
     for event in (Event.DURABLE, Event.SENT):
         outbox.move(batch, event)
         assert sum(map(outbox.count, Stage)) == 1
@@ -112,14 +112,14 @@ def test_a_batch_stands_in_one_queue() -> None:
     assert outbox.batches(Stage.READY) == [batch]
     fewer = outbox.shrink(batch, batch.parts[:1])
     assert (fewer.id != batch.id, outbox.batches(Stage.READY)) == (True, [fewer])
-    outbox.end(fewer, "released")
+    outbox.end_batch(fewer, "released")
     assert (sum(map(outbox.count, Stage)), len(outbox.groups)) == (0, 0)
 
 
 def test_a_stray_event_changes_nothing() -> None:
     """A batch that is not being sent cannot be answered, and stays where it is."""
     outbox = Outbox()
-    batch = outbox.begin([part(0)])
+    batch = outbox.begin_batch([part(0)])
     outbox.move(batch, Event.DURABLE)
     with pytest.raises(StrayEventError):
         outbox.answered(batch.id)
@@ -184,6 +184,6 @@ def test_ids_that_nobody_journals_are_dropped() -> None:
     dues = CommitEntries()
     dues.journal(7)
     dues.drop_ids()
-    begun = dues.begin(PartitionState(0, 0), [], proves=False)
+    begun = dues.begin_commit(PartitionState(0, 0), [], proves=False)
     assert begun is not None
     assert list(begun.ids) == []

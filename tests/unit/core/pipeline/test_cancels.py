@@ -75,7 +75,7 @@ def test_a_lost_partition_waits_for_nothing() -> None:
     """What the store says later is ignored."""
     pipeline = _pipeline()
     (cancel,) = _read(pipeline, (0, 0, None, None, None, (b"a",)))
-    pipeline.forget([TP])
+    pipeline.forget_partitions([TP])
     assert pipeline.puts.idle
     pipeline.cancelled(TP, cancel.token)
     assert pipeline.puts.idle

@@ -42,7 +42,7 @@ def journalled(step: Step | None) -> list[int]:
 def test_ids_and_claims_are_durable_before_the_states() -> None:
     """First the journal, then the ledger, then the commit."""
     order, items = CommitOrder(), [item(A, 1, 2, marks=(MARK,))]
-    assert journalled(order.begin(items)) == [1, 2]
+    assert journalled(order.begin_commit(items)) == [1, 2]
     assert order.ended(ok=True) == Settle((MARK,))
     assert order.ended(ok=True) == Publish(items)
 
@@ -50,7 +50,7 @@ def test_ids_and_claims_are_durable_before_the_states() -> None:
 def test_what_settles_nothing_is_committed_at_once() -> None:
     """Without ids and claims there is nothing to wait for."""
     order, items = CommitOrder(), [item()]
-    assert order.begin(items) == Publish(items)
+    assert order.begin_commit(items) == Publish(items)
     assert not order.busy
 
 
@@ -58,12 +58,12 @@ def test_what_settles_nothing_is_committed_at_once() -> None:
 def test_what_is_not_durable_is_not_committed(marks: tuple[ClaimEnd, ...], first: int) -> None:
     """A step that fails refuses the commit; the next one takes along what was not written, and no more."""
     order = CommitOrder()
-    order.begin([item(A, 1, marks=marks)])
+    order.begin_commit([item(A, 1, marks=marks)])
     for _ in range(first):
         order.ended(ok=True)
     assert order.ended(ok=False) == Refuse([A])
     assert (order.unwritten_bytes > 0) == (not first)
-    step = order.begin([item(B, 2, marks=(OTHER_MARK,))])
+    step = order.begin_commit([item(B, 2, marks=(OTHER_MARK,))])
     assert journalled(step) == ([2] if first else [1, 2])
     assert order.ended(ok=True) == Settle((*marks, OTHER_MARK))
     assert order.unwritten_bytes == 0
@@ -72,7 +72,7 @@ def test_what_is_not_durable_is_not_committed(marks: tuple[ClaimEnd, ...], first
 def test_ids_of_held_messages_are_durable_after_the_store_and_before_the_states() -> None:
     """Before the store has the messages they are not settled, and the commit settles them."""
     order = CommitOrder()
-    assert journalled(order.begin([replace(item(A, 1), puts=True)])) == [1]
+    assert journalled(order.begin_commit([replace(item(A, 1), puts=True)])) == [1]
     assert order.ended(ok=True) == Keep([])
     assert journalled(order.ended(ok=True, held=[SettledIds(A, "scope", 0, array("q", [2]))])) == [2]
     assert isinstance(order.ended(ok=True), Publish)
@@ -82,43 +82,43 @@ def test_ids_of_held_messages_are_durable_after_the_store_and_before_the_states(
 def test_ids_of_held_messages_are_not_lost_with_their_commit() -> None:
     """If that is overtaken, the next one writes them."""
     order = CommitOrder()
-    order.begin([replace(item(), puts=True)])
+    order.begin_commit([replace(item(), puts=True)])
     order.overtake()
     assert order.ended(ok=True, held=[SettledIds(A, "scope", 0, array("q", [2]))]) is None
-    assert journalled(order.begin([item()])) == [2]
+    assert journalled(order.begin_commit([item()])) == [2]
 
 
 def test_a_commit_that_is_overtaken_is_not_made() -> None:
     """Its step goes on to its end, what that wrote is not written again, and another commit follows."""
     order, items = CommitOrder(), [item(B, 2)]
-    order.begin([item(A, 1)])
+    order.begin_commit([item(A, 1)])
     order.overtake()
     with pytest.raises(OrderError, match="begins while"):
-        order.begin(items)
+        order.begin_commit(items)
     assert order.ended(ok=True) is None
-    assert journalled(order.begin(items)) == [2]
+    assert journalled(order.begin_commit(items)) == [2]
     assert order.ended(ok=True) == Publish(items)
 
 
 def test_a_partition_that_was_given_up_is_not_named() -> None:
     """It may come back with what another owner committed, which an older state would undo."""
     order = CommitOrder()
-    order.begin([item(A, 1), item(B)])
-    order.forget([A])
+    order.begin_commit([item(A, 1), item(B)])
+    order.forget_partitions([A])
     assert order.ended(ok=True) == Publish([item(B)])
-    order.begin([item(A, 1)])
-    order.forget([A])
+    order.begin_commit([item(A, 1)])
+    order.forget_partitions([A])
     assert order.ended(ok=True) == Refuse([])
-    order.forget([A])
+    order.forget_partitions([A])
 
 
 def test_a_partition_that_begins_anew_has_no_ids_of_before() -> None:
     """Those that could not be written yet are dropped, and so are those that are being written."""
     order = CommitOrder()
-    order.begin([item(A, 1), item(B, 2)])
+    order.begin_commit([item(A, 1), item(B, 2)])
     order.ended(ok=False)
     order.forget_ids(A)
-    assert journalled(order.begin([item(A, 3)])) == [2, 3]
+    assert journalled(order.begin_commit([item(A, 3)])) == [2, 3]
     order.forget_ids(B)
     assert isinstance(order.ended(ok=True), Publish)
     assert order.unwritten_bytes == 0

@@ -160,16 +160,16 @@ def _owning(stores: Stores) -> Pipeline:
 def test_a_state_in_a_shared_store_is_committed_with_its_source() -> None:
     """The source's commit proves the ownership, though nothing of the source has changed."""
     shared, own = _owning(Stores(1, (), 5)), _owning(Stores(1))
-    assert [item.tp for item in shared.commits.begin([TP, TP.store])] == [TP.store, TP]
-    assert [item.tp for item in own.commits.begin([TP, TP.store])] == [TP.store]
+    assert [item.tp for item in shared.commits.begin_commit([TP, TP.store])] == [TP.store, TP]
+    assert [item.tp for item in own.commits.begin_commit([TP, TP.store])] == [TP.store]
 
 
 def test_a_state_in_a_shared_store_counts_only_with_its_source() -> None:
     """One of a store that no other host has counts by itself."""
     for stores, results in ((Stores(1, (), 5), {TP: False, TP.store: False}), (Stores(1), {TP.store: True})):
         order = CommitOrder()
-        items = _owning(stores).commits.begin([TP, TP.store])
-        assert isinstance(order.begin(items), Keep)
+        items = _owning(stores).commits.begin_commit([TP, TP.store])
+        assert isinstance(order.begin_commit(items), Keep)
         publish = order.ended(ok=True)
         assert isinstance(publish, Publish)
         assert publish.ended({item.tp: False for item in publish.items}) == results
@@ -179,7 +179,7 @@ def test_a_state_in_a_shared_store_counts_only_with_its_source() -> None:
 def test_a_state_is_not_committed_without_its_source() -> None:
     """A partition that was given up takes its delayed messages with it, though that is told later."""
     pipeline = _owning(Stores(1))
-    pipeline.forget([TP])
+    pipeline.forget_partitions([TP])
     assert pipeline.begin_commit([TP.store]) == []
 
 

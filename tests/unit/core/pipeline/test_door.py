@@ -60,7 +60,7 @@ def test_an_ownership_has_a_number_of_its_own() -> None:
     shell = Shell()
     pipeline, first = shell.pipeline, shell.pipeline.epoch(TP)
     assert list(pipeline.owned) == [TP]
-    pipeline.forget([TP])
+    pipeline.forget_partitions([TP])
     assert list(pipeline.owned) == []
     pipeline.assign(TP, "5c0pe000", PartitionState(0, 0))
     assert first is not None
@@ -129,7 +129,7 @@ def test_a_range_says_why_the_receiver_takes_nothing(answer: Answer, refusal: tu
     attempt = Attempt(Receiver(), lambda *_: answer)
     pipeline = attempt.pipeline
     attempt.read(rows(0, 3))
-    pipeline.end()
+    pipeline.end_range()
     attempt.turn()
     assert pipeline.refusal == refusal
     assert sum(pipeline.sends.values()) > 0
@@ -160,7 +160,7 @@ def test_a_partition_that_is_gone_keeps_its_counts_and_has_no_offsets() -> None:
     shell.run(10)
     (now,) = shell.pipeline.status().partitions
     assert (now.watermark, now.position) == (5, 5)
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     (gone,) = shell.pipeline.status().partitions
     assert (gone.counts, gone.watermark, gone.position) == (now.counts, None, None)
 

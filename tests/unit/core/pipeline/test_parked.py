@@ -208,7 +208,7 @@ def test_a_partition_that_goes_when_its_parked_parts_have_ended_takes_none_along
     shell.step()
     shell.answer(ACK)
     shell.step()
-    shell.core.forget([TP])
+    shell.core.forget_partitions([TP])
     assert shell.core.delivery.outbox.groups.parked == {}
 
 
@@ -326,7 +326,7 @@ def test_a_lost_partition_takes_its_parked_parts_along() -> None:
     """They are released in the books, and their group does not fail any more."""
     shell = Shell()
     parked(shell)
-    shell.core.forget([TP])
+    shell.core.forget_partitions([TP])
     assert (shell.core.books[TP].parked, shell.core.books[TP].released) == (0, 3)
     assert not shell.core.delivery.outbox.groups.failing("g0")
     assert shell.core.delivery.idle

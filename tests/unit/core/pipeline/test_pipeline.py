@@ -182,7 +182,7 @@ def test_no_room_for_halves_and_then_not_ours() -> None:
     shell.run()
     assert len(shell.sent) == 1
     assert not shell.pipeline.idle
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     shell.run(2)
     assert shell.pipeline.idle
     assert shell.pipeline.memory.held_bytes == 0
@@ -203,7 +203,7 @@ def test_rows_of_a_lost_partition_are_counted_in_an_answer() -> None:
         shell.pipeline.read(Run(tp, rows(0, 1), 0, 1), shell.now_ms)
     shell.run(3)
     assert [(part.tp, part.count) for part in batches[0].parts] == [(TP, 2), (other, 2)]
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     failed = (FailedRow(1, retry=False, reason="theirs"), FailedRow(2, retry=False, reason="bad"))
     shell.pipeline.answered(batches[0].id, Answer(Verdict.PARTIAL, failed=failed), shell.now_ms, 0)
     shell.run(2)
@@ -301,7 +301,7 @@ def test_a_halt_does_not_outlive_what_was_halted() -> None:
     assert shell.pipeline.delivery.receiver.halted
     assert shell.pipeline.delivery.outbox.count(Stage.WAITING) == 1
     assert not shell.pipeline.delivery.outbox.sending({TP})
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     shell.run(40)
     assert not shell.pipeline.delivery.receiver.halted
     assert shell.pipeline.books[TP].released == 2
@@ -316,7 +316,7 @@ def test_of_what_is_not_ours_any_more_the_sum_is_kept() -> None:
     shell = Shell()
     shell.read(*rows(0, 9))
     shell.run()
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     for now_ms in (0.0, CLOSE_AFTER_MS - 1.0):
         shell.pipeline.close_books(now_ms)
         assert list(shell.pipeline.books) == [TP]
@@ -340,7 +340,7 @@ def test_failed_dead_letters_are_tried_again() -> None:
     shell.store_ok = False
     shell.read(*rows(1, 1))
     shell.run(5)
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     shell.store_ok = True
     shell.run(30)
     assert len(shell.letters) == 1
@@ -477,7 +477,7 @@ def test_what_is_to_be_handed_over_is_settled_and_read_no_more() -> None:
     assert not shell.pipeline.has_settled([other])
     assert shell.pipeline.paused == {TP}
     assert shell.pipeline.cutter.cuts == {"handover": 1}
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     assert shell.pipeline.orders.leaving == frozenset()
 
 
@@ -498,7 +498,7 @@ def test_an_earlier_lifes_part_is_made_whole_before_it_is_handed_over() -> None:
 def test_what_is_not_ours_is_ignored() -> None:
     """Runs, positions and commits of a partition that was given up do nothing."""
     shell = Shell()
-    shell.pipeline.forget([TP, TopicPartition("t", 9)])
+    shell.pipeline.forget_partitions([TP, TopicPartition("t", 9)])
     shell.read(*rows(0, 1))
     shell.pipeline.read_past(TP, 5, 0)
     assert shell.pipeline.begin_commit([TP]) == []

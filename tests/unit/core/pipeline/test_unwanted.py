@@ -71,7 +71,7 @@ def test_gaps_count_where_the_broker_filters(filters: bool) -> None:
     shell.pipeline.read_past(TP, 1, 0.0)
     expected = [("warning", "unknown, since the broker filters", FIRST)]
     assert told(shell) == (expected if filters else [])
-    shell.pipeline.forget([TP])
+    shell.pipeline.forget_partitions([TP])
     shell.pipeline.read_past(TP, 2 * FIRST, 0.0)
 
 

@@ -114,7 +114,7 @@ def test_a_commit_that_fails_for_10_s_is_a_problem() -> None:
     world.record.commits.ended({TP: True}, 0.1)
     assert world.kinds(OVERDUE_S) == []
     world.record.commits.begun([TP], 20.0)
-    world.record.commits.forget([TP])
+    world.record.commits.forget_partitions([TP])
     assert world.kinds(99.0) == []
 
 

@@ -43,11 +43,11 @@ def number(tmp_path: Path) -> int:
     """The number of a partition with 100 messages in a file and one in a log, in a cache that a process left."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([])
-        number = cache.begin(b"p")
+        number = cache.begin_partition(b"p")
         put(cache, number, *range(100))
-        cache.drop(cache.begin(b"other"))
+        cache.drop(cache.begin_partition(b"other"))
         while not cache.asks:
-            cache._journal._do(cache._journal.begin(ends=True))
+            cache._journal._do(cache._journal.begin_sync(ends=True))
         vouch(cache, b"first")
         cache.sync()
         assert list((tmp_path / "c").glob("*.delay"))
@@ -94,7 +94,7 @@ def test_a_number_is_never_used_again(tmp_path: Path, number: int) -> None:
     """Rows of an earlier partition may be in the files."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([])
-        assert cache.begin(b"p") not in {0, 1, 2}
+        assert cache.begin_partition(b"p") not in {0, 1, 2}
 
 
 def cut(path: Path) -> None:
@@ -149,7 +149,7 @@ def test_files_that_were_found_damaged_are_not_used_again(tmp_path: Path, number
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([number])
         assert cache.vouched == b"second"
-        cache.take(number, END, 1, 1)
+        cache.take_due(number, END, 1, 1)
         assert "is damaged" in cache.loss
     with closing(LocalCache(tmp_path / "c")) as cache:
         assert cache.vouched is None
@@ -183,10 +183,10 @@ def test_a_log_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(journal, "ASKED_BYTES_MAX", 1_000)
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([])
-        number = cache.begin(b"p")
+        number = cache.begin_partition(b"p")
         while not cache.asks:
             put(cache, number, 1)
-            cache._journal._do(cache._journal.begin(ends=True))
+            cache._journal._do(cache._journal.begin_sync(ends=True))
         put(cache, number, *range(2, 100))
         for _ in range(3):
             cache.sync()
@@ -200,7 +200,7 @@ def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:
     with closing(LocalCache(tmp_path / "c")) as cache:
         number = cache.number(b"p")
         cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
-        assert [held.value for held in cache.take(number, END, 9, 9)] == [b"x"]
+        assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"x"]
 
 
 def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path, monkeyp
         assert cache.disk_bytes() < 1 << 20
         number = cache.number(b"last")
         cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
-        assert [held.value for held in cache.take(number, END, 9, 9)] == [b"x"]
+        assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"x"]
 
 
 def test_one_of_several_messages_at_a_position_is_removed(tmp_path: Path) -> None:
@@ -236,5 +236,5 @@ def test_one_of_several_messages_at_a_position_is_removed(tmp_path: Path) -> Non
             cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % epoch)])
         assert not cache.remove(number, position, 4)
         assert cache.remove(number, position, 3)
-        assert [held.value for held in cache.take(number, END, 9, 9)] == [b"5"]
+        assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"5"]
         assert cache.held(number) == 1

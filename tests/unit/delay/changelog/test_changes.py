@@ -36,7 +36,7 @@ def test_a_cancelled_message_is_not_restored(scene: Scene) -> None:
     assert scene.store.cancel(scene.number, first)
     assert not scene.store.cancel(scene.number, first)
     assert restarted(scene).take() == [1]
-    scene.store.forget(scene.number, first)
+    scene.store.forget_cancelled(scene.number, first)
     assert restarted(scene).take() == [1]
     assert scene.removed == [0]
     assert changes(scene) == [True, False]
@@ -51,7 +51,7 @@ def test_a_message_brought_forward_is_restored_there(scene: Scene) -> None:
     again = scene.store.release(scene.number, moved, 500)
     assert again is not None
     after = restarted(scene)
-    assert [held.position for held in after.cache.take(after.number, 1 << 62, 9, 9)] == [again, second]
+    assert [held.position for held in after.cache.take_due(after.number, 1 << 62, 9, 9)] == [again, second]
     scene.land()
     assert scene.take() == [0, 1]
     scene.store.keep(scene.number, b"", second, 0)
@@ -69,7 +69,7 @@ def test_a_message_brought_forward_can_be_cancelled(scene: Scene) -> None:
     assert moved is not None
     assert scene.store.cancel(scene.number, moved)
     assert restarted(scene).take() == []
-    scene.store.forget(scene.number, moved)
+    scene.store.forget_cancelled(scene.number, moved)
     scene.land()
     assert (scene.removed, changes(scene)) == ([0], [True, True, False, False])
 

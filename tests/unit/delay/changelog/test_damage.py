@@ -43,7 +43,7 @@ def cache(tmp_path: Path) -> Iterator[LocalCache]:
 def store(log: ModelLog, cache: LocalCache) -> ChangelogStore:
     """A store with 100 messages whose bytes are in a file."""
     store = ChangelogStore(cache, ModelChangelog(log))
-    number, _ = store.begin(NAME)
+    number, _ = store.begin_partition(NAME)
     store.own(NAME, number, TP, LINEAGE, TakenOver(7, 1, None, BitMap64(), [], [], is_lost=False))
     store.put(number, [(DUE_MS, origin, 0, 0, NO_TAGS, None, b"", b"%d" % origin) for origin in range(100)])
     store.sync()
@@ -66,7 +66,7 @@ def test_what_a_damaged_file_has_lost_is_not_passed_over(
     number = store.number(NAME)
     records = list(log.records)
     with pytest.raises(StateError, match="is restored at the next start"):
-        store.take(number, POSITION_MAX, 1_000, 1 << 20)
+        store.take_due(number, POSITION_MAX, 1_000, 1 << 20)
     with pytest.raises(StateError, match="is restored at the next start"):
         store.keep(number, b"", DUE_MS + 1 << SEQUENCE_BITS, 0)
     store.sync()

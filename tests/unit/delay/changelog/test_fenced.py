@@ -29,7 +29,7 @@ class Scene:
         self.tables = ModelTables(self.table)
         self.changelog = ModelAppender(self.tables)
         self.store = ChangelogStore(ModelCache(), self.changelog)
-        self.number, _ = self.store.begin(NAME)
+        self.number, _ = self.store.begin_partition(NAME)
         start = Start(NO_STORES, lineage, at, at, 0)
         takeover = FencedTakeover(
             self.tables, TP, start, lambda rows, _: self.store.adopt(self.number, rows), handed=Handed(at)

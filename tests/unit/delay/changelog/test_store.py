@@ -190,7 +190,7 @@ def test_what_other_owners_left_is_removed_once_the_first_commit_is_proved() -> 
     second = ChangelogStore(ModelCache(), changelog := ModelChangelog(first.log))
     start = Start(Stores(7, (), first.epoch), LINEAGE, 0, 0, END)
     taken_over = Takeover(first.log, TP, start, lambda *_: None).run()
-    second.own(NAME, number := second.begin(NAME)[0], TP, LINEAGE, taken_over)
+    second.own(NAME, number := second.begin_partition(NAME)[0], TP, LINEAGE, taken_over)
     changelog.land(100)
     assert first.removed == []
     second.committed(number, 0)
@@ -300,7 +300,7 @@ def test_a_partition_that_left_has_no_number(scene: Scene) -> None:
 
 def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
     """Its dead letters are those of the next owner; another partition may have that position."""
-    other, _ = scene.store.begin(b"orders 4")
+    other, _ = scene.store.begin_partition(b"orders 4")
     taken_over = Takeover(scene.log, TP, Start(Stores(), LINEAGE, 0, 0, 0), lambda *_: None).run()
     scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
     (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"")])

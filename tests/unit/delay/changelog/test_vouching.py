@@ -142,9 +142,9 @@ def test_files_are_used_again_after_an_attempt_that_failed(scene: Scene) -> None
     scene.land()
     scene.note()
     store = ChangelogStore(scene.cache.restarted(lambda: 0.99), scene.changelog)
-    number, note = store.begin(NAME)
+    number, note = store.begin_partition(NAME)
     store.abandon(number)
-    assert store.begin(NAME) == (number, note)
+    assert store.begin_partition(NAME) == (number, note)
     assert note is not None
 
 
@@ -158,7 +158,7 @@ def test_files_that_nobody_needs_are_removed(scene: Scene) -> None:
     before = sum(map(cache.held, cache.numbers()))
     scene.now_s += SPARE_S
     store.begin_sync()
-    assert (before, sum(map(cache.held, cache.numbers())), store.begin(NAME)[1]) == (1, 0, None)
+    assert (before, sum(map(cache.held, cache.numbers())), store.begin_partition(NAME)[1]) == (1, 0, None)
 
 
 # What is read
@@ -196,7 +196,7 @@ def test_a_message_that_was_moved_before_the_note_stays_there(scene: Scene) -> N
     scene.note()
     after = scene.restarted()
     after.commit()
-    assert [held.position for held in after.store.take(after.number, 1 << 62, 9, 99)] == [earlier]
+    assert [held.position for held in after.store.take_due(after.number, 1 << 62, 9, 99)] == [earlier]
     after.store.keep(after.number, b"", 1 << 40, 1 << 40)
     after.store.committed(after.number, 1 << 40)
     after.land()
@@ -213,7 +213,7 @@ def test_a_message_that_was_moved_twice_is_where_it_was_moved_last(scene: Scene)
     last = scene.store.release(scene.number, earlier or 0, 10)
     scene.land()
     after = scene.restarted()
-    assert [held.position for held in after.store.take(after.number, 1 << 62, 9, 99)] == [last]
+    assert [held.position for held in after.store.take_due(after.number, 1 << 62, 9, 99)] == [last]
 
 
 # What is removed
@@ -226,7 +226,7 @@ def cancelled(scene: Scene) -> None:
     scene.note()
     scene.store.cancel(scene.number, position)
     scene.land()
-    scene.store.forget(scene.number, position)
+    scene.store.forget_cancelled(scene.number, position)
     scene.land()
 
 
@@ -291,7 +291,7 @@ def test_records_of_a_cancelled_message_are_removed_if_no_note_follows(scene: Sc
     foreign(scene)
     scene.store.cancel(scene.number, position)
     scene.land()
-    scene.store.forget(scene.number, position)
+    scene.store.forget_cancelled(scene.number, position)
     scene.land()
     assert scene.removed == [0]
     assert scene.restarted().taken_over.note is None

@@ -78,7 +78,7 @@ def scene() -> Scene:
 
 def test_a_state_is_the_metadata_of_its_watermark(scene: Scene) -> None:
     """With the identity of the partition and the rules in force."""
-    scene.commits.begin([item(watermark=7), item(B)])
+    scene.commits.begin_commit([item(watermark=7), item(B)])
     (((one, other), asynchronous),) = scene.asked
     assert (one.topic, one.partition, one.offset, other.partition, asynchronous) == ("orders", 0, 7, 1, True)
     decoded = decode(one.metadata, 7, OURS, b"rule")
@@ -87,7 +87,7 @@ def test_a_state_is_the_metadata_of_its_watermark(scene: Scene) -> None:
 
 def test_the_end_of_a_commit_is_told_by_partition(scene: Scene) -> None:
     """What succeeded is kept; a partition that the broker does not name has failed."""
-    scene.commits.begin([item(), item(B)])
+    scene.commits.begin_commit([item(), item(B)])
     assert (scene.told, scene.kept) == ([], [])
     scene.refused = {1}
     assert not scene.end(0, 1)
@@ -95,18 +95,18 @@ def test_the_end_of_a_commit_is_told_by_partition(scene: Scene) -> None:
     assert scene.events[0].startswith("warning commit.failed ")
     scene.refused = set()
     for _ in range(2):
-        scene.commits.begin([item(), item(B)])
+        scene.commits.begin_commit([item(), item(B)])
     assert scene.end(0, 1)
     assert (scene.told[-1], scene.kept[-1]) == ({A: True, B: True}, {A, B})
 
 
 def test_a_commit_that_fails_as_a_whole_is_told_so(scene: Scene) -> None:
     """At its end, or at once."""
-    scene.commits.begin([item()])
+    scene.commits.begin_commit([item()])
     assert not scene.end(0, error=FAILED)
     assert (scene.told, scene.kept) == ([{A: False}], [set()])
     scene.fails = FAILED
-    scene.commits.begin([item(B)])
+    scene.commits.begin_commit([item(B)])
     assert scene.told[-1] == {B: False}
     assert len(scene.events) == 2
     assert scene.commits.now([item()]) == {A: False}
@@ -122,14 +122,14 @@ def test_a_state_of_an_earlier_ownership_is_never_committed(scene: Scene, is_now
     if is_now:
         assert scene.commits.now(items) == {}
     else:
-        scene.commits.begin(items)
+        scene.commits.begin_commit(items)
         assert scene.told == [{}]
     assert scene.asked == []
 
 
 def test_a_commit_now_comes_after_those_under_way(scene: Scene) -> None:
     """Their ends are not told any more, and what they have is not kept: it is older."""
-    scene.commits.begin([item()])
+    scene.commits.begin_commit([item()])
     assert scene.commits.now([item(watermark=6)]) == {A: True}
     assert (scene.asked[-1][1], scene.kept) == (False, [{A}])
     assert scene.end(0)
@@ -147,5 +147,5 @@ def test_rows_that_are_left_are_written_at_the_end(scene: Scene) -> None:
 
 def test_places_have_no_broker(scene: Scene) -> None:
     """Kafka's partitions are known by topic and number."""
-    scene.commits.begin([item()])
+    scene.commits.begin_commit([item()])
     assert isinstance(scene.asked[0][0][0], Place)

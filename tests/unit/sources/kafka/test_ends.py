@@ -64,10 +64,10 @@ def test_ends_are_requested_every_few_seconds(scene: Scene) -> None:
     assert len(scene.admin.asked) == 1
     scene.admin.answer({TP: 7, OTHER: 9})
     scene.after(0)
-    assert (scene.ends.end(TP), scene.ends.end(OTHER), len(scene.admin.asked)) == (7, 9, 2)
+    assert (scene.ends.end_of(TP), scene.ends.end_of(OTHER), len(scene.admin.asked)) == (7, 9, 2)
     scene.admin.answer({TP: 8, OTHER: 9})
     scene.after(ASK_EVERY_S - 0.1)
-    assert (scene.ends.end(TP), len(scene.admin.asked)) == (8, 2)
+    assert (scene.ends.end_of(TP), len(scene.admin.asked)) == (8, 2)
     scene.ends.ask_soon()
     scene.after(0)
     assert len(scene.admin.asked) == 3
@@ -79,15 +79,15 @@ def test_an_end_that_is_not_told_stays_as_it_was(scene: Scene) -> None:
     scene.after(ASK_EVERY_S)
     scene.admin.answer({TP: None, OTHER: -1})
     scene.after(0)
-    assert (scene.ends.end(TP), scene.ends.end(OTHER)) == (7, 0)
+    assert (scene.ends.end_of(TP), scene.ends.end_of(OTHER)) == (7, 0)
 
 
 def test_a_partition_that_left_has_no_end(scene: Scene) -> None:
     """Also if its answer is on its way."""
-    scene.ends.forget([TP])
+    scene.ends.forget_partitions([TP])
     scene.admin.answer({TP: 7, OTHER: 9})
     scene.after(0)
-    assert (scene.ends.end(TP), scene.ends.end(OTHER)) == (None, 9)
+    assert (scene.ends.end_of(TP), scene.ends.end_of(OTHER)) == (None, 9)
 
 
 def fail(scene: Scene) -> None:

@@ -71,7 +71,7 @@ def test_partitions_may_get_their_first_files_at_once(tmp_path: Path) -> None:
         kept = IdFiles(folder, print)
         with ThreadPoolExecutor(8) as pool:
             tps = [TopicPartition("orders", number) for number in range(8)]
-            list(pool.map(lambda tp: kept.add(tp, 1, keys_of(1, 2, 3)), tps))  # noqa: B023  # done within the turn
+            list(pool.map(lambda tp: kept.add_keys(tp, 1, keys_of(1, 2, 3)), tps))  # noqa: B023  # done within the turn
         assert len(id_files(folder)) == 8
 
 
@@ -220,7 +220,7 @@ def test_what_is_dropped_while_it_is_merged_stays_dropped(tmp_path: Path, monkey
     found: list[Damage] = []
     files = IdFiles(tmp_path, found.append)
     for at in (0, 2_000):
-        files.add(ORDERS, 1, keys_of(*range(at, at + 2_000)))
+        files.add_keys(ORDERS, 1, keys_of(*range(at, at + 2_000)))
 
     def interrupted(path: Path, *more: object) -> None:
         write(path, *more)  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ def test_names_of_partitions_are_told_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
     files = IdFiles(tmp_path, lambda damage: None)
     for number, tp in enumerate(places):
-        files.add(tp, 1, keys_of(number))
+        files.add_keys(tp, 1, keys_of(number))
     again = IdFiles(tmp_path, lambda damage: None)
     assert [unmixed(again.runs(tp)[1][0].keys).tolist() for tp in places] == [[0], [1], [2], [3]]
     assert len([path for path in (tmp_path / "ids").iterdir() if path.is_dir()]) == 4

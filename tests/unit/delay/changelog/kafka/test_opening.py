@@ -171,7 +171,7 @@ def test_a_topic_that_is_forgotten_is_asked_about_at_once(scene: Scene) -> None:
     """Another one may have its name by then."""
     scene.topics.open(TP)
     scene.broker.topics[NAME].id = "id2"
-    scene.topics.forget(NAME)
+    scene.topics.forget_topic(NAME)
     assert scene.topics.id_of(NAME) == ""
     assert scene.topics.open(TP) == number_of("id2")
 
@@ -191,7 +191,7 @@ def test_a_broker_that_lags_behind_is_asked_again(scene: Scene) -> None:
     """It did not make the topic itself; at last it is told."""
     scene.broker.lag = 3
     scene.topics.open(TP)
-    scene.topics.forget(NAME)
+    scene.topics.forget_topic(NAME)
     scene.broker.lag = 1 << 30
     with pytest.raises(UnavailableError, match="does not know the partition 0 of held, 10 s after it was created"):
         scene.topics.open(TP)

@@ -82,7 +82,7 @@ class Topics:
         told, self.told = self.told, []
         return told
 
-    def forget(self, name: str) -> None:
+    def forget_topic(self, name: str) -> None:
         """It is asked about no more."""
         self.forgotten.append(name)
 

@@ -14,7 +14,7 @@ def asked(attempts: Attempts, came: Sequence[int] = (), *, full: bool = False, c
     """The ids of requests that are made now, each of which brings messages of these queues, acknowledged at once."""
     uses = attempts.free(WHERE, QUEUES)
     for use in uses:
-        attempts.begin(use)
+        attempts.begin_request(use)
     for use in uses:
         attempts.answered(use, came, wholly=not full, cut=cut)
     return [attempts.attempt_id(use) for use in uses]
@@ -39,7 +39,7 @@ def test_requests_that_wait_are_not_doubted() -> None:
     """What they bring is known."""
     attempts = Attempts("place")
     for use in attempts.free(WHERE, QUEUES):
-        attempts.begin(use)
+        attempts.begin_request(use)
     assert not attempts.is_doubted(WHERE)
     assert not attempts.free(WHERE, QUEUES)
 
@@ -58,11 +58,11 @@ def test_an_id_is_used_again_when_nothing_is_unacknowledged_under_it() -> None:
     attempts = Attempts("place")
     asked(attempts)
     (first,) = attempts.free(WHERE, QUEUES)
-    attempts.begin(first)
+    attempts.begin_request(first)
     attempts.hold(first)
     attempts.answered(first, [0], wholly=False, cut=False)
     assert asked(attempts, [1]) == ["place-1"]
-    attempts.end(first)
+    attempts.end_request(first)
     assert asked(attempts) == ["place-0"]
 
 
@@ -78,7 +78,7 @@ def test_a_request_asks_for_few_messages_where_each_is_of_another_queue() -> Non
 def test_without_order_no_request_has_an_id() -> None:
     """The broker blocks no queue then."""
     attempts = Attempts("")
-    attempts.begin(None)
+    attempts.begin_request(None)
     attempts.answered(None, [], wholly=True, cut=False)
     assert attempts.attempt_id(None) == ""
     assert not attempts.in_order

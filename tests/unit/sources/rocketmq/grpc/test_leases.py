@@ -64,7 +64,7 @@ def test_a_lease_is_extended_shortly_before_it_ends_and_once(monkeypatch: pytest
     """Not while there is time left, nor while it is being extended, nor one that was acknowledged."""
 
     async def script(leases: Leases, proxy: Proxy) -> None:
-        tokens = [leases.add(message(name)) for name in "ab"]
+        tokens = [leases.add_received(message(name)) for name in "ab"]
         leases.extend([*tokens, 99])
         await turn()
         assert proxy.asked == []
@@ -88,7 +88,7 @@ def test_a_lease_that_cannot_be_extended_is_not_tried_again(monkeypatch: pytest.
     """Its handle is not valid any more; after any other error it is."""
 
     async def script(leases: Leases, proxy: Proxy) -> None:
-        token = leases.add(message("a"))
+        token = leases.add_received(message("a"))
         proxy.now_s += INVISIBLE_S
         for proxy.code in (50_000, INVALID_HANDLE, OK, OK):
             leases.extend([token])
@@ -102,7 +102,7 @@ def test_a_lease_is_live_until_its_end_or_its_acknowledgement(monkeypatch: pytes
     """An unknown one is not: its message comes again."""
 
     async def script(leases: Leases, proxy: Proxy) -> None:
-        token = leases.add(message("a"))
+        token = leases.add_received(message("a"))
         assert (leases.is_live(token), leases.is_live(99), leases.receipt(99)) == (True, False, "")
         proxy.now_s += INVISIBLE_S + 1
         assert not leases.is_live(token)

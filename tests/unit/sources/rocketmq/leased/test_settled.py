@@ -300,12 +300,12 @@ def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.
     state = MemoryState()
     window = SettledIdentities({}, 0.0)
     for n in range(9):
-        state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], 0.0))
+        state.save_progress(window.add_identities([xxh3_128_digest(b"%d" % n)], 0.0))
     known = [n for n in range(9) if xxh3_128_digest(b"%d" % n) in window]
     assert known == list(range(4, 9))
     assert [n for n in range(9) if xxh3_128_digest(b"%d" % n) in SettledIdentities(state.load_progress(), 0.0)] == known
     for n in (9, 10):
-        state.save_progress(window.add([xxh3_128_digest(b"%d" % n)], commits.GENERATION_S * (n - 8)))
+        state.save_progress(window.add_identities([xxh3_128_digest(b"%d" % n)], commits.GENERATION_S * (n - 8)))
     assert [n for n in range(11) if xxh3_128_digest(b"%d" % n) in window] == [10]
     assert len(state.load_progress()) == 1
 
@@ -313,9 +313,9 @@ def test_the_window_of_what_was_settled_has_two_generations(monkeypatch: pytest.
 def test_what_was_settled_is_known_when_a_broker_s_clock_is_put_back() -> None:
     """By ten minutes: what is acknowledged in vain comes again a minute later than that, also after a restart."""
     state, identity, other = MemoryState(), xxh3_128_digest(b"1"), xxh3_128_digest(b"2")
-    state.save_progress(SettledIdentities({}, 0.0).add([identity], 0.0))
+    state.save_progress(SettledIdentities({}, 0.0).add_identities([identity], 0.0))
     window = SettledIdentities(state.load_progress(), 1.0)
-    window.add([other], 660.0)
+    window.add_identities([other], 660.0)
     assert identity in window
 
 

@@ -71,6 +71,6 @@ def test_another_message_in_its_place_tells_that_a_queue_was_replaced(held: Held
     marks.ask(3 * READ_S)
     held.answer(position=7)
     assert marks.replaced == {TP}
-    marks.forget([TP])
+    marks.forget_partitions([TP])
     assert not marks.replaced
     assert not marks.by_queue()

@@ -77,7 +77,7 @@ def commits_of(state: MemoryState, link: TakingLink | None = None) -> QueueCommi
 
 def commit(commits: QueueCommits, offset: int) -> None:
     """Make it durable."""
-    commits.begin([CommitItem(QUEUE, IDENTITY.scope, PartitionState(offset, offset))])
+    commits.begin_commit([CommitItem(QUEUE, IDENTITY.scope, PartitionState(offset, offset))])
     commits.go_on()
 
 

@@ -84,7 +84,9 @@ def at(link: Asked, *, is_slave: bool = False) -> Node:
 def pulling(master: Asked, slave: Asked) -> Pulls:
     """Reads a queue from its begin; whatever is suggested but 0 is the slave."""
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 0, Subscription("orders"), lambda number: at(slave, is_slave=True) if number != "0" else at(master))
+    pulls.add_queue(
+        TP, 0, Subscription("orders"), lambda number: at(slave, is_slave=True) if number != "0" else at(master)
+    )
     pulls.ask()
     return pulls
 
@@ -181,7 +183,7 @@ def test_of_all_outstanding_answers_one_alone_is_unpacked_beyond_the_room(monkey
     links = [Asked() for _ in range(4)]
     pulls = pulling(links[0], links[0])
     for number, link in enumerate(links[1:], 1):
-        pulls.add(TP._replace(partition=number), 0, Subscription("orders"), lambda _, link=link: at(link))  # type: ignore[misc]
+        pulls.add_queue(TP._replace(partition=number), 0, Subscription("orders"), lambda _, link=link: at(link))  # type: ignore[misc]
     pulls.ask()
     for _ in range(4):
         for link in links:
@@ -202,7 +204,7 @@ def test_an_answer_that_needs_all_the_room_waits_for_no_idle_queue() -> None:
     pulls.ask()
     assert idle.suspends == [0, 5_000]
     other = TP._replace(partition=1)
-    pulls.add(other, 0, Subscription("orders"), lambda _: at(link))
+    pulls.add_queue(other, 0, Subscription("orders"), lambda _: at(link))
     pulls._queues[other].answer_bytes = 1 << 30
     pulls.ask()
     assert link.offsets == [0]
@@ -227,7 +229,7 @@ def test_a_queue_that_waits_for_room_gets_it() -> None:
     pulls = pulling(link, link)
     link.answer(FOUND, body=packed(0, 5 << 20), nextBeginOffset=1, maxOffset=9)
     other = TP._replace(partition=1)
-    pulls.add(other, 0, Subscription("orders"), lambda _: at(busy))
+    pulls.add_queue(other, 0, Subscription("orders"), lambda _: at(busy))
     list(pulls.take())
     pulls._turn[TP] = pulls._turn.pop(TP)
     for offset in range(3):
@@ -302,9 +304,9 @@ def test_the_end_of_a_queue_that_is_paused_is_asked_for(monkeypatch: pytest.Monk
     pulls.pause([TP])
     pulls.ask()
     code, answered = asked[-1]
-    assert (code, pulls.end(TP)) == (RequestCode.GET_MAX_OFFSET, 64)
+    assert (code, pulls.end_of(TP)) == (RequestCode.GET_MAX_OFFSET, 64)
     answered(Frame(0, 1, 1, "", {"offset": "70"}, b""))
-    assert pulls.end(TP) == 70
+    assert pulls.end_of(TP) == 70
     count = len(asked)
     pulls.ask()
     assert len(asked) == count
@@ -346,7 +348,7 @@ def test_what_waits_for_proof_is_asked_for_though_another_queue_has_no_room() ->
     pulls = Pulls(Asks("me", "group"), 4 << 20)
     other = TP._replace(partition=1)
     for tp in (other, TP):
-        pulls.add(tp, 0, Subscription("orders"), lambda _: at(link), QueueMark(0, link.position, 0))
+        pulls.add_queue(tp, 0, Subscription("orders"), lambda _: at(link), QueueMark(0, link.position, 0))
     held = pulls._queues[TP]
     held.next = 1
     pulls._proofs.wanted.add(TP)
@@ -372,7 +374,7 @@ def test_a_queue_begun_in_its_middle_gets_a_mark() -> None:
     """Else nothing would tell a topic that is made again before anything was read of it."""
     link = Asked()
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 7, Subscription("orders"), lambda _: at(link))
+    pulls.add_queue(TP, 7, Subscription("orders"), lambda _: at(link))
     pulls.ask()
     link.answer(19, nextBeginOffset=7, maxOffset=7)
     pulls.ask()
@@ -384,7 +386,7 @@ def test_a_queue_without_a_mark_whose_first_offset_goes_back_is_another_one() ->
     """Where all has expired there is no message to know it by."""
     link = Asked()
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 7, Subscription("orders"), lambda _: at(link))
+    pulls.add_queue(TP, 7, Subscription("orders"), lambda _: at(link))
     pulls.ask()
     link.answer(19, nextBeginOffset=7, minOffset=7, maxOffset=7)
     pulls._queues[TP].not_before_s = 0
@@ -399,7 +401,7 @@ def test_the_first_offset_at_the_start_is_of_the_queue_that_was_there_then(by: s
     """The topic may have been made again before the first pull."""
     link = Asked()
     pulls = Pulls(Asks("me", "group"), 4 << 20)
-    pulls.add(TP, 7, Subscription("orders"), lambda _: at(link), low=7)
+    pulls.add_queue(TP, 7, Subscription("orders"), lambda _: at(link), low=7)
     pulls.ask()
     if by == "an answer":
         link.answer(19, nextBeginOffset=7, minOffset=0, maxOffset=7)
@@ -438,7 +440,7 @@ def test_large_answers_are_not_asked_for_beyond_the_room(paused: bool) -> None:
     pulls = Pulls(Asks("me", "group"), 11 << 20)
     tps = [TP._replace(partition=number) for number in range(256)]
     for tp in tps:
-        pulls.add(tp, 0, Subscription("orders"), lambda _: at(link))
+        pulls.add_queue(tp, 0, Subscription("orders"), lambda _: at(link))
     pulls.ask()
     assert len(link.waiting) == 44
     if paused:

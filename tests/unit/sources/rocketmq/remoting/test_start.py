@@ -82,21 +82,21 @@ def test_a_broker_that_is_down_costs_no_answer_of_another() -> None:
 
 def test_a_new_group_begins_when_all_brokers_have_told() -> None:
     """A broker that is silent may know the group: nothing is decided, and it is named."""
-    assert starts_of(MadeUpLink(answers=NEW), MadeUpLink("refused")).begin([HERE, THERE], {}) == {"b"}
-    assert starts_of(MadeUpLink(answers=NEW), MadeUpLink(answers=NEW)).begin([HERE, THERE], {}) == set()
+    assert starts_of(MadeUpLink(answers=NEW), MadeUpLink("refused")).begin_starts([HERE, THERE], {}) == {"b"}
+    assert starts_of(MadeUpLink(answers=NEW), MadeUpLink(answers=NEW)).begin_starts([HERE, THERE], {}) == set()
 
 
 @pytest.mark.parametrize("other", [MadeUpLink(answers=NEW), MadeUpLink("refused")], ids=["new there", "silent"])
 def test_a_group_that_one_broker_knows_is_not_new(other: MadeUpLink) -> None:
     """Nobody else is waited for: `latest` is for new groups."""
-    assert starts_of(MadeUpLink(answers=OLD), other).begin([HERE, THERE], {}) == set()
+    assert starts_of(MadeUpLink(answers=OLD), other).begin_starts([HERE, THERE], {}) == set()
 
 
 def test_a_group_of_which_another_queue_is_known_is_not_new() -> None:
     """A topic that is made again with fewer queues, without its offsets, is read from its first message."""
     answers = NEW | answering(0, 30, frame(Code.PULL_NOT_FOUND)) | {14: frame(Code.QUERY_NOT_FOUND)}
     starts, known = starts_of(MadeUpLink(answers=answers), MadeUpLink()), {HERE._replace(partition=7): known_with()}
-    assert starts.begin([HERE], known) == set()
+    assert starts.begin_starts([HERE], known) == set()
     assert [one.read_from for one in starts.find([HERE], known).assignments] == [0]
 
 
@@ -106,7 +106,7 @@ def test_a_queue_that_is_just_being_made_begins_at_its_first_message() -> None:
     answers = {14: frame(Code.QUERY_NOT_FOUND), 30: empty, 31: empty, 11: frame(Code.PULL_NOT_FOUND), 28: booted(1)}
     starts = starts_of(MadeUpLink(answers=answers), MadeUpLink(answers=NEW))
     for is_new in (False, True):  # a new group begins at the end
-        assert not is_new or starts.begin([HERE, THERE], {}) == set()
+        assert not is_new or starts.begin_starts([HERE, THERE], {}) == set()
         found = starts.find([HERE], {})
         assert [(one.state.watermark, one.read_from) for one in found.assignments] == [(0, 0)]
 
