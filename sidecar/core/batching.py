@@ -64,7 +64,7 @@ def _picked(offsets: list[int], reasons: Mapping[int, str]) -> Sequence[int] | d
 
 
 class Buffer:
-    """Fragments in offset order. Small ones are joined; arguments of `add` are never modified.
+    """Fragments in offset order. Small ones are joined; arguments of `add_fragment` are never modified.
 
     Args:
         separator: The bytes between two rows of a fragment.
@@ -106,7 +106,7 @@ class Buffer:
         return self._take(whole, border)
 
     def last_within(self, limits: Limits) -> int:
-        """The offset up to which `take` would return all messages, and none beyond."""
+        """The offset up to which `take_first` would return all messages, and none beyond."""
         whole, border = self._fit(limits)
         return self.fragments[whole - 1].last if border is None else border - 1
 

@@ -74,7 +74,7 @@ class ReplayPipeline(DeliveryPipeline):
         """Deliver a part.
 
         Args:
-            part: A durable part of the partition of `begin`.
+            part: A durable part of the partition of `begin_partition`.
             fragment: Its rows; letters between them may be gone.
             again: Whether an earlier process may have sent it.
         """

@@ -184,11 +184,11 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def rewind(self, number: int) -> None:
-        """Let `take` begin again at the watermark."""
+        """Let `take_due` begin again at the watermark."""
         ...
 
     def cancel(self, number: int, position: int) -> bool:
-        """End a message that was not taken; return whether there was one. `forget` must follow.
+        """End a message that was not taken; return whether there was one. `forget_cancelled` must follow.
 
         Raises:
             StateError: A file cannot be read.
@@ -196,7 +196,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
-        """End messages that were not taken by their names, in steps of some milliseconds. `forget` must follow.
+        """End messages that were not taken by their names, in steps of some milliseconds. `forget_cancelled` must follow.
 
         Args:
             lowest: The position from which on messages are ended.

@@ -88,9 +88,9 @@ class JournalProgress:
         self.synced = 0
         """Number of changes that are durable."""
         self._lowest: int | None = None
-        """Lowest position that was put since `begin`."""
+        """Lowest position that was put since `begin_sync`."""
         self._begun: tuple[int, int | None] = 0, None
-        """Number of changes at the last `begin`, and the lowest position of those that are not durable."""
+        """Number of changes at the last `begin_sync`, and the lowest position of those that are not durable."""
 
     def note(self, position: int | None = None) -> None:
         """Count a change, with its lowest position if it put messages."""
@@ -107,7 +107,7 @@ class JournalProgress:
         self._begun, self._lowest = (self.changes, self.unsynced), None
 
     def ended_sync(self) -> None:
-        """Note that the changes before the last `begin` are durable."""
+        """Note that the changes before the last `begin_sync` are durable."""
         self.synced, self._begun = self._begun[0], (self._begun[0], None)
 
 
@@ -179,7 +179,7 @@ class StoreJournal:
 
     @property
     def has_work(self) -> bool:
-        """Whether `begin` would continue or begin a checkpoint though nothing was changed."""
+        """Whether `begin_sync` would continue or begin a checkpoint though nothing was changed."""
         if self._saving is not None:
             return self.asked is None
         return self._next is not None or self._is_full()
@@ -282,7 +282,7 @@ class StoreJournal:
         """Make all changes durable, here and now.
 
         Raises:
-            OSError: See `begin`.
+            OSError: See `begin_sync`.
         """
         if self._job is not None:
             self._job.drop()
@@ -303,7 +303,7 @@ class StoreJournal:
         """Make all changes durable, and leave nothing to repeat. No file is rewritten: a start or a stop waits for it.
 
         Raises:
-            OSError: See `begin`.
+            OSError: See `begin_sync`.
         """
         self._rewrites = False
         if self._saving is not None:

@@ -52,7 +52,7 @@ class Writes:
 
     @property
     def unsynced(self) -> int | None:
-        """The lowest position of a message that is not durable; `take` does not reach it."""
+        """The lowest position of a message that is not durable; `take_due` does not reach it."""
         return self._journal.progress.unsynced
 
     def poll(self) -> None:

@@ -90,7 +90,7 @@ def test_a_crash_at_any_write_produces_each_once(kafka: Broker, tmp_path: Path, 
             store.letters.put([_with_header(letter(i, topic=topic, partition=0), {"id": "%d"}) for i in (10, 11)])
             crasher = Crasher(at, after=after)
             with pytest.MonkeyPatch.context() as patch:
-                for owner, name in ((Replays, "fix"), (Replays, "end"), (LetterProducer, "_produce")):
+                for owner, name in ((Replays, "fix"), (Replays, "end_part"), (LetterProducer, "_produce")):
                     patch.setattr(owner, name, crasher.around(getattr(owner, name)))
                 try:
                     assert run(folder, "replay", "--to", "topic", "--yes").exit_code == 0

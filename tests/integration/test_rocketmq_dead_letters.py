@@ -178,7 +178,7 @@ def test_a_kill_sends_at_most_what_was_in_flight_twice(bench: Bench, monkeypatch
 
     command = ["replay", "--in", "state", "--to", "topic", "--rate", "10000", "--yes"]
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(Replays, "end", killed)
+        patch.setattr(Replays, "end_part", killed)
         bench.run(*command)
     assert bench.run(*command).stdout == f"{LETTERS - AT_ONCE} dead letters were sent, 0 stay\n"
     with Reader(bench.node, unique("group"), [bench.topic]) as reader:

@@ -193,7 +193,7 @@ class Delivery:
             if part.sent(attempt):
                 self._memory.held_bytes += ATTEMPT_BYTES
             elif not part.alive:
-                self._memory.held_bytes -= held_by(part)  # `forget` could not: the sender still had it
+                self._memory.held_bytes -= held_by(part)  # `forget_partition` could not: the sender still had it
         self._refusals.answered(batch, answer, now_ms)
         if answer.verdict is Verdict.ACK:
             self.delivered.add_batch(batch, wall_ms)

@@ -74,7 +74,7 @@ class _Filling(Generic[G, M]):
         self._due.update(self._idle)
 
     def has_due(self, *, everything: bool) -> bool:
-        """Whether `take` would return a batch."""
+        """Whether `take_batch` would return a batch."""
         return bool(self._due or (everything and self._idle))
 
     def take_batch(self, *, everything: bool) -> MessageBatch[G, M] | None:

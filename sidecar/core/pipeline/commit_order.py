@@ -100,7 +100,7 @@ class CommitOrder:
 
     @property
     def busy(self) -> bool:
-        """Whether a step is under way: `begin` must wait for its end."""
+        """Whether a step is under way: `begin_commit` must wait for its end."""
         return self._step is not None
 
     def begin_commit(self, items: list[CommitItem]) -> Step:
@@ -148,7 +148,7 @@ class CommitOrder:
 
     def _written(self, step: Journal | Settle | Keep) -> None:
         if isinstance(step, Settle):
-            del self._marks[: len(step.marks)]  # only `begin` adds, and not while a step is under way
+            del self._marks[: len(step.marks)]  # only `begin_commit` adds, and not while a step is under way
         elif isinstance(step, Journal):
             self._drop(step.segments)
 

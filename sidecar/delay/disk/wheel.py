@@ -92,7 +92,7 @@ class Wheel:
         return taken
 
     def give_back(self, entries: Iterable[Entry]) -> None:
-        """Take back entries that `take` returned last."""
+        """Take back entries that `take_due` returned last."""
         for entry in entries:
             heapq.heappush(self._late, entry)
 
@@ -141,5 +141,5 @@ class LaneWheel:
         return self._numbers[place]
 
     def give_back(self, entries: Iterable[Entry]) -> None:
-        """Take back entries that `take` returned last."""
+        """Take back entries that `take_due` returned last."""
         self._wheel.give_back(entries)

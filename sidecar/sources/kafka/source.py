@@ -193,7 +193,7 @@ class KafkaCommits:
         return results
 
     def ended(self, error: KafkaError | None, done: Sequence[ck.TopicPartition]) -> bool:
-        """Handle the end of the oldest commit begun by `begin`; return whether all of it succeeded."""
+        """Handle the end of the oldest commit begun by `begin_commit`; return whether all of it succeeded."""
         begun_s, memories = self._pending.popleft()
         results = dict.fromkeys(memories, False)
         results |= {TopicPartition(tp.topic, tp.partition): error is None and tp.error is None for tp in done or ()}

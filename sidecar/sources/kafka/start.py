@@ -265,7 +265,7 @@ class _NewGroup:
     """Whether a partition was requested when the group had no commit: then its start is configured.
 
     Args:
-        nothing_committed: Asks the broker; called at most once between two calls of `begin`.
+        nothing_committed: Asks the broker; called at most once between two calls of `begin_starts`.
     """
 
     def __init__(self, nothing_committed: Callable[[], bool]) -> None:

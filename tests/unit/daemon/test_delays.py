@@ -159,7 +159,7 @@ def test_the_wait_ends_with_the_next_due_time(scene: Scene) -> None:
     "pause",
     [
         lambda scene: setattr(type(scene.core.gate), "paused", frozenset({TP.store})),
-        lambda scene: scene.core.forget([TP]),
+        lambda scene: scene.core.forget_partitions([TP]),
     ],
 )
 def test_a_partition_that_is_paused_or_gone_is_not_read(

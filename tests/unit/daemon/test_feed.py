@@ -67,7 +67,7 @@ def test_a_partition_goes_to_the_core_at_once() -> None:
 def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
     """It is paused with its copies, and what came of it is read when it is given; others are not held up."""
     fed = Fed()
-    fed.ids.take.side_effect = lambda found, _: found.tp == OTHER
+    fed.ids.take_partition.side_effect = lambda found, _: found.tp == OTHER
     taken = TakenPartition(assignment(), None, 0, 0.0)
     fed.ids.loading = {TP: taken}
     fed.feed.take_partitions([assignment(), assignment(OTHER)])
@@ -158,7 +158,7 @@ def test_messages_that_fall_due_shorten_the_wait(due_s: float, wait_s: float) ->
     assert fed.waits() == wait_s
     assert delays.poll.call_count == 1
     fed.feed.take_partitions([assignment()])
-    assert delays.take.call_args.args == (assignment(),)
+    assert delays.take_partition.call_args.args == (assignment(),)
 
 
 def test_a_restore_under_way_shortens_the_wait() -> None:

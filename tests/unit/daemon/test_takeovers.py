@@ -450,7 +450,7 @@ def test_an_assigned_partition_is_taken_over_before_the_core_has_it() -> None:
     """Else the core would read what is held already."""
     fed = Fed()
     fed.feed.take_partitions([assignment()])
-    assert fed.takeovers.begin.call_count == 1
+    assert fed.takeovers.begin_takeover.call_count == 1
     assert not fed.pipeline.assign.called
 
 

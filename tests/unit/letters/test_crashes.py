@@ -13,7 +13,7 @@ from sidecar.state.store import Store
 from tests.support.letters import ENDED, Crash, Crasher, configure, letter, run
 from tests.support.receiver import Receiver
 
-WRITES = ("fix", "halve", "end")
+WRITES = ("fix", "halve", "end_part")
 LETTERS = 12
 POISON = 5
 

@@ -45,7 +45,7 @@ class Marks:
         self._link_of = link_of
         self._queues: dict[TopicPartition, _MarkedQueue] = {}
         self.replaced: set[TopicPartition] = set()
-        """Queues that were replaced, until `forget`."""
+        """Queues that were replaced, until `forget_partitions`."""
 
     def read(self, tp: TopicPartition, mark: QueueMark) -> None:
         """Note a message that was handed over."""
