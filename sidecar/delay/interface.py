@@ -196,7 +196,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
-        """End messages that were not taken by their names, in steps of some milliseconds. `forget_cancelled` must follow.
+        """End messages that were not taken by their names, in steps of some milliseconds; then call `forget_cancelled`.
 
         Args:
             lowest: The position from which on messages are ended.

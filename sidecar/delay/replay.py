@@ -127,6 +127,6 @@ class Replay:
         number, watermark, mark, floor = KEEP.unpack_from(body)
         lane = self._lanes.lanes[number]
         lane.state, lane.watermark = bytes(body[KEEP.size :]), max(lane.watermark, watermark)
-        lane.forget(floor)
+        lane.forget_origins(floor)
         self._lanes.mark = max(self._lanes.mark, mark)
         self._moved.add(number)

@@ -57,8 +57,8 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
 class Outbox:
     """Moves batches from stage to stage, by the table alone, and counts them by group.
 
-    A batch is in exactly one queue from `begin_batch` to `end_batch`. A batch that continues with fewer parts gets a new number, so
-    that an answer always belongs to the parts that were sent under its number.
+    A batch is in exactly one queue from `begin_batch` to `end_batch`. A batch that continues with fewer parts gets a
+    new number, so that an answer always belongs to the parts that were sent under its number.
     """
 
     def __init__(self) -> None:

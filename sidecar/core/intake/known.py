@@ -164,7 +164,7 @@ class Identities:
         return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
 
     def take_all(self, partition: Partition, last: int, numbers: array[int], now_ms: float) -> bytes:
-        """Like `take_ids`, with a byte per message; `NO_ID` stands for a missing id, and no other partition has copies."""
+        """Like `take_ids`, with a byte per message; `NO_ID` is a missing id, and no other partition has copies."""
         ids, window = np.frombuffer(numbers, np.int64), self._windows.window(partition.tp)
         assert isinstance(window, RotatingSet)
         new, moment = ids == NO_ID, Moment(last, partition.reach.committed, now_ms)

@@ -14,7 +14,7 @@ effects since the last step, which the caller performs in their order. Times are
 | `CancelHeld` | `cancelled` | |
 | `Park`, `Unpark` | `parked` | `restore_parked`: the parts that the store has of a partition that was just taken |
 | `Fetch` | `fetched`, `not_fetched` | |
-| `Reload` | `forget_partitions`, `assign` | `assign`, then `load_settled`; `fence`, `forget_partitions`: ownership changes |
+| `Reload` | `forget_partitions`, `assign` | `assign`, then `load_settled`; then `fence`, `forget_partitions` |
 | `Report` | | |
 
 An answer to an earlier ownership of a partition is ignored. The shell may also ask for a state: `drain`, `leave`,

@@ -149,7 +149,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             self._cache.drop(number)
 
     def own(self, name: bytes, number: int, tp: TopicPartition, lineage: RecordLineage, taken_over: TakenOver) -> None:
-        """Own a partition that was taken over; `lineage` is the source's. See `begin_partition` for the other arguments."""
+        """Own a partition that was taken over; `lineage` is the source's, the rest as in `begin_partition`."""
         kept = taken_over.kept
         owned = Owned.of(name, tp, lineage, taken_over)
         self._vouching.use(number)
@@ -287,7 +287,8 @@ class ChangelogStore(Proofs, ParkedEntries):
     def cancel(self, number: int, position: int) -> bool:
         """End a message that was not taken; return whether there was one.
 
-        It stays ended once that is acknowledged, and a commit that began later has succeeded: `forget_cancelled` must follow.
+        It stays ended once that is acknowledged, and a commit that began later has succeeded: then call
+        `forget_cancelled`.
 
         Raises:
             StateError: A local file cannot be read.

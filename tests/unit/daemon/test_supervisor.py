@@ -55,7 +55,7 @@ class Core:
     def patience_ms(self, now_ms: float) -> float:
         return 0
 
-    def forget(self, tps: object) -> None:
+    def forget_partitions(self, tps: object) -> None:
         pass
 
     def fence(self, tps: object) -> None:

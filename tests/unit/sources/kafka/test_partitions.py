@@ -35,7 +35,7 @@ class Starts:
     def identity(self, assignment: Any) -> Any:
         return assignment.tp
 
-    def forget(self, tps: Collection[TopicPartition]) -> None: ...
+    def forget_partitions(self, tps: Collection[TopicPartition]) -> None: ...
 
 
 class Scene:
@@ -49,7 +49,9 @@ class Scene:
         self.starts, self.deleted = Starts(), dict[str, None]()
         self.told: list[str] = []
         self.troubles = Troubles(lambda name, *_: self.told.append(name), "kafka.failed", "kafka.recovered")
-        ends: Any = SimpleNamespace(ask_soon=lambda: None, watch=lambda _: None, forget=lambda _: None, silent=False)
+        ends: Any = SimpleNamespace(
+            ask_soon=lambda: None, watch=lambda _: None, forget_partitions=lambda _: None, silent=False
+        )
         topic_ids: Any = SimpleNamespace(watch=lambda _: self.deleted.items())
         self.settings = KafkaSettings.model_validate(
             {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": list(topics)}

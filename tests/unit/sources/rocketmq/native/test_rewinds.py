@@ -44,7 +44,7 @@ def rewound(answers: Answers, *read: int) -> dict[TopicPartition, tuple[int, boo
 
     marks: Any = SimpleNamespace(
         by_queue=lambda: {TP: [Stands(offset, 0, 0) for offset in read]},
-        of=lambda tp, mark: Asks("me", "g").low(tp), forget=lambda _: None,
+        of=lambda tp, mark: Asks("me", "g").low(tp), forget_partitions=lambda _: None,
     )  # fmt: skip
     brokers: Any = answers
     return Rewinds(Asks("me", "g"), brokers, marks).commit()
