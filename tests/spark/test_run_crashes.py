@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.config.model import Settings
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.pinned import latest_batch, open_checkpoint
 from sidecar.spark.run.progress import RunProgress
@@ -18,7 +18,7 @@ from sidecar.state.store import Store
 from tests.support.landing import Disk, ProcessDied, disk
 from tests.support.receiver import Receiver
 from tests.support.spark.deliveries import dead_letters
-from tests.support.spark.tasks import TP, Message, batches, begin, make_settings, plan_of, progress_of
+from tests.support.spark.tasks import TP, Message, batches, begin, deliver, make_settings, plan_of, progress_of
 
 BATCHES, MESSAGES = 3, 60
 STEP = 7

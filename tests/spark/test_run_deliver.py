@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task
 from sidecar.spark.run.folder import RunFolder, TaskNotes
 from sidecar.spark.run.outcome import letters_in
 from sidecar.spark.run.task import ARROW_COLUMNS, runs
 from tests.support.receiver import Receiver
-from tests.support.spark.tasks import TP, Message, batches, make_settings, plan_of, run_task
+from tests.support.spark.tasks import TP, Message, batches, deliver, make_settings, plan_of, run_task
 
 
 @pytest.fixture

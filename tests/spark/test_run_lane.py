@@ -22,7 +22,7 @@ from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.ranges.kafka import QUEUE_KBYTES, fetch, fetch_by_lane
 from sidecar.spark.run import task
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome, books_of, letters_in
 from sidecar.spark.run.progress import RunTally
@@ -34,7 +34,7 @@ from tests.support.lane_cases import strange
 from tests.support.process import wait_until
 from tests.support.produce import Outgoing
 from tests.support.receiver import Receiver
-from tests.support.spark.tasks import plan_of
+from tests.support.spark.tasks import deliver, plan_of
 
 Delivered = tuple[list[tuple[str, str, tuple[Any, ...]]], list[Any], Any, Mapping[str, int], list[int], list[str]]
 """Parts with group, name and rows; dead letters; books; cuts; ids that cannot be compared, and unwanted tags."""
@@ -164,7 +164,7 @@ def filled(
         found = plan.broker.read(folder, tp, start, end)
         assert (found.lane is not None) == (lane == "on")
         place = TaskRange(tp, found, lambda: None, start, end, "5c09e5c0", "1d5c09e0", batch, kept)
-        batches += task.rows_of_place(plan, place)
+        batches += task.rows_of(plan, place)
         of_batch = kept.books.of(batch)
         assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")
         own += [of_range[-1] for of_range in of_batch["partitions"]]

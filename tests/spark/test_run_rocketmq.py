@@ -20,7 +20,7 @@ from sidecar.errors import ConfigError, PositionError, UnavailableError
 from sidecar.sources.rocketmq.remoting.inquiry import Inquiry
 from sidecar.sources.rocketmq.wire.requests import MemberAsks, Subscription
 from sidecar.spark.ranges.walk import Span
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import LetterFiles, Outcome
 from sidecar.spark.run.pinned import open_checkpoint
@@ -48,7 +48,7 @@ from tests.support.spark.rocketmq import (
     waiting,
 )
 from tests.support.spark.tables import SCHEMA, forget_commits, rows
-from tests.support.spark.tasks import begin, job_broker, plan_of, progress_of
+from tests.support.spark.tasks import begin, deliver, job_broker, plan_of, progress_of
 from tests.support.workload import POISON, Workload
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.ranges.kafka import fetch
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.deliver import Task
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import TwinFiles
 from sidecar.spark.run.pinned import open_checkpoint
@@ -27,7 +27,7 @@ from tests.support.postgresql import Database
 from tests.support.process import wait_until
 from tests.support.receiver import Receiver, value_hash
 from tests.support.spark.deliveries import dead_letters
-from tests.support.spark.tasks import begin, make_settings, plan_of, progress_of
+from tests.support.spark.tasks import begin, deliver, make_settings, plan_of, progress_of
 
 POISON, TWIN, THIRD, OTHER = value(1, 0, note="poison"), value(1, 1), value(1, 2), value(2, 0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ import structlog
 
 from sidecar.core.claims import ClaimEnd, ClaimState
 from sidecar.core.effects import Claim, Report, Send, StoreDeadLetters
-from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.ranges import Halve, RangePipeline
 from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
 from sidecar.errors import SidecarError
@@ -134,49 +133,8 @@ class Task:
         return f"{self.tp.topic}-{self.tp.queue}" + ("" if self.letters is None else "-twins")
 
 
-def deliver(plan: RunPlan, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
-    """Deliver all wanted messages of a range; return when each is settled.
-
-    Raises:
-        ConfigError: The sink's certificates cannot be used.
-        StateError: The folder beside the checkpoint cannot be used.
-        UnavailableError: The broker does not return the messages.
-    """
-    with ExitStack() as stack:
-        delivery = _Delivery(plan, task, columns, stack)
-        for run in runs:
-            delivery.feed(run)
-        return delivery.finish()
-
-
 class DeliveryStoppedError(Exception):
     """A delivery was ended by `stopped`; the rest is delivered another time, under the same names."""
-
-
-def deliver_carried(
-    plan: RunPlan,
-    task: Task,
-    columns: Columns,
-    parts: Callable[[ReadingRules], Iterable[tuple[str, int, int, Fragment]]],
-    stopped: Callable[[], bool],
-) -> Outcome:
-    """Deliver rows that were carried out of parts, as `RangePipeline.take_up` does.
-
-    Args:
-        plan: With a ledger.
-        task: Their partition, with the scope of their names.
-        parts: Returns group, first and last offset of each part, and the rows, framed by these rules.
-        stopped: Returns whether to end at once.
-
-    Raises:
-        DeliveryStoppedError: `stopped` ended it.
-        SidecarError: Like `deliver`.
-    """
-    with ExitStack() as stack:
-        delivery = _Delivery(plan, task, columns, stack, stopped)
-        for part in parts(delivery.reading):
-            delivery.take_up(*part)
-        return delivery.finish()
 
 
 class _Letters:
@@ -255,7 +213,20 @@ class _Note:
             self._noted = text
 
 
-class _Delivery:
+class RangeDelivery:
+    """The delivery of one range, or of rows that were carried out of its parts.
+
+    Args:
+        plan: With rules of delivery; for carried rows, also with a ledger.
+        columns: Reads the messages.
+        stack: Ends the delivery when it is closed.
+        stopped: Returns whether to end at once.
+
+    Raises:
+        ConfigError: The sink's certificates cannot be used.
+        StateError: The folder beside the checkpoint cannot be used.
+    """
+
     def __init__(
         self,
         plan: RunPlan,
@@ -325,7 +296,11 @@ class _Delivery:
         self._make_room()
 
     def finish(self) -> Outcome:
-        """Wait until all is settled, and make the state for the next micro-batch durable."""
+        """Wait until all is settled, and make the state for the next micro-batch durable.
+
+        Raises:
+            DeliveryStoppedError: `stopped` ended it; so do `feed` and `take_up`.
+        """
         pipeline, task = self._pipeline, self._task
         pipeline.end_range()
         self._turn()

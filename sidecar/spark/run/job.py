@@ -217,9 +217,9 @@ class SparkRun:
         """Start all queries, which end with the stack; return a function that waits for their end."""
         from pyspark.errors import PySparkException
 
-        from sidecar.spark.run.writer import data_source
+        from sidecar.spark.run.writer import RangeWriter, data_source
 
-        session.dataSource.register(data_source(plan))
+        session.dataSource.register(data_source(RangeWriter(plan)))
         try:
             query = LastingQuery(self._writer(self._frame(session, plan.checkpoint.pending)).start)
         except PySparkException as error:

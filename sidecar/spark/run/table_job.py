@@ -165,7 +165,7 @@ class TableRun(SparkRun):
         stood = first if begin is None else begin.offsets
         ranges = self._range_plan(self._folder.path / target.name, limit, stood, until)
         name = f"{NAME}_{target.name}"
-        session.dataSource.register(range_source(RowReader(ranges, replace(plan, query=target.name)), name, TABLE_DDL))
+        session.dataSource.register(range_source(RowReader(ranges, plan), name, TABLE_DDL))
         return session.readStream.format(name).load().observe(OBSERVED_ROWS, F.count(F.lit(1)).alias("rows"))
 
     def _await_queries(self, progress: RunProgress) -> None:

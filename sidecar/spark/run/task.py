@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -33,8 +34,8 @@ BATCH_ID: Final = "batch_id"
 _OF_MESSAGES: Final = tuple(name for name in ROW if name != BATCH_ID)
 
 
-def rows_of_range(plan: RunPlan, span: Span) -> Iterator[pa.RecordBatch]:
-    """The rows of the range of this task, as record batches of `TABLE_SCHEMA`.
+def rows_of(plan: RunPlan, place: TaskRange) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, as record batches of `TABLE_SCHEMA`.
 
     When the last row is taken, the ids of the range are durable, and so are its books in the query of the table; the
     query of the rejects would have the same books. Another attempt, and a replay, return the same rows.
@@ -47,11 +48,6 @@ def rows_of_range(plan: RunPlan, span: Span) -> Iterator[pa.RecordBatch]:
         PositionError: The topic was created again.
         UnavailableError: The broker does not return the messages.
     """
-    yield from rows_of_place(plan, opened_range(plan, span))
-
-
-def rows_of_place(plan: RunPlan, place: TaskRange) -> Iterator[pa.RecordBatch]:
-    """The rows of an opened range, as in `rows_of_range`."""
     sieve = Sieve(plan.reading.tags, plan.reading.dedup, place.found.columns)
     windows = Windows(place.folder.path / "ids" / f"{place.ids_scope}-{place.tp.queue}")
     if sieve.window is not None:
@@ -120,53 +116,47 @@ class TaskRange:
 
 def run(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     """Deliver one offset range; None if none of its rows reached this task."""
-    place = opened(plan, batches)
-    if place is None:
+    asked = asked_of(batches)
+    if asked is None:
         return None
-    from sidecar.spark.run.deliver import Task, deliver  # tasks of tables do not need it
+    from sidecar.spark.run.deliver import RangeDelivery, Task  # tasks of tables do not need it
 
+    place = opened(plan, *asked)
     context = TaskContext.get()
     assert context is not None
     again = place.batch == plan.checkpoint.pending or context.attemptNumber() > 0
     attempt = str(context.taskAttemptId())
     task = Task(place.tp, place.scope, place.ids_scope, place.batch, attempt, again)
-    outcome = deliver(plan, task, place.found.columns, place.runs())
+    with ExitStack() as stack:
+        delivery = RangeDelivery(plan, task, place.found.columns, stack)
+        for part in place.runs():
+            delivery.feed(part)
+        outcome = delivery.finish()
     outcome.lane, outcome.expired = place.found.told, place.expired
     return outcome
 
 
-def opened(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> TaskRange | None:
-    """The range of this task; None if none of its rows reached it.
+def asked_of(batches: Iterator[pa.RecordBatch]) -> tuple[Span, RangeMessages | None] | None:
+    """The range that Spark's rows name, or their partition and they themselves as messages; None without rows."""
+    first = next((rows for rows in batches if rows.num_rows), None)
+    if first is None:
+        return None
+    tp = place_of(first)
+    if "end" not in first.schema.names:  # rows of Spark's connector
+        return Span(tp, "", 0, 0), RangeMessages(ARROW_COLUMNS, runs(chain([first], batches), tp), None)
+    (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
+    tp = TopicPartition(row["topic"], row["partition"], row["broker"])
+    return Span(tp, "", row["start"], row["end"], expired=row["expired"]), None
+
+
+def opened(plan: RunPlan, span: Span, found: RangeMessages | None = None) -> TaskRange:
+    """The range of this task, read by the job's own client unless its messages are given in `found`.
 
     Raises:
         StateError: The folder beside the checkpoint cannot be used.
         PositionError: The topic was created again.
         UnavailableError: The broker does not answer.
     """
-    batch, folder = _begin(plan)
-    first = next((rows for rows in batches if rows.num_rows), None)
-    if first is None:
-        return None
-    tp = place_of(first)
-    if "end" not in first.schema.names:  # rows of Spark's connector
-        found = RangeMessages(ARROW_COLUMNS, runs(chain([first], batches), tp), None)
-        return _place(plan, batch, folder, Span(tp, "", 0, 0), found)
-    (row,) = (row for part in (first, *batches) for row in part.to_pylist())  # an unread rest ends this process
-    tp = TopicPartition(row["topic"], row["partition"], row["broker"])
-    return _place(plan, batch, folder, Span(tp, "", row["start"], row["end"], expired=row["expired"]))
-
-
-def opened_range(plan: RunPlan, span: Span) -> TaskRange:
-    """The range of this task, for a source that reads by itself.
-
-    Raises:
-        SidecarError: Like `opened`.
-    """
-    return _place(plan, *_begin(plan), span)
-
-
-def _begin(plan: RunPlan) -> tuple[int, RunFolder]:
-    """The micro-batch, and the query's folder."""
     context = TaskContext.get()
     assert context is not None
     configure_log(plan.log)
@@ -175,11 +165,6 @@ def _begin(plan: RunPlan) -> tuple[int, RunFolder]:
     batch, folder = int(number), RunFolder(plan.folder / plan.query)
     while folder.held(batch):  # the query is being stopped: Spark ends this task before it sends anything
         time.sleep(HELD_WAIT_S)
-    return batch, folder
-
-
-def _place(plan: RunPlan, batch: int, folder: RunFolder, span: Span, found: RangeMessages | None = None) -> TaskRange:
-    """The range, read by the job's own client unless its messages are given in `found`."""
     tp, broker, checkpoint = span.tp, plan.broker, plan.checkpoint
     if found is None:
         found = broker.read(plan.folder, tp, span.start, span.end)

@@ -33,7 +33,7 @@ from sidecar.ledger.interface import Ledger, LedgerError
 from sidecar.ops.health import Problem, problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
 from sidecar.spark.ranges.broker import SingleMessages
-from sidecar.spark.run.deliver import DeliveryStoppedError, Task, deliver_carried
+from sidecar.spark.run.deliver import DeliveryStoppedError, RangeDelivery, Task
 from sidecar.spark.run.outcome import Kept, Outcome, TwinFiles
 from sidecar.spark.run.plan import RunPlan
 
@@ -248,8 +248,11 @@ class Resolver:
 
         attempt = f"{batch}-{secrets.token_hex(4)}"
         task = Task(one.tp, one.scope, "", batch, attempt, again=True, letters=self.files.letters)
-        outcome = deliver_carried(self._plan, task, columns, parts, self._stop.is_set)
-        return outcome, gone
+        with ExitStack() as stack:
+            delivery = RangeDelivery(self._plan, task, columns, stack, self._stop.is_set)
+            for part in parts(delivery.reading):
+                delivery.take_up(*part)
+            return delivery.finish(), gone
 
 
 def _framed(reading: ReadingRules, rows: Carried, messages: list[Any]) -> Fragment:

@@ -77,15 +77,15 @@ class RowReader(RangePlanner):
         self._packed_plan = pickle.dumps(plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from sidecar.spark.run.task import rows_of_range
+        from sidecar.spark.run import task
 
-        yield from rows_of_range(pickle.loads(self._packed_plan), partition.value)
+        plan = pickle.loads(self._packed_plan)
+        yield from task.rows_of(plan, task.opened(plan, partition.value))
         freeze_modules()
 
 
-def data_source(plan: RunPlan) -> type[DataSource]:
+def data_source(writer: RangeWriter) -> type[DataSource]:
     """A class for `spark.dataSource.register`; Spark pickles it with the writer."""
-    writer = RangeWriter(plan)
 
     class SidecarRun(DataSource):
         """The pipeline's sink."""

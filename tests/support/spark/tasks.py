@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from sidecar.config.model import Settings
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.lane import refusal_on_spark
 from sidecar.spark.ranges import broker_of
 from sidecar.spark.ranges.broker import BrokerRanges
-from sidecar.spark.run.deliver import Task, deliver
+from sidecar.spark.run.deliver import RangeDelivery, Task
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
 from sidecar.spark.run.pinned import Checkpoint
@@ -98,6 +99,15 @@ def progress_of(settings: Settings, folder: RunFolder, query: Path, state: State
     return RunProgress(plan_of(settings, folder.path), folder, query, state, settings.memory.budget_bytes)
 
 
+def deliver(plan: RunPlan, task: Task, columns: Columns, runs: Iterable[Run]) -> Outcome:
+    """Deliver a range as a task would."""
+    with ExitStack() as stack:
+        delivery = RangeDelivery(plan, task, columns, stack)
+        for run in runs:
+            delivery.feed(run)
+        return delivery.finish()
+
+
 def run_task(
     settings: Settings,
     folder: Path,
@@ -107,6 +117,6 @@ def run_task(
     attempt: int = 0,
     rows: int = 10_000,
 ) -> Outcome:
-    """Deliver a range as a task would."""
+    """Deliver messages in record batches of so many rows."""
     task = Task(TP, "5c09e5c0", "1d5c09e0", batch, str(attempt), again=attempt > 0)
     return deliver(plan_of(settings, folder), task, ARROW_COLUMNS, runs(batches(messages, rows), TP))

@@ -33,7 +33,8 @@ KAFKA = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": ["orders
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is excluded from garbage collection before the test, and after it."""
     monkeypatch.setattr(workers, "_frozen", 0)
-    monkeypatch.setattr(task, "rows_of_range", lambda *_: iter(()))  # there is no broker
+    monkeypatch.setattr(task, "opened", lambda *_: None)  # there is no broker
+    monkeypatch.setattr(task, "rows_of", lambda *_: iter(()))
     context = SimpleNamespace(getLocalProperty=lambda _: "0")
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     gc.unfreeze()

@@ -16,7 +16,7 @@ from sidecar.core.records import Run
 from sidecar.errors import PositionError
 from sidecar.spark.ranges import broker as ranges
 from sidecar.spark.ranges import kafka
-from sidecar.spark.run.task import TaskRange, opened, run, runs
+from sidecar.spark.run.task import TaskRange, asked_of, opened, run, runs
 from tests.support.spark.tasks import TP, batches, make_settings, plan_of
 
 
@@ -63,9 +63,9 @@ def place(request: pytest.FixtureRequest, broker: Broker, tmp_path: Path, monkey
     if request.param == "client":
         fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": "", "expired": 0}
         rows = [pa.RecordBatch.from_pylist([fields])]
-    place = opened(plan_of(settings, tmp_path), iter(rows))
-    assert place is not None
-    return place
+    asked = asked_of(iter(rows))
+    assert asked is not None
+    return opened(plan_of(settings, tmp_path), *asked)
 
 
 def test_a_task_refuses_messages_of_a_topic_that_was_created_again(broker: Broker, place: TaskRange) -> None:
@@ -94,17 +94,25 @@ def test_a_task_delivers_its_range(
     told: list[object] = []
     outcome: Any = SimpleNamespace(lane="")
 
-    def deliver(plan: object, task: object, columns: object, runs: Iterator[Run]) -> object:
-        told.extend([task, *(run.last for run in runs)])
-        return outcome
+    class Delivery:
+        def __init__(self, plan: object, task: object, *_: object) -> None:
+            told.append(task)
 
-    monkeypatch.setattr("sidecar.spark.run.deliver.deliver", deliver)
+        def feed(self, run: Run) -> None:
+            told.append(run.last)
+
+        def finish(self) -> object:
+            told.append("end")
+            return outcome
+
+    monkeypatch.setattr("sidecar.spark.run.deliver.RangeDelivery", Delivery)
     source = {"bootstrap_servers": "localhost:1", "group_id": "g", "topics": [TP.topic], "lane": "off"}
     settings = make_settings("http://localhost:1/", source={"kafka": source})
     plan = plan_of(settings, tmp_path, pending=pending)
     fields = {"topic": TP.topic, "partition": TP.partition, "start": 0, "end": 10, "broker": "", "expired": 0}
     delivered: Any = run(plan, iter([pa.RecordBatch.from_pylist([fields])]))
-    task, last = told
-    assert (task.tp, task.batch, task.attempt, task.again, last) == (TP, 0, "17", again, 9)  # type: ignore[attr-defined]
+    task, *calls = told
+    assert (task.tp, task.batch, task.attempt, task.again) == (TP, 0, "17", again)  # type: ignore[attr-defined]
+    assert calls == [9, "end"]
     assert delivered is outcome and delivered.lane is None
     assert run(plan, iter([])) is None
