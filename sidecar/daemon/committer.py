@@ -143,7 +143,7 @@ class Committer:
         self._published = Publish([])
         self._record.commits.ended(results, elapsed_s)
         self._pipeline.committed(results, time.monotonic() * 1000)
-        self._delays.committed(results)
+        self._delays.owned.committed(results)
 
     def now(self, tps: Iterable[TopicPartition], take_inbox: Callable[[float], None]) -> None:
         """Commit the settled state of these partitions, and wait for it; a commit under way is overtaken.

@@ -82,7 +82,7 @@ class Feed:
             self._paused -= {assignment.tp}
             self._pipeline.assign(assignment.tp, assignment.scope, assignment.state, assignment.lineage)
             is_stale |= self._load_positions(assignment, known)
-            self._delays.take_partition(assignment)
+            self._delays.owned.take_partition(assignment)
         if is_stale:
             self._snapshots.now()
 
@@ -125,9 +125,9 @@ class Feed:
             if tp in self._takeovers.outdated and isinstance(self._source, Remembers):
                 self._source.distrust(tp)
             self._source.reload(tp)
-        self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
+        due_s = self._delays.poll(time.monotonic() * 1000, time.time_ns() // 1_000_000)
         # Not 0: a due message that cannot be read must not make the loop spin.
-        patience_s = min(self._patience_s(), max(DUE_POLL_S, self._delays.wait_s()))
+        patience_s = min(self._patience_s(), max(DUE_POLL_S, due_s))
         for item in self._source.poll(patience_s):
             self._read(item)
 

@@ -244,7 +244,7 @@ class Daemon:
         keeper = StatusKeeper(supervisor, state, group, budget_bytes, reload)
         asks = {
             "config": reload.ask,
-            "tap": Taps(pipeline, letters, delays.origin).ask,
+            "tap": Taps(pipeline, letters, delays.owned.origin).ask,
             **delays.asks(inbox, lambda: reload.settings),
         }
         return _Parts(supervisor, letters, reload, keeper, asks)

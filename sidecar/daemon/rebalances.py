@@ -77,7 +77,7 @@ class RebalanceListener:
     def revoking(self, tps: Collection[TopicPartition]) -> None:
         self._record.rebalances["revoked"] += 1
         self._reloading.clear()
-        both = self._delays.with_stores(tps)
+        both = self._delays.owned.with_stores(tps)
         self._pipeline.fence(both)
         deadline_s = time.monotonic() + REVOKE_DRAIN_S
         while self._pipeline.is_sending(both) and time.monotonic() < deadline_s:
@@ -102,7 +102,7 @@ class RebalanceListener:
 
     def _forget(self, tps: Collection[TopicPartition], event: str) -> None:
         released = self._pipeline.in_flight(tps)
-        both = self._delays.with_stores(tps)
+        both = self._delays.owned.with_stores(tps)
         self._pipeline.forget_partitions(both)
         self._ids.forget_partitions(tps)
         self._committer.forget_partitions(both)

@@ -81,14 +81,14 @@ class Supervisor:
             senders.send(batch)
 
         def store(effect: StoreDeadLetters) -> None:
-            dead_letter_writer.store(effect.token, delays.traced(effect.letters))
+            dead_letter_writer.store(effect.token, delays.owned.traced(effect.letters))
 
         def reload(effect: Reload) -> None:
             tp = effect.tp
             log.warning("partition.reloaded", **tp.fields(), reason=effect.reason)
             if tp.delayed:
                 committer.forget_partitions([tp])
-                delays.reload(tp)
+                delays.owned.reload(tp)
             else:
                 source.reload(tp)
 

@@ -391,7 +391,7 @@ class Host:
             self.pipeline.intake.ids.forget(TP)
             self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
         self.pipeline.assign(TP, found.scope, found.state, found.lineage or Lineage())
-        self.delays.take_partition(found)
+        self.delays.owned.take_partition(found)
 
     def _window(self) -> Any:
         return self.pipeline.intake.ids.window(TP)
@@ -434,7 +434,7 @@ class Host:
                 case Commit(items):
                     self._do(self.order.begin_commit(items))
                 case StoreDeadLetters(token, letters):
-                    self.letters[token] = replace(effect, letters=self.delays.traced(letters))
+                    self.letters[token] = replace(effect, letters=self.delays.owned.traced(letters))
                 case HoldUntilDue() | CancelHeld() | Park() | Fetch() | Unpark():
                     self.delays.perform(effect)
                 case Flow(paused):
@@ -454,7 +454,7 @@ class Host:
                 self._land(self.commit.items)
             self.commit = None
             self.pipeline.committed({}, self._world.now_ms)
-        both = self.delays.with_stores([TP])
+        both = self.delays.owned.with_stores([TP])
         self.pipeline.forget_partitions(both)
         self.order.forget_partitions(both)
         self.delays.forget_partitions([TP])
@@ -469,7 +469,7 @@ class Host:
 
     def _reload_delayed(self) -> None:
         self.order.forget_partitions([TP.store])
-        self.delays.reload(TP.store)
+        self.delays.owned.reload(TP.store)
 
     def _do(self, step: Step | None) -> None:
         self.commit = step
@@ -516,7 +516,7 @@ class Host:
             results = step.ended({item.tp: True for item in step.items} if landed else {})
             self.commit = None
             self.pipeline.committed(results, self._world.now_ms)
-            self.delays.committed(results)
+            self.delays.owned.committed(results)
         assert not isinstance(step, Settle)
 
     def sync(self, lost: float) -> None:
@@ -557,7 +557,7 @@ class Host:
         self.pipeline.read = read  # type: ignore[method-assign]
 
     def _read_out(self, read: Callable[[Run, float], None], run: Run, now_ms: float) -> None:
-        unread = [self.delays.origin(run.tp, position) for position in run.unwanted]
+        unread = [self.delays.owned.origin(run.tp, position) for position in run.unwanted]
         self._world.retagging.read(offset for offset in unread if offset is not None)
         self._world.retagging.read(held.origin for held in run.messages)
         read(run, now_ms)

@@ -92,12 +92,38 @@ class NoTakeovers:
         """Retry failed takeovers."""
 
 
+class NoOwnedStores:
+    """No partition has delayed messages."""
+
+    def take_partition(self, assignment: Assignment) -> None:
+        """Take the delayed messages of a partition that the core has just been given."""
+
+    def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
+        """These partitions, and the delayed messages of each."""
+        return tps
+
+    def reload(self, tp: TopicPartition) -> None:
+        """Take again the delayed messages that the core gave up, from the kept state."""
+
+    def committed(self, results: Mapping[TopicPartition, bool]) -> None:
+        """Forget messages below the watermarks of committed partitions."""
+
+    def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        """Dead letters with the places that their messages had at the source, where the messages may be gone."""
+        return list(letters)
+
+    def origin(self, tp: TopicPartition, position: int) -> int | None:  # noqa: ARG002
+        """The offset that a delayed message had at the source; None if the message has ended."""
+        return None
+
+
 class NoDelays:
     """No delayed messages; only for the main thread."""
 
     def __init__(self, takeovers: NoTakeovers) -> None:
         self.takeovers = takeovers
         """Restore messages that other owners put."""
+        self.owned = NoOwnedStores()
 
     @property
     def problem(self) -> str:
@@ -126,16 +152,6 @@ class NoDelays:
         """Note assigned partitions; the core does not have them yet."""
         self.takeovers.assigned(assignments)
 
-    def take_partition(self, assignment: Assignment) -> None:
-        """Take the delayed messages of a partition that the core has just been given."""
-
-    def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
-        """These partitions, and the delayed messages of each."""
-        return tps
-
-    def reload(self, tp: TopicPartition) -> None:
-        """Take again the delayed messages that the core gave up, from the kept state."""
-
     def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         self.takeovers.forget_partitions(tps)
@@ -146,11 +162,8 @@ class NoDelays:
         """Perform an effect on the store: without one, the core requests none."""
         raise NotImplementedError(effect)
 
-    def poll(self, now_ms: float, wall_ms: int) -> None:
-        """Hand messages to the core that are due, from the partitions that are not paused."""
-
-    def wait_s(self) -> float:
-        """Time from the last `poll` until the next message may be due."""
+    def poll(self, now_ms: float, wall_ms: int) -> float:  # noqa: ARG002
+        """Hand messages to the core that are due; return seconds until the next may be due."""
         return inf
 
     def take_ends(self) -> None:
@@ -168,19 +181,6 @@ class NoDelays:
     def keep_now(self, items: Sequence[CommitItem]) -> bool:  # noqa: ARG002
         """Keep these states, and wait; return whether they, and all messages that are on the way, are durable."""
         return True
-
-    def committed(self, results: Mapping[TopicPartition, bool]) -> None:
-        """Forget messages below the watermarks of committed partitions."""
-
-    # Places
-
-    def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Dead letters with the places that their messages had at the source, where the messages may be gone."""
-        return list(letters)
-
-    def origin(self, tp: TopicPartition, position: int) -> int | None:  # noqa: ARG002
-        """The offset that a delayed message had at the source; None if the message has ended."""
-        return None
 
 
 def refuse_stranded(settings: Settings) -> None:

@@ -24,7 +24,7 @@ from sidecar.core.delays import (
 )
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Columns, DeadLetter, Run, TopicPartition
+from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.daemon.delays.absent import DelayEffect, NoDelays, NoTakeovers
 from sidecar.daemon.delays.answers import counted, listing
 from sidecar.daemon.delays.cancels import STEP_S, Cancels
@@ -37,7 +37,7 @@ from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.daemon.ids import TakenPartition
-from sidecar.delay.columns import original_of, packed_headers
+from sidecar.delay.columns import packed_headers
 from sidecar.delay.disk.blocks import NO_TIMESTAMP, Leave, Unread
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.errors import StateError
@@ -53,6 +53,184 @@ from sidecar.state.interface import Rules
 log = structlog.get_logger()
 
 MESSAGES_AT_ONCE = 500
+
+
+class PendingEffects:
+    """Effects on the store, performed in their order; one that the store cannot perform yet waits, and all later ones.
+
+    Args:
+        tell_held: Reports held messages to the core once they are durable: partition, token and lowest position.
+        cancel_s: Time after which a search for messages that are cancelled makes way for other work.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: HeldStore,
+        columns: Columns,
+        numbers: Mapping[TopicPartition, int],
+        parked: ParkedParts,
+        cancels: Cancels,
+        writing: Writing,
+        tell_held: Callable[[TopicPartition, int, int], None],
+        cancel_s: float,
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._columns = columns
+        self._numbers = numbers
+        self._parked = parked
+        self._cancels = cancels
+        self._writing = writing
+        self._tell_held = tell_held
+        self._cancel_s = cancel_s
+        self._waiting: deque[HoldUntilDue | CancelHeld | Park | Unpark] = deque()
+
+    @property
+    def problem(self) -> str:
+        """Why effects wait; empty if none waits."""
+        return self._writing.problem if self._waiting else ""
+
+    @property
+    def is_cancelling(self) -> bool:
+        """Whether a search for cancelled messages can go on now."""
+        return self._cancels.busy and not self._writing.problem
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too many cancellations wait: partitions are not read then."""
+        return self._cancels.is_full
+
+    def perform(self, effect: DelayEffect) -> None:
+        """Perform an effect after those that wait."""
+        if isinstance(effect, Fetch):
+            try:
+                self._parked.fetch(effect)
+            except StateError as error:
+                self._writing.problem = str(error)
+                self._pipeline.not_fetched(effect)
+            return
+        if isinstance(effect, Unpark):
+            self._parked.leave(effect)
+        self._waiting.append(effect)
+        self._do_all()
+
+    def go_on(self, patience_s: float | None = None) -> bool:
+        """Perform waiting effects, and cancel for some time; return whether a commit may follow.
+
+        Args:
+            patience_s: Time for cancellations; None is the usual step.
+        """
+        is_all_held = self._do_all()
+        try:
+            is_all_cancelled = self._cancels.step(self._cancel_s if patience_s is None else patience_s)
+        except StateError as error:
+            self._writing.problem, is_all_cancelled = str(error), False
+        return commit_may_go_on(is_all_held=is_all_held, is_all_cancelled=is_all_cancelled)
+
+    def _do_all(self) -> bool:
+        while self._waiting:
+            try:
+                self._do(self._waiting[0])
+            except StateError as error:
+                self._writing.problem = str(error)
+                return False
+            self._waiting.popleft()
+        return True
+
+    def _do(self, effect: HoldUntilDue | CancelHeld | Park | Unpark) -> None:
+        match effect:
+            case HoldUntilDue():
+                self._put(effect)
+            case CancelHeld():
+                self._cancels.add_request(effect)
+            case Park():
+                self._parked.park(effect)
+            case Unpark():
+                self._parked.unpark(effect)
+
+    def _put(self, hold: HoldUntilDue) -> None:
+        if not self._pipeline.expects(hold):  # an earlier ownership read these messages: they are read and put again
+            return
+        columns, messages = self._columns, hold.messages
+        # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.
+        stamps = [
+            stamp if stamp is not None and 0 <= stamp < NO_TIMESTAMP else NO_TIMESTAMP
+            for stamp in columns.timestamps(messages)
+        ]
+        headers = packed_headers(columns, hold.tp, messages)
+        offsets, epochs = columns.offsets(messages), [0] * len(messages)
+        keys, values = columns.keys(messages), columns.values(messages)
+        rows = zip(hold.due_ms, offsets, epochs, stamps, hold.tags, keys, headers, values, strict=True)
+        lowest = min(self._store.put(self._numbers[hold.tp], rows))
+        self._tell_held(hold.tp, hold.token, lowest)
+
+
+class DueMessages:
+    """Hands messages to the core that are due, by a clock that does not believe a jump at once."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        store: HeldStore,
+        numbers: Mapping[TopicPartition, int],
+        takeovers: NoTakeovers,
+        writing: Writing,
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._numbers = numbers
+        self._takeovers = takeovers
+        self._writing = writing
+        self.clock = SteadyClock()
+        self.wall_ms = 0
+        """The clock when messages were last read; 0 before that."""
+        self.contents = 0
+        """Messages read with their contents."""
+
+    def read(self, now_ms: float, wall_ms: int) -> float:
+        """Read due messages from the partitions that are not paused; return seconds until the next may be due."""
+        self.wall_ms = self.clock.read(now_ms, wall_ms)
+        any_due = False
+        for tp, number in self._numbers.items():
+            if self._may_read(tp):
+                any_due |= self._read(tp, number, now_ms)
+        if any_due:
+            return 0.0
+        readable = [(tp, number) for tp, number in self._numbers.items() if self._may_read(tp)]
+        nexts = ((self._store.next(number), self._pipeline.unproven_from(tp)) for tp, number in readable)
+        return wait_s(nexts, self.wall_ms)
+
+    def _may_read(self, tp: TopicPartition) -> bool:
+        is_paused = tp.store in self._pipeline.paused
+        return tp in self._pipeline.owned and not is_paused and tp not in self._takeovers.loading
+
+    def _read(self, tp: TopicPartition, number: int, now_ms: float) -> bool:
+        """Read due messages of a partition; return whether there were any."""
+        seen = self._pipeline.seen(tp.store)
+        if seen is None:
+            return False
+        below = deliverable_below(self.wall_ms, seen, self._pipeline.unproven_from(tp))
+        try:
+            held = self._store.take_due(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(tp.store))
+        except StateError as error:
+            self._writing.problem = str(error)
+            return False
+        if held:
+            messages = [each for each in held if type(each) is not Unread]
+            unwanted = [each.position for each in held if type(each) is Unread] if len(messages) < len(held) else ()
+            run = Run(tp.store, messages, held[0].position, held[-1].position, unwanted=unwanted)
+            self._pipeline.read(run, now_ms)
+            self.contents += len(messages)
+            return True
+        if self._pipeline.is_replaying(tp.store) and is_replayed(below, seen, self._store.next(number)):
+            self._pipeline.read_past(tp.store, seen, now_ms)
+        return False
+
+    def _leave(self, tp: TopicPartition) -> Leave | None:
+        """Returns a function that selects messages that need not be read: they have no tag subscribed now."""
+        index = self._pipeline.tag_index(tp)
+        return None if index is None else index.leave
 
 
 class Delays(NoDelays):
@@ -79,31 +257,27 @@ class Delays(NoDelays):
         super().__init__(takeovers)
         self._pipeline = pipeline
         self._store = store
-        self._columns = columns
         self._disk_max_bytes = disk_max_bytes
-        self._cancel_s = cancel_s
-        self._writing = Writing(store, begin)
+        self._now_ms = 0.0
+        self._told_damages = 0
+        self._writing = writing = Writing(store, begin)
         numbers: dict[TopicPartition, int] = {}
-        self._parked = ParkedParts(
-            pipeline, store, numbers, self._writing.when_durable, lambda: self._now_ms, wall_clock
-        )
-        self.owned = OwnedStores(pipeline, store, group_id, rules, self._tell_held, numbers, self._parked)
-        self._changes = HeldChanges(pipeline, store, self._writing.when_durable)
-        self._cancels = cancels = Cancels(pipeline, store, numbers, self._changes, self._writing.when_durable)
+
+        def tell_held(tp: TopicPartition, token: int, position: int) -> None:
+            writing.when_durable(lambda: pipeline.held(tp, token, position, self._now_ms))
 
         def is_busy(tp: TopicPartition) -> bool:
             return tp in takeovers.loading or cancels.is_searching(tp)
 
-        self.requests = Requests(pipeline, store, numbers, is_busy, self._changes, lambda: self._wall_ms)
+        parked = ParkedParts(pipeline, store, numbers, writing.when_durable, lambda: self._now_ms, wall_clock)
+        self.owned: OwnedStores = OwnedStores(pipeline, store, group_id, rules, tell_held, numbers, parked)
+        self._changes = HeldChanges(pipeline, store, writing.when_durable)
+        cancels = Cancels(pipeline, store, numbers, self._changes, writing.when_durable)
+        self._effects = PendingEffects(pipeline, store, columns, numbers, parked, cancels, writing, tell_held, cancel_s)
+        self._due = due = DueMessages(pipeline, store, numbers, takeovers, writing)
+        self.requests = Requests(pipeline, store, numbers, is_busy, self._changes, lambda: due.wall_ms)
         self.left = LeftBehind(tuple, lambda job: job())
         """Looks for messages that are not delivered."""
-        self._waiting: deque[HoldUntilDue | CancelHeld | Park | Unpark] = deque()
-        """Effects that the store could not perform yet."""
-        self._clock = SteadyClock()
-        self._now_ms, self._wall_ms = 0.0, 0
-        self._any_due = False
-        self._contents = 0
-        self._told_damages = 0
 
     @override
     def asks(self, inbox: Inbox[Any], settings: Callable[[], Settings]) -> Mapping[str, Ask]:
@@ -127,84 +301,19 @@ class Delays(NoDelays):
     @property
     @override
     def problem(self) -> str:
-        if self._clock.is_ahead and not self._writing.problem:
+        if self._due.clock.is_ahead and not self._writing.problem:
             return "the clock stepped forward, and is not believed before that has lasted for a minute"
         return self._writing.problem or self.takeovers.problem
 
-    # Holding
-
     @override
     def perform(self, effect: DelayEffect) -> None:
-        if isinstance(effect, Fetch):
-            self._fetch(effect)
-            return
-        if isinstance(effect, Unpark):
-            self._parked.leave(effect)
-        self._waiting.append(effect)
-        self._do_all()
-
-    def _fetch(self, effect: Fetch) -> None:
-        try:
-            self._parked.fetch(effect)
-        except StateError as error:
-            self._writing.problem = str(error)
-            self._pipeline.not_fetched(effect)
-
-    def _do_all(self) -> bool:
-        """Perform the waiting effects; return whether none is left."""
-        while self._waiting:
-            try:
-                self._do(self._waiting[0])
-            except StateError as error:
-                self._writing.problem = str(error)
-                return False
-            self._waiting.popleft()
-        return True
-
-    def _cancel(self, patience_s: float) -> bool:
-        """Cancel for some time; return whether nothing is left to cancel."""
-        try:
-            return self._cancels.step(patience_s)
-        except StateError as error:
-            self._writing.problem = str(error)
-            return False
-
-    def _do(self, effect: HoldUntilDue | CancelHeld | Park | Unpark) -> None:
-        match effect:
-            case HoldUntilDue():
-                self._put(effect)
-            case CancelHeld():
-                self._cancels.add_request(effect)
-            case Park():
-                self._parked.park(effect)
-            case Unpark():
-                self._parked.unpark(effect)
-
-    def _put(self, hold: HoldUntilDue) -> None:
-        if not self._pipeline.expects(hold):  # an earlier ownership read these messages: they are read and put again
-            return
-        columns, messages = self._columns, hold.messages
-        # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.
-        stamps = [
-            stamp if stamp is not None and 0 <= stamp < NO_TIMESTAMP else NO_TIMESTAMP
-            for stamp in columns.timestamps(messages)
-        ]
-        headers = packed_headers(columns, hold.tp, messages)
-        offsets, epochs = columns.offsets(messages), [0] * len(messages)
-        keys, values = columns.keys(messages), columns.values(messages)
-        rows = zip(hold.due_ms, offsets, epochs, stamps, hold.tags, keys, headers, values, strict=True)
-        lowest = min(self._store.put(self.owned.numbers[hold.tp], rows))
-        self._tell_held(hold.tp, hold.token, lowest)
-
-    def _tell_held(self, tp: TopicPartition, token: int, position: int) -> None:
-        self._writing.when_durable(lambda: self._pipeline.held(tp, token, position, self._now_ms))
+        self._effects.perform(effect)
 
     @override
     def tend(self, now_ms: float) -> None:
         self._now_ms = now_ms
         self.takeovers.tend()
-        self._do_all()
-        self._cancel(self._cancel_s)
+        self._effects.go_on()
         self.requests.tend()
         self._changes.tend(now_ms)
         self._writing.sync()
@@ -217,11 +326,11 @@ class Delays(NoDelays):
     def _watch_size(self) -> None:
         was_full = bool(self._pipeline.store_full)
         reason = why_not_read(
-            undone=self._writing.problem if self._waiting else "",
+            undone=self._effects.problem,
             used=self._store.disk_bytes(),
             most=self._disk_max_bytes,
             was_full=was_full,
-            searches_are_many=self._cancels.is_full,
+            searches_are_many=self._effects.is_full,
         )
         if bool(reason) != was_full:
             self._pipeline.fill_store(reason)
@@ -243,82 +352,26 @@ class Delays(NoDelays):
         self.left.look_soon()
 
     @override
-    def take_partition(self, assignment: Assignment) -> None:
-        self.owned.take_partitions([assignment])
-
-    @override
-    def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
-        return self.owned.with_stores(tps)
-
-    @override
-    def reload(self, tp: TopicPartition) -> None:
-        self.owned.reload(tp)
-
-    @override
     def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         super().forget_partitions(tps)
         self.left.look_soon()
         self.owned.forget_partitions(tps)
 
-    # Delivering
-
     @override
-    def poll(self, now_ms: float, wall_ms: int) -> None:
-        self._any_due = False
-        self._wall_ms = self._clock.read(now_ms, wall_ms)
-        for tp, number in self.owned.numbers.items():
-            if self._may_read(tp):
-                self._read(tp, number, now_ms)
-
-    @override
-    def wait_s(self) -> float:
-        if self._any_due or (self._cancels.busy and not self._writing.problem):
-            return 0.0
-        numbers = self.owned.numbers.items()
-        return wait_s((self._following(tp, number) for tp, number in numbers if self._may_read(tp)), self._wall_ms)
+    def poll(self, now_ms: float, wall_ms: int) -> float:
+        next_s = self._due.read(now_ms, wall_ms)
+        return 0.0 if self._effects.is_cancelling else next_s
 
     @override
     def status(self) -> DelayStatus:
-        now_ms = self._wall_ms or time.time_ns() // 1_000_000
-        return replace(counted(self._store, self.owned.numbers.values(), now_ms), read=self._contents)
-
-    def _may_read(self, tp: TopicPartition) -> bool:
-        is_paused = tp.store in self._pipeline.paused
-        return tp in self._pipeline.owned and not is_paused and tp not in self.takeovers.loading
-
-    def _following(self, tp: TopicPartition, number: int) -> tuple[int | None, int | None]:
-        return self._store.next(number), self._pipeline.unproven_from(tp)
-
-    def _read(self, tp: TopicPartition, number: int, now_ms: float) -> None:
-        seen = self._pipeline.seen(tp.store)
-        if seen is None:
-            return
-        below = deliverable_below(self._wall_ms, seen, self._pipeline.unproven_from(tp))
-        try:
-            held = self._store.take_due(number, below, MESSAGES_AT_ONCE, RUN_BYTES, self._leave(tp.store))
-        except StateError as error:
-            self._writing.problem = str(error)
-            return
-        if held:
-            messages = [each for each in held if type(each) is not Unread]
-            unwanted = [each.position for each in held if type(each) is Unread] if len(messages) < len(held) else ()
-            run = Run(tp.store, messages, held[0].position, held[-1].position, unwanted=unwanted)
-            self._pipeline.read(run, now_ms)
-            self._contents += len(messages)
-            self._any_due = True
-        elif self._pipeline.is_replaying(tp.store) and is_replayed(below, seen, self._store.next(number)):
-            self._pipeline.read_past(tp.store, seen, now_ms)
-
-    def _leave(self, tp: TopicPartition) -> Leave | None:
-        """Returns a function that selects messages that need not be read: they have no tag subscribed now."""
-        index = self._pipeline.tag_index(tp)
-        return None if index is None else index.leave
+        now_ms = self._due.wall_ms or time.time_ns() // 1_000_000
+        return replace(counted(self._store, self.owned.numbers.values(), now_ms), read=self._due.contents)
 
     # Committing
 
     @override
     def keep(self, items: Sequence[CommitItem], then: Callable[[bool], None]) -> None:
-        if self._keep(items, self._cancel_s):
+        if self._keep(items):
             self._writing.when_durable(partial(then, True), partial(then, False))  # noqa: FBT003
             self._writing.sync()
         else:
@@ -329,15 +382,11 @@ class Delays(NoDelays):
         self._writing.sync()
 
     @override
-    def committed(self, results: Mapping[TopicPartition, bool]) -> None:
-        self.owned.committed(results)
-
-    @override
     def keep_now(self, items: Sequence[CommitItem]) -> bool:
         return self._keep(items, inf) and self._writing.sync_now()
 
-    def _keep(self, items: Iterable[CommitItem], patience_s: float) -> bool:
-        if not commit_may_go_on(is_all_held=self._do_all(), is_all_cancelled=self._cancel(patience_s)):
+    def _keep(self, items: Iterable[CommitItem], patience_s: float | None = None) -> bool:
+        if not self._effects.go_on(patience_s):
             return False
         try:
             self.owned.keep(items)
@@ -345,24 +394,3 @@ class Delays(NoDelays):
             self._writing.problem = str(error)
             return False
         return True
-
-    # Dead letters
-
-    @override
-    def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        # Dead letters of an earlier ownership are left out if their messages have ended since.
-        found = [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
-        return [letter for letter in found if letter is not None]
-
-    @override
-    def origin(self, tp: TopicPartition, position: int) -> int | None:
-        held = self._store.find(self.owned.number(tp.source), position)
-        return self._parked.origin(tp, position) if held is None else held.origin
-
-    def _traced(self, letter: DeadLetter) -> DeadLetter | None:
-        tp = letter.tp.source
-        held = self._store.find(self.owned.number(tp), letter.offset)
-        if held is None:
-            origin = self._parked.origin(letter.tp, letter.offset)
-            return None if origin is None else replace(letter, tp=tp, offset=origin)
-        return replace(letter, tp=tp, offset=held.origin, original=original_of(held))

@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
+from typing_extensions import override
 
 from sidecar.core.delays import parked_that_count, takeover_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import TopicPartition
+from sidecar.core.records import DeadLetter, TopicPartition
+from sidecar.daemon.delays.absent import NoOwnedStores
 from sidecar.daemon.delays.parked import FoundPart, ParkedParts
+from sidecar.delay.columns import original_of
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import HeldProgress, restored
 from sidecar.sources.base import Assignment
@@ -33,7 +36,7 @@ def tp_of(group_id: str, name: bytes) -> TopicPartition | None:
     return TopicPartition(topic, int(partition), broker) if group == group_id else None
 
 
-class OwnedStores:
+class OwnedStores(NoOwnedStores):
     """The owned partitions, with the numbers that the store knows them by; only for the main thread.
 
     Args:
@@ -66,21 +69,20 @@ class OwnedStores:
         """The store's number of a partition, owned or not."""
         return self._store.number(name_of(self._group_id, tp))
 
-    def take_partitions(self, assignments: Iterable[Assignment]) -> None:
-        """Take the delayed messages of partitions that the core has just been given."""
-        for assignment in assignments:
-            tp, seen = assignment.tp, assignment.state.seen
-            number = self.numbers[tp] = self.number(tp)
-            progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
-            known = self._store.known(number)
-            known.remove_range(0, seen)
-            place = self._store.place(number)
-            stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
-            self._tell_held(tp, self._pipeline.know_held(tp, known, stores), 0)
-            counted = max(progress.parked, assignment.state.parked_in(place.store))
-            found = self._parked.find(tp)
-            self._parked.take_parts(tp, found, counted)
-            self._assign(tp, found)
+    @override
+    def take_partition(self, assignment: Assignment) -> None:
+        tp, seen = assignment.tp, assignment.state.seen
+        number = self.numbers[tp] = self.number(tp)
+        progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
+        known = self._store.known(number)
+        known.remove_range(0, seen)
+        place = self._store.place(number)
+        stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
+        self._tell_held(tp, self._pipeline.know_held(tp, known, stores), 0)
+        counted = max(progress.parked, assignment.state.parked_in(place.store))
+        found = self._parked.find(tp)
+        self._parked.take_parts(tp, found, counted)
+        self._assign(tp, found)
 
     def _restored(self, number: int) -> HeldProgress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
@@ -126,8 +128,8 @@ class OwnedStores:
         self._store.rewind(number)
         self._pipeline.count_held(tp.store, self._store.held(number))
 
+    @override
     def reload(self, tp: TopicPartition) -> None:
-        """Take again the delayed messages that the core gave up, from the kept state."""
         if tp.source in self.numbers:
             self._progress[tp.source] = self._restored(self.numbers[tp.source])
             self._assign(tp.source, self._parked.find(tp.source))
@@ -140,8 +142,8 @@ class OwnedStores:
             self._progress.pop(tp, None)
         self._parked.forget_partitions(tps)
 
-    def with_stores(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """These partitions, and the delayed messages of each."""
+    @override
+    def with_stores(self, tps: Collection[TopicPartition]) -> list[TopicPartition]:
         return [each for tp in tps for each in ((tp, tp.store) if tp in self.numbers else (tp,))]
 
     def keep(self, items: Iterable[CommitItem]) -> None:
@@ -156,10 +158,29 @@ class OwnedStores:
                 progress = self._progress[tp] = replace(self._progress[tp], state=state)
                 self._store.keep(self.numbers[tp], progress.encoded(self._rules.digest), state.watermark, state.seen)
 
+    @override
     def committed(self, results: Mapping[TopicPartition, bool]) -> None:
-        """Forget messages below the watermarks of committed partitions."""
         for tp, is_committed in results.items():
             watermark, number = self._pipeline.committed_watermark(tp), self.numbers.get(tp.source)
             if is_committed and watermark is not None and number is not None:
                 forget = self._store.committed if tp.delayed else self._store.floor
                 forget(number, watermark)
+
+    @override
+    def traced(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        # Dead letters of an earlier ownership are left out if their messages have ended since.
+        found = [self._traced(letter) if letter.tp.delayed else letter for letter in letters]
+        return [letter for letter in found if letter is not None]
+
+    @override
+    def origin(self, tp: TopicPartition, position: int) -> int | None:
+        held = self._store.find(self.number(tp.source), position)
+        return self._parked.origin(tp, position) if held is None else held.origin
+
+    def _traced(self, letter: DeadLetter) -> DeadLetter | None:
+        tp = letter.tp.source
+        held = self._store.find(self.number(tp), letter.offset)
+        if held is None:
+            origin = self._parked.origin(letter.tp, letter.offset)
+            return None if origin is None else replace(letter, tp=tp, offset=origin)
+        return replace(letter, tp=tp, offset=held.origin, original=original_of(held))

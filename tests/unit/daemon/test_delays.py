@@ -16,7 +16,7 @@ from sidecar.core.messages.tags import TagFilter
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
-from sidecar.daemon.delays.delays import Delays
+from sidecar.daemon.delays.delays import Delays, PendingEffects
 from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import HeldStore
 from sidecar.errors import StateError
@@ -69,8 +69,8 @@ class Scene:
         self.runs: list[Run] = []
         self.passed: list[int] = []
         self.core.assign(TP, "5c0pe001", PartitionState(0, 0))
-        self.delays.owned.take_partitions(
-            [Assignment(TP, "5c0pe001", PartitionState(0, 0), "", 1, resumed=True, read_from=0)]
+        self.delays.owned.take_partition(
+            Assignment(TP, "5c0pe001", PartitionState(0, 0), "", 1, resumed=True, read_from=0)
         )
         self.number = self.delays.owned.numbers[TP]
         self.core.read = lambda run, now_ms: self.runs.append(run)  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ class Scene:
     def poll(self, wall_ms: int = NOW_MS) -> list[int]:
         """The due times of what is read."""
         self.runs.clear()
-        self.delays.poll(0.0, wall_ms)
+        self.wait_s = self.delays.poll(0.0, wall_ms)
         return [held.position >> SEQUENCE_BITS for run in self.runs for held in run.messages]
 
 
@@ -147,12 +147,12 @@ def test_messages_that_somebody_may_need_are_read(scene: Scene, look: Callable[[
 def test_the_wait_ends_with_the_next_due_time(scene: Scene) -> None:
     """None if nothing is held; and not at all after something was read, since more may be there."""
     scene.poll()
-    assert scene.delays.wait_s() == inf
+    assert scene.wait_s == inf
     scene.put(NOW_MS, NOW_MS + 500)
     assert scene.poll() == [NOW_MS]
-    assert scene.delays.wait_s() == 0.0
+    assert scene.wait_s == 0.0
     assert scene.poll() == []
-    assert scene.delays.wait_s() == 0.5
+    assert scene.wait_s == 0.5
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_partition_that_is_paused_or_gone_is_not_read(
     scene.put(NOW_MS)
     pause(scene)
     assert scene.poll() == []
-    assert scene.delays.wait_s() == inf
+    assert scene.wait_s == inf
 
 
 def test_messages_that_cannot_be_read_are_a_problem(scene: Scene) -> None:
@@ -186,11 +186,11 @@ def test_messages_that_cannot_be_read_are_a_problem(scene: Scene) -> None:
 def test_nothing_is_committed_while_a_message_is_nowhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store cannot take it yet; the commit would settle it."""
     unused: Any = None
-    monkeypatch.setattr(Delays, "_do", lambda *_: failing("No space left on device"))
+    monkeypatch.setattr(PendingEffects, "_do", lambda *_: failing("No space left on device"))
     scene.delays.perform(HoldUntilDue(TP, 1, unused, unused, unused))
     assert not scene.delays.keep_now([])
     assert scene.delays.problem == "No space left on device"
-    monkeypatch.setattr(Delays, "_do", lambda *_: None)
+    monkeypatch.setattr(PendingEffects, "_do", lambda *_: None)
     assert scene.delays.keep_now([])
 
 
@@ -223,5 +223,5 @@ def test_the_place_of_a_delayed_message_is_known_while_it_is_held(scene: Scene) 
     scene.put(NOW_MS, NOW_MS + 500)
     first = scene.store.next(scene.number)
     assert first is not None
-    assert scene.delays.origin(TP.store, first) == 0
-    assert scene.delays.origin(TP.store, first + 99) is None
+    assert scene.delays.owned.origin(TP.store, first) == 0
+    assert scene.delays.owned.origin(TP.store, first + 99) is None

@@ -153,16 +153,16 @@ def test_what_the_core_waits_for_shortens_the_wait(left_ms: float, wait_s: float
 @pytest.mark.parametrize(("due_s", "wait_s"), [(0.3, 0.3), (60.0, 0.7), (0.0, DUE_POLL_S)])
 def test_messages_that_fall_due_shorten_the_wait(due_s: float, wait_s: float) -> None:
     """Not to nothing: one that cannot be read must not make the loop spin."""
-    delays: Any = Mock(takeovers=NoTakeovers(), **{"wait_s.return_value": due_s})
+    delays: Any = Mock(takeovers=NoTakeovers(), **{"poll.return_value": due_s})
     fed = Fed(delays=delays)
     assert fed.waits() == wait_s
     assert delays.poll.call_count == 1
     fed.feed.take_partitions([assignment()])
-    assert delays.take_partition.call_args.args == (assignment(),)
+    assert delays.owned.take_partition.call_args.args == (assignment(),)
 
 
 def test_a_restore_under_way_shortens_the_wait() -> None:
     """Its messages come by the inbox."""
     takeovers: Any = Mock(loading={}, is_adopting=True, **{"proved.return_value": [], "stale.return_value": {}})
-    delays: Any = Mock(takeovers=takeovers, **{"wait_s.return_value": 60.0})
+    delays: Any = Mock(takeovers=takeovers, **{"poll.return_value": 60.0})
     assert Fed(delays=delays).waits() == BUSY_POLL_S

@@ -41,8 +41,8 @@ def take(owned: OwnedStores, shell: Shell, incarnation: int, watermark: int, hel
     """Assign the queue."""
     state = PartitionState(watermark, watermark)
     shell.pipeline.assign(QUEUE, "5c0pe001", state)
-    owned.take_partitions(
-        [Assignment(QUEUE, "", state, "", incarnation, resumed=True, read_from=watermark, held_below=held_below)]
+    owned.take_partition(
+        Assignment(QUEUE, "", state, "", incarnation, resumed=True, read_from=watermark, held_below=held_below)
     )
 
 
@@ -118,7 +118,7 @@ def test_what_a_store_holds_stays_if_the_full_list_lacks_it(tmp_path: Path, othe
         state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(others))))
         shell.pipeline.assign(QUEUE, "5c0pe001", state)
         with structlog.testing.capture_logs() as lines:
-            owned.take_partitions([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
+            owned.take_partition(Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20))
         assert store.held(number) == left
         assert shell.pipeline.books[QUEUE].parked == (2 if left else 0)
         told = [(line["event"], line["log_level"], line["held"], line["parked"]) for line in lines]
@@ -133,7 +133,7 @@ def test_a_new_store_that_the_full_list_lacks_is_not_told(tmp_path: Path) -> Non
         state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(STORES_MAX))))
         shell.pipeline.assign(QUEUE, "5c0pe001", state)
         with structlog.testing.capture_logs() as lines:
-            owned.take_partitions([Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20)])
+            owned.take_partition(Assignment(QUEUE, "", state, "", 1, resumed=True, read_from=20))
         assert not lines
 
 

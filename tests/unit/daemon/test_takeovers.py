@@ -429,7 +429,7 @@ class Fed:
         self.source: Any = Mock(idle_poll_s=0.0)
         ids: Any = Mock(loading={}, **{"take.return_value": True})
         snapshots: Any = Mock(assignments={}, **{"load.return_value": {}})
-        self.delays: Any = Mock(takeovers=self.takeovers, **{"wait_s.return_value": 0.0})
+        self.delays: Any = Mock(takeovers=self.takeovers, **{"poll.return_value": 0.0})
         self.read: list[object] = []
         self.pipeline.read.side_effect = lambda run, _: self.read.append(run)
         self.pipeline.read_past.side_effect = lambda tp, position, _: self.read.append(ReadPast(tp, position))
