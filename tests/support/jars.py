@@ -151,6 +151,7 @@ def _fetch(pom: Path, libs: Path) -> None:
 
 
 if __name__ == "__main__":
+    from tests.support.class_data import make_archives
     from tests.support.promtool import promtool
 
     try:
@@ -160,5 +161,6 @@ if __name__ == "__main__":
         postgresql_server()
         rocketmq_jars(4)
         promtool()
+        make_archives()
     except RuntimeError as error:
         raise SystemExit(str(error)) from None

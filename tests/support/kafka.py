@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPart
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.class_data import class_data
 from tests.support.jars import executable, jars
 from tests.support.process import free_ports, spawn, tail, wait_until
 from tests.support.produce import Outgoing, produce, produce_transaction
@@ -303,7 +304,7 @@ class KafkaBroker(Broker):
     def _java(self) -> list[str]:
         logging = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"]
         options = [f"-Xmx{self._heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1", *logging]
-        return [executable("java"), *options, "-cp", f"{jars()}/*"]
+        return [executable("java"), *options, *class_data("kafka.Kafka"), "-cp", f"{jars()}/*"]
 
     def _format(self) -> None:
         command = [

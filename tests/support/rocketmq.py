@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.class_data import class_data
 from tests.support.jars import executable, rocketmq_jars
 from tests.support.process import free_ports, spawn, tail, wait_until
 
@@ -514,6 +515,10 @@ class RocketMqNode(Node):
         """Shut the broker down in order."""
         self._end("broker", signal.SIGTERM)
 
+    def stop_name_server(self) -> None:
+        """Shut the name server down in order."""
+        self._end("namesrv", signal.SIGTERM)
+
     def kill_name_server(self) -> None:
         """SIGKILL to the name server."""
         self._end("namesrv", signal.SIGKILL)
@@ -618,10 +623,11 @@ def java(
     """Start one of RocketMQ's servers (`namesrv`, `broker`, `proxy`), with its home, log and files in a folder."""
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
+    archive = class_data(main) if version == 5 else []
     command = [
         executable("java"), f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData",
         "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=2g", *_MODULES, f"-Duser.home={home}",
-        f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *options,
+        f"-Drmq.logback.configurationFile=rmq.{name}.logback.xml", *archive, *options,
         "-cp", f"{rocketmq_jars(version)}/*", main, *arguments,
     ]  # fmt: skip
     with (folder / f"{name}.out").open("ab") as log:

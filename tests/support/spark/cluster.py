@@ -13,7 +13,7 @@ import psutil
 
 from tests.support.process import free_ports, http_get, spawn, tail, wait_until
 from tests.support.spark.hosts import Host, Hosts
-from tests.support.spark.session import write_defaults
+from tests.support.spark.session import QUICK, write_defaults
 
 _DEPLOY = "org.apache.spark.deploy"
 
@@ -39,14 +39,12 @@ class Cluster:
         self._hosts = hosts.hosts if hosts else [Host(f"127.0.0.{number + 1}", ()) for number in range(workers)]
         self._address = hosts.address if hosts else "127.0.0.1"
         self._home = Path(pyspark.__file__).parent
-        quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         own = {
             "SPARK_HOME": str(self._home),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": quick,
-            "SPARK_LAUNCHER_OPTS": quick,
+            "SPARK_DAEMON_JAVA_OPTS": QUICK,
         }
-        self._env = {**write_defaults(folder / "conf", jars=False), **own, **(env or {})}
+        self._env = {**write_defaults(folder / "conf", jars=False, by_python=False), **own, **(env or {})}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port, self._ui = free_ports(2)
         self.url = f"spark://{self._address}:{self._port}"

@@ -59,7 +59,8 @@ class SparkJob:
             "log": {"format": "json"},
         }
         self.log_path = folder / "spark.log"
-        self._env = {**write_defaults(folder / "conf", jars=jars, more=properties), **(env or {})}
+        defaults = write_defaults(folder / "conf", jars=jars, more=properties, by_python=not submit)
+        self._env = {**defaults, **(env or {})}
         self._file = write_config(folder / "spark.yaml", {**filled, **config})
         if submit:
             application = ROOT / "sidecar" / "spark" / command / "__main__.py"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.class_data import class_data
 from tests.support.jars import ROOT, spark_jars
 
 if TYPE_CHECKING:
@@ -26,8 +27,13 @@ MASTER = "local[2,4]"
 """Cores, and attempts of a task: `local[2]` never tries again."""
 
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java's options: what runs for seconds is not worth the second compiler, nor a collector with threads."""
+
+
 def properties(folder: Path) -> dict[str, str]:
     """Spark's settings for tests: quick to start, nothing written outside of `folder`, nothing looked up."""
+    archive = " ".join(f'"{option}"' for option in class_data("org.apache.spark.deploy.SparkSubmit"))
     return {
         "spark.jars": ",".join(map(str, spark_jars())),
         "spark.ui.enabled": "false",
@@ -41,8 +47,7 @@ def properties(folder: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        f"-Dderby.system.home={folder / 'derby'}",
+        "spark.driver.extraJavaOptions": f"{QUICK} {archive} -Dderby.system.home={folder / 'derby'}",
     }
 
 
@@ -50,20 +55,34 @@ def environment() -> dict[str, str]:
     """Of driver and workers: this Python and these sources, and no look-up of the host's name."""
     return {
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LAUNCHER_OPTS": QUICK,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
 
 
-def write_defaults(folder: Path, *, jars: bool = True, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a job in a process of its own, with `properties`, and more, as its spark-defaults.conf."""
+def write_defaults(
+    folder: Path, *, jars: bool = True, more: Mapping[str, str] | None = None, by_python: bool = True
+) -> dict[str, str]:
+    """The environment of a job in a process of its own, with `properties`, and more, as its spark-defaults.conf.
+
+    Args:
+        folder: Takes the file.
+        jars: Whether Spark has its connector.
+        more: More properties.
+        by_python: Whether Python starts Spark, which then has no folder before its jars: so the archive fits.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    defaults, logging = folder / "spark-defaults.conf", folder / "log4j2.properties"
     settings = {**properties(folder), **(more or {})}
+    settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile={logging}"
     lines = [f"{name} {value}\n" for name, value in settings.items() if jars or name != "spark.jars"]
-    (folder / "spark-defaults.conf").write_text("".join(lines))
-    (folder / "log4j2.properties").write_text(_LOG4J)
-    return {**environment(), "SPARK_CONF_DIR": str(folder)}
+    defaults.write_text("".join(lines))
+    logging.write_text(_LOG4J)
+    if not by_python:
+        return {**environment(), "SPARK_CONF_DIR": str(folder)}
+    return {**environment(), "PYSPARK_SUBMIT_ARGS": f"--properties-file '{defaults}' pyspark-shell"}
 
 
 def build(folder: Path) -> SparkSession:
