@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidecar.ops.client import NO_ANSWER, exchange, read_address
+from sidecar.ops.address import read_address
+from sidecar.ops.client import NO_ANSWER, exchange
 from sidecar.state.store import Store
 
 TOPIC = "orders"

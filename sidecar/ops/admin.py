@@ -23,7 +23,7 @@ from waitress.server import create_server
 from sidecar import threads
 from sidecar.core.json_text import loads
 from sidecar.errors import SidecarError, UnavailableError
-from sidecar.ops.client import reachable_url, remove_address, write_address
+from sidecar.ops.address import reachable_url, remove_address, write_address
 from sidecar.ops.history import History
 from sidecar.ops.snapshot import StatusSnapshot
 

@@ -6,15 +6,15 @@ import base64
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-
-from urllib3.exceptions import LocationParseError
-from urllib3.util import Url, parse_url
+from urllib.parse import SplitResult, quote, urlsplit
 
 from sidecar.config.sinks import is_own_header
 from sidecar.errors import ConfigError
 from sidecar.tls import Tls, client_context
 from sidecar.version import VERSION
 
+_IN_PATH = "%/:@!$&'()*+,;="
+"""Characters that a path may have beside those that `quote` leaves (RFC 3986), and `%`, which escapes others."""
 SECRET_MIN_CHARS = 4
 """Shorter secrets cannot be distinguished from ordinary text."""
 
@@ -39,10 +39,12 @@ class Endpoint:
         tls: Tls | None = None,
     ) -> None:
         parsed = _parse_url(url)
-        self.host = (parsed.host or "").strip("[]")
+        self.host = (parsed.hostname or "").replace("%25", "%")  # before the zone of an IPv6 address
         self.port = parsed.port
         self.netloc = parsed.netloc
-        self.uri = parsed.request_uri
+        self.uri = quote(parsed.path, _IN_PATH) or "/"
+        if parsed.query:
+            self.uri += f"?{quote(parsed.query, _IN_PATH + '?')}"
         self.tls = client_context(tls or Tls(), "sink.http.tls") if parsed.scheme == "https" else None
         all_headers = {**(headers or {}), **(dict([credentials]) if credentials else {})}
         self.headers = _checked(all_headers)
@@ -80,14 +82,15 @@ def bearer(token: str) -> tuple[str, str]:
     return "Authorization", f"Bearer {token}"
 
 
-def _parse_url(text: str) -> Url:
+def _parse_url(text: str) -> SplitResult:
     try:
-        url = parse_url(text)
-    except LocationParseError as error:
+        url = urlsplit(text)
+        _ = url.port
+    except ValueError as error:
         raise ConfigError("sink.http.url cannot be read", hint="Write it as http://host:port/path") from error
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError("sink.http.url is not an http or https URL", hint="Write it as http://host:port/path")
-    if url.auth:
+    if "@" in url.netloc:
         raise ConfigError("sink.http.url contains credentials", hint="Put them under sink.http.auth")
     return url
 

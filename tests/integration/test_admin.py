@@ -24,8 +24,8 @@ from sidecar.cli import main
 from sidecar.cli.daemon.status import status
 from sidecar.core.books import Books
 from sidecar.errors import SidecarError, UnavailableError
+from sidecar.ops.address import ADDRESS_FILE, read_address, write_address
 from sidecar.ops.admin import CONNECTIONS_MAX, AdminServer, Ask, open_probes
-from sidecar.ops.client import ADDRESS_FILE, read_address, write_address
 from sidecar.ops.health import KINDS, Problem
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot

@@ -17,7 +17,8 @@ from sidecar.core.books import BOOKS
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_OK, EXIT_UNAVAILABLE, UnavailableError
-from sidecar.ops.client import NO_ANSWER, exchange, reachable_url, read_address
+from sidecar.ops.address import reachable_url, read_address
+from sidecar.ops.client import NO_ANSWER, exchange
 from sidecar.ops.health import HEALTHY, Health
 
 if TYPE_CHECKING:

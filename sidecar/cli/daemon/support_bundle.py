@@ -32,7 +32,8 @@ from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import EXIT_CONFIG, SidecarError, StateError, UnavailableError
 from sidecar.files import put_shared
-from sidecar.ops.client import exchange, read_address
+from sidecar.ops.address import read_address
+from sidecar.ops.client import exchange
 from sidecar.state.beside import LettersBeside
 from sidecar.state.inspection import Inspection
 from sidecar.version import VERSION

@@ -15,7 +15,8 @@ from sidecar.config.model import Settings
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.ops.client import NO_ANSWER, exchange, read_address
+from sidecar.ops.address import read_address
+from sidecar.ops.client import NO_ANSWER, exchange
 
 TIMEOUT_S = 15.0
 """Longer than the daemon takes to report that it cannot answer."""

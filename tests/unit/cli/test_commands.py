@@ -253,7 +253,7 @@ def test_validate_loads_no_client() -> None:
     program = (
         "import sys; from sidecar.cli import main\n"
         f"main(['validate', '-c', {str(MINIMAL)!r}], standalone_mode=False)\n"
-        "print(sorted({'confluent_kafka', 'kafka', 'urllib3', 'prometheus_client', 'sqlite3'} & set(sys.modules)))"
+        "print(sorted({'confluent_kafka', 'kafka', 'h11', 'prometheus_client', 'sqlite3'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.splitlines()[-1] == "[]"
@@ -264,7 +264,7 @@ SLOW_TO_IMPORT = (
     "numpy",
     "structlog",
     "confluent_kafka",
-    "urllib3",
+    "h11",
     "waitress",
     "asyncio",
     "importlib.metadata",

@@ -19,6 +19,8 @@ from sidecar.tls import Tls
         ("http://localhost", "localhost", None, "/"),
         ("https://[::1]:8443/a?b=c", "::1", 8443, "/a?b=c"),
         ("http://host/a b\u00fc#gone", "host", None, "/a%20b%C3%BC"),
+        ("http://host/a|b%20c?d=[1]", "host", None, "/a%7Cb%20c?d=%5B1%5D"),
+        ("http://[fe80::1%25eth0]/", "fe80::1%eth0", None, "/"),
     ],
 )
 def test_an_address_is_taken_apart(url: str, host: str, port: int | None, uri: str) -> None:
