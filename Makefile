@@ -5,7 +5,8 @@ PYTHON ?= python3
 PYTHONS ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# On two cores: a test with brokers and daemons waits for half of its time, one of the core does not.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How long the soak of `make chaos` lasts.
 HOURS ?= 1
@@ -45,7 +46,7 @@ help:
 	@echo "make chaos   random kills, rebalances and outages, and a soak under all of them: HOURS=1"
 
 test: lint jars
-	@$(PYTEST) -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@$(PYTEST) -n 2 -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(CORE))
 
 test-all: test

@@ -675,7 +675,7 @@ _SMALL = {
     "waitTimeMillsInAdminBrokerQueue": "30000",
     "waitTimeMillsInTransactionQueue": "30000",
     "osPageCacheBusyTimeOutMills": "30000",
-    "timerFlushIntervalMs": "5000",  # 1000 by default: a fifth of a core, as 37 MB are copied each time
+    "timerFlushIntervalMs": "30000",  # 1000 by default: a fifth of a core, as 37 MB are copied each time
     "transactionMetricFlushInterval": "500",  # 3000 by default: so long a thread of it spins at each start
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
 }

@@ -228,7 +228,11 @@ def outages(
             fresh.append(_fresh(bodies, receiver))
             assert waits[-1] < within_s, f"went on after {waits[-1]:.1f} s\n{daemon.log_tail()}"
         await_all(daemon, bodies, receiver)
-        wait_until(lambda: not daemon.status()["problems"], PATIENCE_S, "it is well again", detail=daemon.log_tail)
+        # A broker that is killed may forget acknowledgements: what comes again is a problem for five minutes more.
+        wait_until(
+            lambda: all("messages came again" in text for text in daemon.status()["problems"]),
+            PATIENCE_S, "it is well again", detail=daemon.log_tail,
+        )  # fmt: skip
         daemon.stop()
         assert not daemon.events("library.logged"), "a library complained"
         found = bodies.tally(receiver)
