@@ -15,7 +15,7 @@ from sidecar import files
 from sidecar.delay.adoption import Adoption
 from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held, Leave
 from sidecar.delay.disk.changes import Kind, placed
-from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
+from sidecar.delay.disk.filename import is_unused, logs_of, refuse_unknown
 from sidecar.delay.disk.hour import FileDamage
 from sidecar.delay.disk.hours import PARKED_HOUR
 from sidecar.delay.disk.listing import HourView, ListedRow
@@ -137,7 +137,7 @@ class PartitionStore(Writes, Adoption, NamedMessages):
             files.remove(log)
 
     def _checkpoint(self, path: Path) -> Snapshot:
-        refuse_former(path)
+        refuse_unknown(path)
         raw = files.read_from(path / CHECKPOINT)
         if raw is None and is_unused(path):
             snapshot = Snapshot(secrets.randbits(48), 0, 0, [], {}, {})

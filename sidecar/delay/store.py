@@ -18,7 +18,7 @@ from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.calendar import Calendar, Spot
 from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, Held
 from sidecar.delay.disk.changes import Changes, LogEntry
-from sidecar.delay.disk.filename import LOG_SUFFIX, is_unused, logs_of, refuse_former
+from sidecar.delay.disk.filename import LOG_SUFFIX, is_unused, logs_of, refuse_unknown
 from sidecar.delay.disk.hour import FileDamage, Known
 from sidecar.delay.disk.snapshot import pack_hours, unpack_hours
 from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal, records
@@ -96,7 +96,7 @@ class DelayStore:
             self._save()
 
     def _checkpoint(self, path: Path) -> tuple[int, int, dict[int, Known] | None]:
-        refuse_former(path)
+        refuse_unknown(path)
         raw = files.read_from(path / CHECKPOINT)
         if raw is None and is_unused(path):
             return 0, 0, {}  # a new store, also where its first checkpoint could not be written

@@ -306,7 +306,7 @@ class DeadLettersInTopic:
         except (ck.KafkaException, SystemError) as error:  # the client reports that it failed permanently
             self._broken = True
             reason = error.__cause__ or error  # a SystemError only reports that there was another error
-            raise self._unavailable(f"its client gave up and will be made anew: {reason}") from error
+            raise self._unavailable(f"the producer failed and will be recreated: {reason}") from error
 
     def _unavailable(self, reason: str) -> UnavailableError:
         return UnavailableError(f"dead letters could not be produced to {self._topic}: {reason}")

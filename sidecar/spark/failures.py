@@ -48,7 +48,7 @@ _KINDS: Final = (
         r"available in Kafka any more|\[KAFKA_DATA_LOSS",
         EXIT_CONFIG,
         "if messages expired, set spark.on_gap: log_start, and the next start goes on where the log begins; if the "
-        "topic was deleted or created again, begin anew with another spark.checkpoint",
+        "topic was deleted or created again, start over with another spark.checkpoint",
     ),
     _kind(
         r"\[DELTA_VIOLATE_CONSTRAINT|\[DELTA_(NEW_)?(NOT_NULL|MISSING_NOT_NULL)|\[DELTA_EXCEED_CHAR_VARCHAR"

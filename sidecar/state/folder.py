@@ -93,7 +93,7 @@ class Presence:
             try:
                 identity = _identity(path)
             except OSError as error:
-                raise _lost(f"{path} cannot be found any more: {error.strerror}") from error
+                raise _lost(f"{path} can no longer be found: {error.strerror}") from error
             if identity != known:
                 raise _lost(f"{path} was {'removed or moved' if identity is None else 'replaced'} while it was in use")
 

@@ -86,7 +86,7 @@ class Stage:
 
     def is_told(self) -> bool:
         """Whether the daemon says that its clock is ahead."""
-        return "the clock stepped forward" in str(self.daemon.status()["problems"])
+        return "the system clock jumped ahead" in str(self.daemon.status()["problems"])
 
     @property
     def cpu_s(self) -> float:

@@ -85,7 +85,7 @@ class Owner:
         self.paused = some
 
     def read(self, timeout_s: float) -> None:
-        """Take what comes; a message that went past the lane makes its partition begin anew."""
+        """Take what comes; a message that went past the lane makes its partition start over."""
         while (message := self.consumer.poll(0)) is not None:
             assert message.error() is None, message.error()
             self.strayed += 1

@@ -261,7 +261,7 @@ def test_a_topic_that_is_deleted_is_named(scene: Scene) -> None:
         scene.send(values("a", 5))
         scene.await_all(daemon, 20)
         scene.broker.delete_topic(scene.topic)
-        said = f"Kafka: the topic {scene.topic} does not exist any more: make it again"
+        said = f"Kafka: the topic {scene.topic} no longer exists: create it again"
         wait_until(lambda: said in daemon.status()["health"]["reason"], 20, "it is told", detail=daemon.status)
         assert daemon.status()["health"]["state"] == "stopped"
 

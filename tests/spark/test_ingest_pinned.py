@@ -364,7 +364,7 @@ def test_fields_that_were_dropped_do_not_come_back(tmp_path: Path) -> None:
     pin_layout(storage, checkpoint, first, wanted)
     assert "/t has lost data, date, key: " in take(bare, existing("r", "reason"), wanted)
     whole = existing("t", *wanted[TABLE], "own")
-    assert "/r has lost reason: new rows would bring back what was dropped. Start anew" in take(whole, aside, wanted)
+    assert "/r has lost reason: new rows would bring back what was dropped. Start over" in take(whole, aside, wanted)
     there = existing("r", "reason")
     assert "/t has lost data.a: " in take(existing("t", "offset", "key", "date", "data"), there, wanted)
     assert take(whole, there, wanted | {TABLE: wanted[TABLE] | {"data.b", "more"}}) == ""

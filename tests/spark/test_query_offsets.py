@@ -122,7 +122,7 @@ def test_a_queue_of_any_broker_has_its_offsets() -> None:
 @pytest.mark.parametrize(
     ("logs", "told"),
     [
-        (FakeLogs({B: (0, 1)}), r"a\[0\] was read to 10 and is not there any more: it was deleted"),
+        (FakeLogs({B: (0, 1)}), r"a\[0\] was read to 10 and no longer exists: it was deleted"),
         (FakeLogs({A: (0, 9)}), r"a\[0\] ends at 9 and was read to 10: it was created again"),
         (FakeLogs({A: (0, 20)}, "other"), "a was deleted and created again"),
     ],

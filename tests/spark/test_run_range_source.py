@@ -108,8 +108,8 @@ def test_a_bound_is_shared_by_what_can_be_read(planners: Planners) -> None:
 @pytest.mark.parametrize(
     ("logs", "topics", "told"),
     [
-        (ORDERS, ("orders",), "old was removed from source.kafka.topics: add it again, or begin anew"),
-        (ORDERS, ("orders", "^ol."), r"old\[0\] was read to 1200 and is not there any more: it was deleted"),
+        (ORDERS, ("orders",), "old was removed from source.kafka.topics: add it again, or start over"),
+        (ORDERS, ("orders", "^ol."), r"old\[0\] was read to 1200 and no longer exists: it was deleted"),
         (ORDERS | {("old", 0): (0, 7)}, ("^o",), r"old\[0\] ends at 7 and was read to 1200: it was created again"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_replay_leaves_out_what_expired_since_it_was_planned(planners: Planner
 def test_a_pending_range_of_a_topic_that_is_gone_stops_the_query(planners: Planners) -> None:
     """No task waits for its messages."""
     planner = planners.make({("new", 0): (0, 1)}, on_gap="log_start")
-    with pytest.raises(PositionError, match=r"orders\[0\] was read to 900 and is not there any more"):
+    with pytest.raises(PositionError, match=r"orders\[0\] was read to 900 and no longer exists"):
         ranges_of(planner, {"orders": {"0": 900}}, {"orders": {"0": 950}})
 
 

@@ -276,7 +276,7 @@ class SimulatedSource:
         if self._broker.failing:
             return {"client": self._broker.failing}
         gone = [topic for topic in self.topics if not self._broker.topic_id(topic)]
-        return {topic: f"the topic {topic} does not exist any more" for topic in gone}
+        return {topic: f"the topic {topic} no longer exists" for topic in gone}
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
         if self._broker.failing:

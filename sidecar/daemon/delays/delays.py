@@ -302,7 +302,7 @@ class Delays(NoDelays):
     @override
     def problem(self) -> str:
         if self._due.clock.is_ahead and not self._writing.problem:
-            return "the clock stepped forward, and is not believed before that has lasted for a minute"
+            return "the system clock jumped ahead; it is trusted once the jump has lasted a minute"
         return self._writing.problem or self.takeovers.problem
 
     @override

@@ -98,7 +98,7 @@ class PageLetters:
         with self._letters() as letters:
             found = letters.by_ids((id_,))
         if not found:
-            raise ValueError(f"dead letter {id_} is not there any more")
+            raise ValueError(f"dead letter {id_} no longer exists")
         if found[0].size_bytes > SHOWN_BYTES_MAX:
             raise ValueError(f"it has {found[0].size_bytes:,} bytes: sidecar dead-letters show -c FILE {id_} prints it")
         return whole(found[0])

@@ -43,7 +43,7 @@ def is_unused(path: Path) -> bool:
     return not any(path.glob(f"*{SUFFIX}")) and not any(log.stat().st_size for log in logs)
 
 
-def refuse_former(path: Path) -> None:
+def refuse_unknown(path: Path) -> None:
     """Refuse files whose names have no salt or another form: their bytes mean something else.
 
     Raises:

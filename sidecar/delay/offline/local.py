@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sidecar import files
 from sidecar.delay.disk.blocks import Held
-from sidecar.delay.disk.filename import is_unused, logs_of, refuse_former
+from sidecar.delay.disk.filename import is_unused, logs_of, refuse_unknown
 from sidecar.delay.disk.hour import FileDamage
 from sidecar.delay.disk.listing import HourView, ListedRow
 from sidecar.delay.disk.snapshot import Snapshot
@@ -67,7 +67,7 @@ class OfflineStore:
 
     def _read(self) -> None:
         path, raw = self._path, files.read_from(self._path / CHECKPOINT)
-        refuse_former(path)
+        refuse_unknown(path)
         is_new = raw is None and is_unused(path)
         snapshot = Snapshot(0, 0, 0, [], {}, {}) if is_new else read_snapshot(path / CHECKPOINT, raw or b"")
         self._id = snapshot.id

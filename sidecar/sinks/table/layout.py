@@ -14,7 +14,7 @@ ALL: Final = (*ROW, LABEL, DATE)
 PARTITIONS_MAX: Final = 200
 """Number of partitions in one addition from which small files are reported."""
 FILE_ROWS_MIN: Final = 1_000
-_ANEW: Final = "or start anew with another path of the table and, on Spark, another spark.checkpoint"
+_ANEW: Final = "or start over with another path of the table and, on Spark, another spark.checkpoint"
 
 
 class Column(NamedTuple):
@@ -125,7 +125,7 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
         key: The key of the file that chooses columns.
     """
     listed = _listed(sorted(name for name in names if name.rpartition(".")[0] not in names))
-    leave = f"List the others in {key}" if {*names} <= {*COLUMNS} else "Start anew with another path of the table"
+    leave = f"List the others in {key}" if {*names} <= {*COLUMNS} else "Start over with another path of the table"
     return ConfigError(
         f"the table {path} has lost {listed}: new rows would bring back what was dropped",
         hint=f"{leave}; or add it again, with ALTER TABLE ... ADD COLUMNS",

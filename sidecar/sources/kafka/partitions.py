@@ -289,7 +289,7 @@ class Partitions:
         self._troubles.put("ends", "no broker has told the ends of our logs for 10 s" if self._ends.silent else "")
         for topic, topic_id in self._topic_ids.watch({tp.topic for tp in self.identities}):
             if topic_id is None:
-                self._troubles.put(topic, f"the topic {topic} does not exist any more" if self._is_named(topic) else "")
+                self._troubles.put(topic, f"the topic {topic} no longer exists" if self._is_named(topic) else "")
                 continue
             self._troubles.clear(topic, "client")
             self.reload_topic(topic, topic_id)
@@ -383,5 +383,5 @@ class Membership:
         now = self._troubles.now
         if SESSION not in now or not self._lost or self._lost - now.keys():
             return now
-        gone = f"the topic {min(self._lost)} does not exist any more: make it again"  # all partitions were lost with it
+        gone = f"the topic {min(self._lost)} no longer exists: create it again"  # all partitions were lost with it
         return {**now, SESSION: f"{gone} (it is read from its start), or take it out of source.kafka.topics"}

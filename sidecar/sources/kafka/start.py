@@ -128,7 +128,7 @@ class Recall:
         older, level = "the broker's commit is older than the state folder", "error"
         again = "going on from the commit; messages may be delivered again"
         if recalled.agreed is None:
-            action = f"{older}, and no message by which to check the folder is in the log any more: {again}"
+            action = f"{older}, and the log no longer has a message by which to check the folder: {again}"
         elif recalled.settled_below:
             level, action = "warning", f"{older}: going on from the folder"
         else:

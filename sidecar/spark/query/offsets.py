@@ -103,7 +103,7 @@ def ended(
 
 
 VERSION = 1
-ANEW = "begin anew with another checkpoint"
+ANEW = "start over with another checkpoint"
 
 
 def begin(logs: Logs, start: Place, name: str = "") -> Reached:

@@ -34,7 +34,7 @@ Places: TypeAlias = dict[str, dict[str, int]]
 OnGap: TypeAlias = Literal["stop", "log_start"]
 """The treatment of a partition whose log begins behind the offset up to which it was read."""
 ON_GAP: Final = get_args(OnGap)
-ANEW: Final = "begin anew with another spark.checkpoint"
+ANEW: Final = "start over with another spark.checkpoint"
 """A hint within error texts, since Spark passes on only those."""
 RETRY_S = 0.5
 PATIENCE_S = 30.0
@@ -359,7 +359,7 @@ def lost(place: object, offset: int, end: int | None) -> str:
         end: The end of its log; None if it is gone.
     """
     if end is None:
-        return f"{place} was read to {offset} and is not there any more: it was deleted, or may not be read"
+        return f"{place} was read to {offset} and no longer exists: it was deleted, or may not be read"
     if end < offset:
         return f"{place} ends at {end} and was read to {offset}: it was created again, or lost messages"
     return ""

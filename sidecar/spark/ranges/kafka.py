@@ -138,7 +138,7 @@ class KafkaRanges(BrokerRanges):
         if known != now:
             raise PositionError(
                 f"the topic {topic} was deleted and created again: the checkpoint's offsets belong to the old one. "
-                "Begin anew with another spark.checkpoint; nothing was skipped silently"
+                "Start over with another spark.checkpoint; nothing was skipped silently"
             )
         return known
 

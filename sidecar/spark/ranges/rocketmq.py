@@ -181,7 +181,7 @@ def _refuse_replaced(queue: QueueReader, tp: TopicPartition, mark: QueueMark | N
     if not stands:
         raise PositionError(
             f"the topic {tp.topic} was deleted and created again, or {tp} lost messages: the checkpoint's offsets "
-            "belong to what was there before. Begin anew with another spark.checkpoint; nothing was skipped silently"
+            "belong to what was there before. Start over with another spark.checkpoint; nothing was skipped silently"
         )
 
 

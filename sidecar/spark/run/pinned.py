@@ -147,7 +147,7 @@ def _incarnation(queries: Sequence[Path], folder: Path, cluster_id: str) -> int:
         if any(latest_batch(one, "offsets") >= 0 for one in queries):
             raise StateError(
                 f"{query} was used before, and {folder} beside it is missing: pending parts would get other names",
-                hint="restore the folder from a copy, or start anew with another spark.checkpoint",
+                hint="restore the folder from a copy, or start over with another spark.checkpoint",
             )
         return orjson.dumps([secrets.randbits(63), cluster_id])
 

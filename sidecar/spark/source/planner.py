@@ -268,7 +268,7 @@ class Planner:
             raise PositionError(
                 f"landing zone: number {start + 1} to {min(floor, end)} of writer {writer} were removed before this "
                 "query read them. Give it a consumer name, from its first start on: retention keeps what a registered "
-                "one has not read. To go on without those rows, begin anew with another checkpoint"
+                "one has not read. To go on without those rows, start over with another checkpoint"
             )
         if len(entries) < end - start:
             raise _shorter(writer, end)
@@ -332,7 +332,7 @@ def _vanished(zone: Storage, read: Collection[str]) -> ZoneError:
 def _shorter(writer: str, seq: int) -> PositionError:
     return PositionError(
         f"landing zone: the manifest of writer {writer} ends before number {seq}, which this query has planned. Was "
-        "the zone replaced, or restored from an older copy? Restore all of it, or start anew with another checkpoint"
+        "the zone replaced, or restored from an older copy? Restore all of it, or start over with another checkpoint"
     )
 
 

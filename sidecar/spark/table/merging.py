@@ -129,7 +129,7 @@ def refuse_other_rule(path: str, comments: Mapping[str, str] | None, rule: Merge
     raise ConfigError(
         f"the Delta table {path} was filled {begun}, and spark.table.merge "
         f"{f'has key {rule.key} and order_by {rule.order_by}' if rule is not None else 'is not set'}",
-        hint="Write spark.table.merge as it was; or start anew with another path of the table and another "
+        hint="Write spark.table.merge as it was; or start over with another path of the table and another "
         "spark.checkpoint",
     )
 

@@ -35,7 +35,7 @@ def refuse_rewriting(before: str, after: str) -> None:
         raise ConfigError(
             f"spark.table.schema: {changed}, and the table has rows of the previous schema: both could not be read "
             "together",
-            hint="Fields may only be added. Write this one as it was, and convert it when you read; or start anew with "
+            hint="Fields may only be added. Write this one as it was, and convert it when you read; or start over with "
             "another path of the table and another spark.checkpoint",
         )
 
@@ -216,21 +216,21 @@ def refuse_other_progress(storage: FileSystem, target: Target, there: int | None
         raise ConfigError(
             f"the table {target.path} is not there, and the checkpoint {target.checkpoint} has put micro-batches up to "
             f"number {ended} into it: a new table would lack their rows",
-            hint="Mount the file system that has it, or bring it back; or start anew with another spark.checkpoint",
+            hint="Mount the file system that has it, or bring it back; or start over with another spark.checkpoint",
         )
     if there is not None and there < ended:
         raise ConfigError(
             f"the table {target.path} has {f'micro-batches up to number {there}' if there >= 0 else 'none'} of the "
             f"checkpoint {target.checkpoint}, which has put those up to number {ended} into it: it is another table, "
             "or an older copy, and lacks their rows",
-            hint="Bring back the table as it was last; or start anew with another spark.checkpoint",
+            hint="Bring back the table as it was last; or start over with another spark.checkpoint",
         )
     if there is not None and there > begun:
         raise ConfigError(
             f"the table {target.path} has micro-batches up to number {there}, and the checkpoint "
             f"{target.checkpoint} has begun {f'those up to {begun}' if begun >= 0 else 'none'}: another one filled "
             f"it, or a later copy of this one, and all rows of this one up to number {there} would be left out",
-            hint="Bring back the checkpoint that filled it, as it was last; or start anew with another path of the "
+            hint="Bring back the checkpoint that filled it, as it was last; or start over with another path of the "
             "table and another spark.checkpoint",
         )
 
@@ -366,7 +366,7 @@ def refuse_layout(
             f"{plan.layout.place('partition_by')}: the table is partitioned by "
             f"{', '.join(earlier['partitioned_by']) or 'nothing'}, and would be by "
             f"{', '.join(plan.partitioned_by) or 'nothing'}: Parquet of both could not be read together",
-            hint="Write it as it was; or start anew with another path of the table and another spark.checkpoint",
+            hint="Write it as it was; or start over with another path of the table and another spark.checkpoint",
         )
     key = plan.layout.place("columns")
     gone = tables.refuse(earlier.get("fields", {}), key)
@@ -399,7 +399,7 @@ def _changed(kept: str, *, began_without: bool) -> ConfigError:
         return ConfigError(
             "spark.table.schema was added to a table that was filled without one: rows that it has would be among the "
             "rejects too",
-            hint="Remove it; or start anew with another path of the table and another spark.checkpoint",
+            hint="Remove it; or start over with another path of the table and another spark.checkpoint",
         )
     return ConfigError(
         "spark.table.schema changed, and the queries for the table and its rejects are at different places: rows "

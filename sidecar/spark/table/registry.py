@@ -91,7 +91,7 @@ class Registry:
             raise ConfigError(
                 f"the table {self._target.path} has other messages in micro-batch {batch} than the checkpoint "
                 f"{self._target.checkpoint}: another copy of this checkpoint fills it too, or did",
-                hint="Go on with the copy that filled the table last; or start anew with another path of the table and "
+                hint="Go on with the copy that filled the table last; or start over with another path of the table and "
                 f"another spark.checkpoint{way}",
             )
 

@@ -123,7 +123,7 @@ def test_a_folder_that_was_moved_is_told(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("error", "hint"),
-    [(OSError(5, "Input/output error"), "check the disk of state.dir"), (OSError("begin anew with another name"), "")],
+    [(OSError(5, "Input/output error"), "check the disk of state.dir"), (OSError("start over with another name"), "")],
 )
 @pytest.mark.parametrize("is_now", [True, False])
 def test_a_store_that_is_broken_ends_the_process(scene: Scene, error: OSError, hint: str, is_now: bool) -> None:

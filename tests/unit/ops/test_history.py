@@ -38,7 +38,7 @@ def test_rates_are_of_the_time_between() -> None:
 
 
 def test_half_an_hour_is_kept_and_no_rate_is_negative() -> None:
-    """However long it runs, the points are as many as half an hour has; counts that begin anew are no rate."""
+    """However long it runs, the points are as many as half an hour has; counts that start over are no rate."""
     looked = Looked()
     history = History(looked.snapshot, every_s=0.0001)
     history.open()

@@ -179,7 +179,7 @@ def test_a_client_that_gave_up_is_made_anew(cause: Exception) -> None:
     topic = Topic()
     topic.store.store([letter(3)])
     topic.made[0].raises = cause
-    with pytest.raises(UnavailableError, match="its client gave up and will be made anew"):
+    with pytest.raises(UnavailableError, match="the producer failed and will be recreated"):
         topic.store.store([letter(3)])
     topic.store.store([letter(3)])
     assert len(topic.made) == 2

@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_looked_into_is_no_place(store: Store, tmp_path:
     """Where it cannot be told what stands under the name, nothing is stored."""
     (tmp_path / "state").rename(tmp_path / "moved")
     (tmp_path / "state").symlink_to("state")
-    with pytest.raises(StateError, match="cannot be found any more: Too many levels of symbolic links"):
+    with pytest.raises(StateError, match="can no longer be found: Too many levels of symbolic links"):
         store.letters.put([letter(2)])
 
 

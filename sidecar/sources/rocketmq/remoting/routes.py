@@ -107,7 +107,7 @@ class Routes:
     def problem(self) -> str:
         """The present problem with the name servers, or an empty text."""
         gone = min((topic for topic, route in self._routes.items() if not route.queues), default="")
-        return self._name_servers.problem or (f"they know no broker of {gone} any more" if gone else "")
+        return self._name_servers.problem or (f"they no longer know a broker of {gone}" if gone else "")
 
     @property
     def cluster(self) -> str:

@@ -66,7 +66,7 @@ def test_letters_are_listed_in_pages_and_shown_whole(store: Store, tmp_path: Pat
         ("purge", {}, "here are list"),
         ("list", {"group": 1, "reason": "", "after": 0}, "here are list"),
         ("list", [], "here are list"),
-        ("show", {"id": 99}, "not there any more"),
+        ("show", {"id": 99}, "no longer exists"),
         ("show", {"id": 2}, "sidecar dead-letters show -c FILE 2"),
         ("replay", {"group": "a\0", "reason": ""}, "NUL"),
     ],
@@ -85,7 +85,7 @@ def test_a_huge_number_is_no_error_of_the_daemon(store: Store, tmp_path: Path) -
     store.letters.put([letter(1)])
     letters = PageLetters(tmp_path, None)
     assert letters.ask("list", {"group": "paid", "reason": "", "after": 1 << 90})["letters"] == []
-    with pytest.raises(ValueError, match="not there any more"):
+    with pytest.raises(ValueError, match="no longer exists"):
         letters.ask("show", {"id": 1 << 90})
 
 

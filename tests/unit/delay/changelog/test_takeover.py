@@ -297,7 +297,7 @@ def test_messages_of_another_incarnation_are_not_known(scene: Scene) -> None:
 
 
 def test_a_recreated_topic_keeps_all(scene: Scene) -> None:
-    """Its offsets begin anew, and say nothing of the messages that are held."""
+    """Its offsets start over, and say nothing of the messages that are held."""
     epoch = scene.claim()
     scene.put(epoch, 4)
     scene.put(epoch, 5)

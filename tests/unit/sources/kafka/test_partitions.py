@@ -95,7 +95,7 @@ def test_a_deleted_topic_is_a_problem_if_the_configuration_names_it(named: str, 
     scene.deleted["orders"] = None
     scene.partitions.tend()
     assert bool(scene.troubles.now.get("orders")) == problem
-    assert not problem or "does not exist any more" in scene.troubles.now["orders"]
+    assert not problem or "no longer exists" in scene.troubles.now["orders"]
 
 
 def test_a_resumed_partition_is_sought_where_it_stands() -> None:

@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_checked_is_told(starts: list[Start]) -> None:
     assert start.go_on(OLDER) == 10
     ((name, severity, text),) = start.told
     assert (name, severity) == ("commit.behind", "error")
-    assert "no message by which to check the folder" in text
+    assert "the log no longer has a message by which to check the folder" in text
 
 
 def test_a_folder_that_is_the_newest_or_older_is_not_told(starts: list[Start]) -> None:

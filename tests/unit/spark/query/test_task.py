@@ -35,7 +35,7 @@ def read(planned: str, found: str) -> list[pa.RecordBatch]:
 
 def test_a_range_of_a_topic_that_was_created_again_is_an_error() -> None:
     """Kafka's client reads on in the new topic at the old offset."""
-    with pytest.raises(PositionError, match="orders was deleted and created again: begin anew"):
+    with pytest.raises(PositionError, match="orders was deleted and created again: start over"):
         read(planned="first", found="second")
 
 

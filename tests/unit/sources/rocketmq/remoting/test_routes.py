@@ -80,7 +80,7 @@ def test_a_topic_whose_brokers_are_forgotten_is_told_until_one_is_back(monkeypat
     server.answers["orders"] = (17, b"")
     routes.refresh()
     routes.refresh()
-    assert (routes.problem, list(routes.addresses)) == ("they know no broker of orders any more", [])
+    assert (routes.problem, list(routes.addresses)) == ("they no longer know a broker of orders", [])
     server.answers["orders"] = (0, GOOD)
     routes.refresh()
     assert routes.problem == ""
