@@ -53,11 +53,13 @@ def properties(folder: Path) -> dict[str, str]:
 
 def environment() -> dict[str, str]:
     """Of driver and workers: this Python and these sources, and no look-up of the host's name."""
+    python = str(Path(__file__).with_name("python"))
     return {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LAUNCHER_OPTS": QUICK,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+        "SIDECAR_TEST_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
 
