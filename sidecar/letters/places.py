@@ -179,7 +179,7 @@ class TopicPlan(ReplayPlan):
     """
 
     def __init__(self, topic: LetterTopic, letters: LettersBeside, target: Target, limits: Limits) -> None:
-        super().__init__(letters)
+        super().__init__(letters.state)
         self._topic = topic
         self.source = TOPIC + topic.topic
         self._lanes = ReplayCuts(self.source, target, limits)
@@ -399,7 +399,7 @@ class LetterPlace:
 
     def left_over(self) -> list[ReplayPart]:
         """The parts of an interrupted replay, which are sent first."""
-        return Replays(self.file).pending()
+        return Replays(self.file.state).pending()
 
     def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
         """The number of these letters that are chosen."""
@@ -412,4 +412,4 @@ class LetterPlace:
         return TopicPlan(self._topic, self.file, target, limits)
 
     def token(self) -> str:
-        return Replays(self.file).token()
+        return Replays(self.file.state).token()

@@ -108,7 +108,7 @@ class StatePlan(ReplayPlan):
     """The letters in the state folder, which are deleted one by one."""
 
     def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
-        super().__init__(letters)
+        super().__init__(letters.state)
         self._file = letters
         self._lanes = ReplayCuts(STATE, target, limits)
         self._token = secrets.token_hex(8)

@@ -108,20 +108,16 @@ class Lettered(NamedTuple):
     tp: TopicPartition
 
 
-class LettersBeside:
+class StateBeside:
     """A connection to the state file of a folder, whether a daemon runs or not.
-
-    Args:
-        on_damage: Called for each damaged letter, which is left out.
 
     Raises:
         NoStateError: There is no state file.
         StateError: It cannot be used, or a newer version wrote it.
     """
 
-    def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._path = folder / DATABASE_FILE
-        self._on_damage = on_damage
         if not self._path.exists():
             raise NoStateError(
                 f"there are no dead letters: {self._path} does not exist",
@@ -170,23 +166,45 @@ class LettersBeside:
         except sqlite3.Error as error:
             raise self._error("read", error) from error
 
+    def return_space(self) -> None:
+        """Return free pages to the file system, a bounded number; errors are ignored."""
+        with suppress(sqlite3.Error):
+            self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_RETURNED_MAX})")
+
     def _error(self, action: str, error: sqlite3.Error) -> StateError:
         return StateError(
             f"cannot {action} {self._path}: {error}",
             hint="run this command as the daemon's user; if the file is locked, try again",
         )
 
-    # Reading
+
+class LettersBeside:
+    """The dead letters of a folder, whether a daemon runs or not.
+
+    Args:
+        on_damage: Called for each damaged letter, which is left out.
+
+    Raises:
+        NoStateError: There is no state file.
+        StateError: It cannot be used, or a newer version wrote it.
+    """
+
+    def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
+        self.state = StateBeside(folder)
+        self._on_damage = on_damage
+
+    def close(self) -> None:
+        self.state.close()
 
     def totals(self, chosen: Chosen) -> Totals:
         where, values = chosen.where()
         sql = f"SELECT count(*), coalesce(sum(size_bytes), 0), coalesce(max(id), 0) FROM dead_letters WHERE {where}"
-        (row,) = self.rows(sql, values)
+        (row,) = self.state.rows(sql, values)
         return Totals(*row)
 
     def version(self) -> object:
         """Changes with each letter that is stored or deleted."""
-        return self.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
+        return self.state.rows("SELECT letters, size_bytes, (SELECT max(id) FROM dead_letters) FROM dead_letter_totals")
 
     def kinds(self, limit: int) -> list[LettersOfKind]:
         """The groups of letters of one kind, the most frequent first, at most `limit`."""
@@ -195,13 +213,13 @@ class LettersBeside:
             "max(first_at_ms), max(id) FROM (SELECT *, CAST(reason AS TEXT) AS said FROM dead_letters) "
             "GROUP BY group_name, kind ORDER BY count(*) DESC, group_name, kind LIMIT ?"
         )
-        return [LettersOfKind(unstored(name), *rest) for name, *rest in self.rows(sql, [limit])]
+        return [LettersOfKind(unstored(name), *rest) for name, *rest in self.state.rows(sql, [limit])]
 
     def page(self, chosen: Chosen, limit: int, after: int = 0) -> list[StoredLetter]:
         """The chosen letters with an id above `after`, in order of arrival, at most `limit`."""
         where, values = chosen.where()
         sql = f"{SELECT} WHERE id > ? AND {where} ORDER BY id LIMIT ?"
-        return self._sound(self.rows(sql, [after, *values, limit]))
+        return self._sound(self.state.rows(sql, [after, *values, limit]))
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
         """The chosen letters of all pages, few at a time in memory."""
@@ -212,12 +230,12 @@ class LettersBeside:
     def at(self, scope: str, tp: TopicPartition, offset: int) -> StoredLetter | None:
         """The letter of a message; None if there is none."""
         sql = f'{SELECT} WHERE scope = ? AND topic = ? AND partition = ? AND broker = ? AND "offset" = ?'
-        return next(iter(self._sound(self.rows(sql, [scope, *tp, offset]))), None)
+        return next(iter(self._sound(self.state.rows(sql, [scope, *tp, offset]))), None)
 
     def by_ids(self, ids: Sequence[int]) -> list[StoredLetter]:
         """The letters with these ids that still exist, by offset."""
         sql = f'{SELECT} WHERE id IN (SELECT value FROM json_each(?)) ORDER BY "offset"'
-        return self._sound(self.rows(sql, [json.dumps(ids)]))
+        return self._sound(self.state.rows(sql, [json.dumps(ids)]))
 
     def _sound(self, rows: Sequence[DatabaseRow]) -> list[StoredLetter]:
         letters = []
@@ -231,7 +249,9 @@ class LettersBeside:
     def partitions(self, chosen: Chosen) -> list[Lettered]:
         """The partitions that the chosen letters are of."""
         where, values = chosen.where()
-        rows = self.rows(f"SELECT DISTINCT scope, topic, partition, broker FROM dead_letters WHERE {where}", values)
+        rows = self.state.rows(
+            f"SELECT DISTINCT scope, topic, partition, broker FROM dead_letters WHERE {where}", values
+        )
         return sorted(Lettered(scope, TopicPartition(*rest)) for scope, *rest in rows)
 
     def outlines(self, chosen: Chosen, of: Lettered, after: int, limit: int) -> list[Outline]:
@@ -242,25 +262,18 @@ class LettersBeside:
             f'WHERE scope = ? AND topic = ? AND partition = ? AND broker = ? AND "offset" > ? AND {where} '
             'ORDER BY "offset" LIMIT ?'
         )
-        rows = self.rows(sql, [of.scope, *of.tp, after, *values, limit])
+        rows = self.state.rows(sql, [of.scope, *of.tp, after, *values, limit])
         return [Outline(id_, offset, unstored(name), size) for id_, offset, name, size in rows]
-
-    # Deleting
 
     def delete(self, chosen: Chosen) -> Iterator[int]:
         """Delete the chosen letters some at a time, each time durably; yield the number of each step."""
         where, values = chosen.where()
-        ids = [id_ for (id_,) in self.rows(f"SELECT id FROM dead_letters WHERE {where} ORDER BY id", values)]
+        ids = [id_ for (id_,) in self.state.rows(f"SELECT id FROM dead_letters WHERE {where} ORDER BY id", values)]
         for start in range(0, len(ids), DELETED_AT_ONCE):
-            with self.transaction() as connection:
+            with self.state.transaction() as connection:
                 deleted = delete_letters(connection, ids[start : start + DELETED_AT_ONCE])
-            self.return_space()
+            self.state.return_space()
             yield deleted
-
-    def return_space(self) -> None:
-        """Return free pages to the file system, a bounded number; errors are ignored."""
-        with suppress(sqlite3.Error):
-            self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_RETURNED_MAX})")
 
 
 def delete_letters(connection: sqlite3.Connection, ids: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.state.beside import LettersBeside, delete_letters
+from sidecar.state.beside import StateBeside, delete_letters
 from sidecar.state.database import checksum
 from sidecar.state.interface import StoredLetter
 from sidecar.state.letters import row_of, storable, unstored
@@ -59,22 +59,22 @@ class ReplayPart:
 class Replays:
     """The parts of dead letters that are fixed and not ended."""
 
-    def __init__(self, letters: LettersBeside) -> None:
-        self._letters = letters
+    def __init__(self, state: StateBeside) -> None:
+        self._state = state
 
     def pending(self) -> list[ReplayPart]:
         """The parts that an earlier process fixed and did not end, oldest first."""
         if not self._has("replay_parts"):
             return []
-        return [_part(row) for row in self._letters.rows(f"SELECT id, {_COLUMNS} FROM replay_parts ORDER BY id")]
+        return [_part(row) for row in self._state.rows(f"SELECT id, {_COLUMNS} FROM replay_parts ORDER BY id")]
 
     def _has(self, table: str) -> bool:
         """Whether a replay has created this table."""
-        return bool(self._letters.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", [table]))
+        return bool(self._state.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", [table]))
 
     def token(self) -> str:
         """Random digits that identify this state file forever; drawn at the first call."""
-        with self._letters.transaction() as connection:
+        with self._state.transaction() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS replay_token (token TEXT NOT NULL)")
             found = connection.execute("SELECT token FROM replay_token").fetchone()
             if found is None:
@@ -84,13 +84,13 @@ class Replays:
 
     def fix(self, part: ReplayPart) -> ReplayPart:
         """Make a part durable; it may be sent afterwards."""
-        with self._letters.transaction() as connection:
+        with self._state.transaction() as connection:
             connection.execute(_SCHEMA)
             return _insert(connection, part)
 
     def halve(self, part: ReplayPart, halves: Iterable[ReplayPart]) -> list[ReplayPart]:
         """Replace a part by its halves, durably."""
-        with self._letters.transaction() as connection:
+        with self._state.transaction() as connection:
             connection.execute("DELETE FROM replay_parts WHERE id = ?", (part.id,))
             return [_insert(connection, half) for half in halves]
 
@@ -101,7 +101,7 @@ class Replays:
             delivered: Ids of the letters that the receiver accepted; they are deleted.
             refused: The letters that stay, each with the reason of the last refusal.
         """
-        with self._letters.transaction() as connection:
+        with self._state.transaction() as connection:
             delete_letters(connection, delivered)
             for letter in refused:
                 *columns, crc = row_of(letter)
@@ -119,7 +119,7 @@ class Replays:
         if not self._has("replay_origins"):
             return set()
         return {
-            origin for (origin,) in self._letters.rows("SELECT origin FROM replay_origins WHERE source = ?", [source])
+            origin for (origin,) in self._state.rows("SELECT origin FROM replay_origins WHERE source = ?", [source])
         }
 
     def end_origins(self, part: ReplayPart, origins: Iterable[tuple[bytes, int]]) -> None:
@@ -128,7 +128,7 @@ class Replays:
         Args:
             origins: Origins that were replayed, each with the id of its letter.
         """
-        with self._letters.transaction() as connection:
+        with self._state.transaction() as connection:
             connection.execute(_ORIGINS)
             rows = [(part.source, origin, id_) for origin, id_ in origins]
             connection.executemany("INSERT OR REPLACE INTO replay_origins VALUES (?, ?, ?)", rows)

@@ -59,24 +59,32 @@ class _PartNames:
 
 
 class _Room:
-    """The space for a writer's files under retention."""
+    """The space for a writer's files under retention, up to its newest entry."""
 
-    def __init__(self, zone: Storage, writer: str, retention: Retention) -> None:
-        self.floor = read_floor(zone, writer)
+    def __init__(self, zone: Storage, writer: str, retention: Retention, head: Entry | None) -> None:
+        self.head = head
+        self._floor = read_floor(zone, writer)
         self._zone = zone
         self._writer = writer
         self._retention = retention
         self._collect_at_s = 0.0
 
-    def make(self, head: Entry, clock_ms: Callable[[], int]) -> None:
-        """Remove files as allowed; raise `ZoneFullError` if too much is left after this newest entry."""
-        landed, limit = head.before + head.bytes, self._retention.bytes_max
-        if time.monotonic() >= self._collect_at_s or landed - self.floor.before > limit:
-            collected = collect(self._zone, self._writer, head, self._retention, clock_ms(), self.floor)
-            self.floor = collected.floor
+    @property
+    def landed(self) -> int:
+        """Bytes of all files so far, removed ones included."""
+        return self.head.before + self.head.bytes if self.head else self._floor.before
+
+    def make(self, clock_ms: Callable[[], int]) -> None:
+        """Remove files as allowed; raise `ZoneFullError` if too much is left."""
+        if self.head is None:
+            return
+        limit = self._retention.bytes_max
+        if time.monotonic() >= self._collect_at_s or self.landed - self._floor.before > limit:
+            collected = collect(self._zone, self._writer, self.head, self._retention, clock_ms(), self._floor)
+            self._floor = collected.floor
             self._collect_at_s = time.monotonic() + (0 if collected.more else COLLECT_EVERY_S)
-        if landed - self.floor.before > limit:
-            behind = who_is_behind(acknowledged(self._zone), self._writer, head.seq)
+        if self.landed - self._floor.before > limit:
+            behind = who_is_behind(acknowledged(self._zone), self._writer, self.head.seq)
             raise ZoneFullError(f"the landing zone is full ({limit:,} bytes): {behind}")
 
 
@@ -129,9 +137,9 @@ class ZoneWriter:
         self._open = True
         try:
             recovery = Recovery(self._zone, self._log, writer, report).run()
-            self._lines, self._head, self._seq = recovery.lines, recovery.head, recovery.seq
+            self._lines, self._seq = recovery.lines, recovery.seq
             self._names = _PartNames(recovery.names)
-            self._room = _Room(self._zone, writer, retention)
+            self._room = _Room(self._zone, writer, retention, recovery.head)
         except BaseException:
             self._log.unlock()
             raise
@@ -152,8 +160,7 @@ class ZoneWriter:
             fresh = self._names.fresh(batch.parts)
             if not any(part.count for part in fresh):
                 return None
-            if self._head is not None:
-                self._room.make(self._head, self._clock_ms)
+            self._room.make(self._clock_ms)
             return self._land(Batch(batch.id, batch.group, fresh))
 
     def close(self) -> None:
@@ -185,7 +192,7 @@ class ZoneWriter:
 
     def _landed(self, entry: Entry) -> None:
         self._unfinished = None
-        self._head, self._seq = entry, entry.seq + 1
+        self._room.head, self._seq = entry, entry.seq + 1
         self._names.know(entry)
 
     def _check_in_place(self) -> None:
@@ -200,9 +207,10 @@ class ZoneWriter:
         group, now_ms = text_of_name(batch.group), self._clock_ms()
         parts, covers = _parts_and_covers(batch.parts)
         file = self._zone.new_name(data_file(self.writer, self._seq, group, batch.count, now_ms, self._format))
-        before = self._head.before + self._head.bytes if self._head else self._room.floor.before
         index = index_of(tables)
-        return Entry(self.writer, self._seq, file, group, batch.count, 0, 0, before, now_ms, parts, covers, index)
+        return Entry(
+            self.writer, self._seq, file, group, batch.count, 0, 0, self._room.landed, now_ms, parts, covers, index
+        )
 
     def _append(self, entry: Entry) -> None:
         self._check_in_place()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import structlog
+
 from sidecar.config.table_layout import ALL_DATA, COLUMNS, DATA, ROW, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.zone.table import DATE, LABEL, PARTITIONS
@@ -15,6 +17,8 @@ PARTITIONS_MAX: Final = 200
 """Number of partitions in one addition from which small files are reported."""
 FILE_ROWS_MIN: Final = 1_000
 _ANEW: Final = "or start over with another path of the table and, on Spark, another spark.checkpoint"
+
+log = structlog.get_logger()
 
 
 class Column(NamedTuple):
@@ -132,9 +136,18 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
     )
 
 
-def makes_small_files(rows: int, partitions: int) -> bool:
-    """Whether adding so many rows to so many partitions costs far more than adding them without partitions."""
-    return partitions >= PARTITIONS_MAX and rows < partitions * FILE_ROWS_MIN
+class SmallFiles:
+    """Logs once that writes make many small files: so many partitions cost far more than a table without them."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self.reported = False
+
+    def look(self, rows: int, files: int) -> None:
+        """Look at a write of so many rows into so many files."""
+        if not self.reported and files >= PARTITIONS_MAX and rows < files * FILE_ROWS_MIN:
+            self.reported = True
+            log.warning("table.small_files", table=self._table, rows=rows, files=files)
 
 
 def _listed(names: Sequence[str]) -> str:

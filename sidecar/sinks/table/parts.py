@@ -40,7 +40,7 @@ from sidecar.sinks.table.commits import check_newest, folder_of, sync_commit, sy
 from sidecar.sinks.table.constraints import Constraint, constraints_of
 from sidecar.sinks.table.features import refuse_features
 from sidecar.sinks.table.int96 import tell_int96
-from sidecar.sinks.table.layout import columns_of, dropped, makes_small_files, partitions_of, refuse_lost
+from sidecar.sinks.table.layout import SmallFiles, columns_of, dropped, partitions_of, refuse_lost
 from sidecar.sinks.table.names import Refused, metadata_of, parts_in
 from sidecar.sinks.table.violations import INVALID, refuse_unknown, violated
 from sidecar.zone.columns import record_batches
@@ -64,15 +64,15 @@ class PartsTable:
     """The known state of the table; used by one thread after its creation."""
 
     def __init__(self, path: str, layout: TableLayout) -> None:
-        self._folder = folder_of(path)
-        self.path = path if self._folder is None else str(self._folder)
+        folder = folder_of(path)
+        self.path = path if folder is None else str(folder)
         self._layout = layout
         self._columns: tuple[str, ...]
         """Names of the columns that are written."""
         self._adds_columns: bool
         """Whether the table lacks some of these columns."""
         self._partitioned_by: tuple[str, ...]
-        self._told_small = False
+        self._small_files = SmallFiles(self.path)
         self._synced = -1
         """The newest version that is durable."""
         self._constraints: list[Constraint]
@@ -131,15 +131,6 @@ class PartsTable:
             return Answer(Verdict.ACK)
         reason = f"{len(failed)} of {batch.count} rows violate constraints of {self.path}"
         return Answer(Verdict.PARTIAL, reason, failed=tuple(failed))
-
-    def _tell_small(self, rows: pa.Table) -> None:
-        """Report once that partitions make many small files: a commit adds one to each."""
-        if self._told_small or not {*self._partitioned_by}.intersection(LABELS):
-            return
-        count = rows.group_by(list(self._partitioned_by)).aggregate([]).num_rows
-        if makes_small_files(rows.num_rows, count):
-            self._told_small = True
-            log.warning("table.small_files", table=self.path, rows=rows.num_rows, files=count)
 
     def _fresh(self, batches: Iterable[Batch]) -> list[tuple[Batch, dict[bytes, Part]]]:
         """Batches with their parts that are not in the table, by digest of the name, each once."""
@@ -203,7 +194,10 @@ class PartsTable:
 
     def _write(self, rows: pa.Table, parts: Mapping[bytes, Refused]) -> None:
         """Commit rows with the names of their parts, once."""
-        self._tell_small(rows)
+        if {*self._partitioned_by}.intersection(LABELS) and not self._small_files.reported:
+            # A commit adds a file to each partition.
+            count = rows.group_by(list(self._partitioned_by)).aggregate([]).num_rows
+            self._small_files.look(rows.num_rows, count)
         schema_mode: Literal["merge"] | None = "merge" if self._adds_columns else None
         properties = CommitProperties(custom_metadata=metadata_of(parts), max_commit_retries=0)
         # In one chunk: several chunks are written in parallel, and a part's rows would be in any order.
@@ -217,8 +211,8 @@ class PartsTable:
         try:
             table = DeltaTable(self.path)
         except TableNotFoundError:
-            if self._folder is not None:
-                files.make_folder(self._folder, shared=True)
+            if (folder := folder_of(self.path)) is not None:
+                files.make_folder(folder, shared=True)
             partitioned_by = partitions_of(self._layout, [DATE], None, self.path)
             names = [column.name for column in columns_of(self._layout, partitioned_by, None)]
             try:

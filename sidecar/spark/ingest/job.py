@@ -127,7 +127,7 @@ class SparkIngest:
             self._start(stack, session, filling)
             log.info("ingest.started", table=self._rules.path, zone=self._zone, format=self._rules.format)
             with driver.serving(progress, self._stop_asked):
-                filling.await_end(progress, self._stop_asked, lambda: self._look(progress), self._draining)
+                filling.queries.await_end(progress, self._stop_asked, lambda: self._look(progress), self._draining)
             log.info("ingest.stopped")
 
     def _consumer(self, target: Target) -> str:

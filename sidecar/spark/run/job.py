@@ -14,6 +14,7 @@ import orjson
 import structlog
 
 from sidecar.config.model import Settings
+from sidecar.config.spark import Spark
 from sidecar.core.records import TopicPartition
 from sidecar.errors import EXIT_CONFIG, PositionError, SidecarError, UnknownTopicError
 from sidecar.ops.admin import AdminServer, open_probes
@@ -118,6 +119,106 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 log = structlog.get_logger()
 
 
+class RunReader:
+    """Reads messages in Spark: with its connector, or as ranges whose messages tasks read themselves."""
+
+    def __init__(
+        self, settings: Settings, spark: Spark, broker: BrokerRanges, query: Path, folder: Path, *, once: bool
+    ) -> None:
+        self._settings = settings
+        self._spark = spark
+        self._broker = broker
+        self._query_path = query
+        self._folder = folder
+        self._once = once
+        self.by_connector = True
+        """Known once there is a frame."""
+
+    def frame(self, session: SparkSession, pending: int) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from sidecar.spark.run.pushdown import prefilter
+
+        columns = needed(self._settings)
+        wants_connector = self._settings.source.rocketmq is None and self._spark.reader == "connector"
+        gap = wants_connector and self.gaps.leaves_connector(pending)
+        wants_connector &= not gap
+        frame = self._connector(session, columns) if wants_connector else None
+        self.by_connector = frame is not None
+        reader = "connector" if self.by_connector else "client"
+        missing = _package(session) if wants_connector and frame is None else ""
+        pin_reader(self._folder, reader, -1 if gap else pending, missing)
+        if frame is None:
+            return self._ranges(session).observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
+        frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))
+        condition = prefilter(self._settings.tags)
+        if condition is not None:
+            frame = frame.where(condition).observe(OBSERVED_PASSED, F.count(F.lit(1)).alias("rows"))
+        return frame.select("topic", "partition", "offset", *columns)
+
+    def _connector(self, session: SparkSession, columns: list[str]) -> DataFrame | None:
+        """Spark's own source; None without its jar."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from sidecar.spark.run.kafka_options import source_options
+
+        options = source_options(self._settings, once=self._once, headers="headers" in columns, stood=self.stood)
+        try:
+            frame = session.readStream.format("kafka").options(**options).load()
+        except AnalysisException as error:
+            if "Failed to find data source: kafka" in str(error) or "DATA_SOURCE_NOT_FOUND" in str(error):
+                log.warning("connector.missing", wanted=_package(session))
+                return None
+            raise
+        at_ms = F.when(F.col("timestampType") >= 0, F.unix_millis(F.col("timestamp")))
+        return frame.withColumn("timestamp_ms", at_ms)
+
+    def _ranges(self, session: SparkSession) -> DataFrame:
+        """A source of ranges only, whose messages tasks read themselves."""
+        from sidecar.spark.run.range_source import NAME, RangePlanner, range_source
+
+        plan = self.range_plan(self._folder, self._settings.batch.span_max, self.stood)
+        session.dataSource.register(range_source(RangePlanner(plan)))
+        return session.readStream.format(NAME).load()
+
+    def range_plan(
+        self, folder: Path, limit: int, stood: Places | None, until: Mapping[TopicPartition, LogExtent] | None = None
+    ) -> RangePlan:
+        from sidecar.spark.run.range_source import RangePlan
+
+        settings = self._settings
+        told = settings.log.format, settings.log.level
+        return RangePlan(self._broker, folder, limit, stood, until, self._spark.on_gap, told)
+
+    @property
+    def gaps(self) -> Gaps:
+        return Gaps(self._broker, self._spark.on_gap, self._query_path, self._folder)
+
+    @cached_property
+    def stood(self) -> Places | None:
+        new = latest_batch(self._query_path, "offsets") < 0
+        return self._broker.group_offsets() if new else None
+
+
+def _package(session: SparkSession) -> str:
+    """The package that has Spark's connector."""
+    return f"{CONNECTOR}:{session.version}"
+
+
+def needed(settings: Settings) -> list[str]:
+    """The columns that any setting needs, in the order of `columns.MessageRow`."""
+    kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
+    whole = settings.sink.chosen.row_format == "envelope"
+    wanted = {
+        "timestamp_ms": whole,
+        "key": whole or "key" in kinds,
+        "headers": whole or "header" in kinds,
+        "value": True,
+    }
+    return [name for name, asked in wanted.items() if asked]
+
+
 class SparkRun:
     """The pipeline of one configuration on Spark.
 
@@ -126,19 +227,21 @@ class SparkRun:
         once: Read the present messages and end.
     """
 
+    query_name = "query"
+
     def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
         assert settings.spark is not None, "checked before"
         self._settings = settings
         self._stop_asked = stop_asked
         self._once = once
-        self._by_connector = True
         self._master = settings.spark.master
         self._broker = broker_of(settings, refusal_on_spark(settings), retried=True)
         root = checkpoint_folder(settings.spark.checkpoint)
         assert root is not None, "checked before"
         self._root = root
-        self._query_path = root / "query"
-        self._folder = RunFolder(root / "sidecar")
+        self._query_path = root / self.query_name
+        self._folder = folder = RunFolder(root / "sidecar")
+        self._reader = RunReader(settings, settings.spark, self._broker, self._query_path, folder.path, once=once)
 
     def run(self) -> None:
         """Deliver until a stop is requested, or with `once` until the present messages are delivered.
@@ -221,80 +324,11 @@ class SparkRun:
 
         session.dataSource.register(data_source(RangeWriter(plan)))
         try:
-            query = LastingQuery(self._writer(self._frame(session, plan.checkpoint.pending)).start)
+            query = LastingQuery(self._writer(self._reader.frame(session, plan.checkpoint.pending)).start)
         except PySparkException as error:
             raise driver.not_started(error) from error
         stack.callback(driver.quietly, query.stop)
         return partial(self._await_end, query)
-
-    def _frame(self, session: SparkSession, pending: int) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812
-
-        from sidecar.spark.run.pushdown import prefilter
-
-        assert self._settings.spark is not None
-        columns = needed(self._settings)
-        wants_connector = self._settings.source.rocketmq is None and self._settings.spark.reader == "connector"
-        gap = wants_connector and self._gaps.leaves_connector(pending)
-        wants_connector &= not gap
-        frame = self._connector(session, columns) if wants_connector else None
-        self._by_connector = frame is not None
-        reader = "connector" if self._by_connector else "client"
-        missing = _package(session) if wants_connector and frame is None else ""
-        pin_reader(self._folder.path, reader, -1 if gap else pending, missing)
-        if frame is None:
-            return self._ranges(session).observe(OBSERVED_RANGES, F.count(F.lit(1)).alias("rows"))
-        frame = frame.observe(OBSERVED_READ, F.count(F.lit(1)).alias("rows"))
-        condition = prefilter(self._settings.tags)
-        if condition is not None:
-            frame = frame.where(condition).observe(OBSERVED_PASSED, F.count(F.lit(1)).alias("rows"))
-        return frame.select("topic", "partition", "offset", *columns)
-
-    def _connector(self, session: SparkSession, columns: list[str]) -> DataFrame | None:
-        """Spark's own source; None without its jar."""
-        from pyspark.errors import AnalysisException
-        from pyspark.sql import functions as F  # noqa: N812
-
-        from sidecar.spark.run.kafka_options import source_options
-
-        options = source_options(self._settings, once=self._once, headers="headers" in columns, stood=self._stood)
-        try:
-            frame = session.readStream.format("kafka").options(**options).load()
-        except AnalysisException as error:
-            if "Failed to find data source: kafka" in str(error) or "DATA_SOURCE_NOT_FOUND" in str(error):
-                log.warning("connector.missing", wanted=_package(session))
-                return None
-            raise
-        at_ms = F.when(F.col("timestampType") >= 0, F.unix_millis(F.col("timestamp")))
-        return frame.withColumn("timestamp_ms", at_ms)
-
-    def _ranges(self, session: SparkSession) -> DataFrame:
-        """A source of ranges only, whose messages tasks read themselves."""
-        from sidecar.spark.run.range_source import NAME, RangePlanner, range_source
-
-        plan = self._range_plan(self._folder.path, self._settings.batch.span_max, self._stood)
-        session.dataSource.register(range_source(RangePlanner(plan)))
-        return session.readStream.format(NAME).load()
-
-    def _range_plan(
-        self, folder: Path, limit: int, stood: Places | None, until: Mapping[TopicPartition, LogExtent] | None = None
-    ) -> RangePlan:
-        from sidecar.spark.run.range_source import RangePlan
-
-        settings = self._settings
-        assert settings.spark is not None
-        told = settings.log.format, settings.log.level
-        return RangePlan(self._broker, folder, limit, stood, until, settings.spark.on_gap, told)
-
-    @property
-    def _gaps(self) -> Gaps:
-        assert self._settings.spark is not None
-        return Gaps(self._broker, self._settings.spark.on_gap, self._query_path, self._folder.path)
-
-    @cached_property
-    def _stood(self) -> Places | None:
-        new = latest_batch(self._query_path, "offsets") < 0
-        return self._broker.group_offsets() if new else None
 
     def _writer(self, frame: DataFrame) -> DataStreamWriter:
         from sidecar.spark.run.writer import NAME
@@ -304,7 +338,7 @@ class SparkRun:
         if self._once:
             return writer.trigger(availableNow=True)
         # The connector itself waits for a batch's worth of messages, and begins early when it has arrived.
-        every_ms = TRIGGER_MS if self._by_connector else max(TRIGGER_MS, self._settings.batch.linger_ms)
+        every_ms = TRIGGER_MS if self._reader.by_connector else max(TRIGGER_MS, self._settings.batch.linger_ms)
         return writer.trigger(processingTime=f"{every_ms} milliseconds")
 
     # Running
@@ -340,9 +374,9 @@ class SparkRun:
             SidecarError: Always.
         """
         found = None
-        if self._by_connector and failure_of(str(error)).exit_code == EXIT_CONFIG:
+        if self._reader.by_connector and failure_of(str(error)).exit_code == EXIT_CONFIG:
             try:
-                found = self._gaps.first()
+                found = self._reader.gaps.first()
             except PositionError as stopped:
                 progress.ended(str(stopped))
                 raise
@@ -369,25 +403,7 @@ class SparkRun:
         return timeout_s
 
 
-def _package(session: SparkSession) -> str:
-    """The package that has Spark's connector."""
-    return f"{CONNECTOR}:{session.version}"
-
-
 def _await(condition: Callable[[], bool], deadline_s: float) -> None:
     """Wait until the condition holds or the time is over."""
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(TURN_S / 2)
-
-
-def needed(settings: Settings) -> list[str]:
-    """The columns that any setting needs, in the order of `columns.MessageRow`."""
-    kinds = {field.kind for field in (settings.tags.field, settings.dedup.field) if field is not None}
-    whole = settings.sink.chosen.row_format == "envelope"
-    wanted = {
-        "timestamp_ms": whole,
-        "key": whole or "key" in kinds,
-        "headers": whole or "header" in kinds,
-        "value": True,
-    }
-    return [name for name, asked in wanted.items() if asked]

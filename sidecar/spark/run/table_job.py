@@ -72,6 +72,8 @@ def job_of(settings: Settings) -> type[SparkRun]:
 class TableRun(SparkRun):
     """The pipeline of one configuration on Spark, into a table. See `SparkRun`."""
 
+    query_name = TABLE
+
     def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
         super().__init__(settings, stop_asked, once=once)
         assert settings.spark is not None, "checked before"
@@ -84,7 +86,6 @@ class TableRun(SparkRun):
         )
         self._filling = Filling(rules, f"file://{self._root}", once=once)
         self._is_delta = rules.format == "delta"
-        self._query_path = self._root / TABLE
 
     @property
     def _books(self) -> RunFolder:
@@ -134,7 +135,9 @@ class TableRun(SparkRun):
         """The start offsets of a new checkpoint, the same for both queries."""
         from sidecar.spark.run.range_source import RangePlanner
 
-        planner = RangePlanner(self._range_plan(self._folder.path, self._settings.batch.span_max, self._stood))
+        planner = RangePlanner(
+            self._reader.range_plan(self._folder.path, self._settings.batch.span_max, self._reader.stood)
+        )
         try:
             return planner.initialOffset()
         finally:
@@ -163,11 +166,11 @@ class TableRun(SparkRun):
             limit = min(limit, DRIVER_OFFSETS_MAX)
         begin = self._filling.beginnings.get(target.name)
         stood = first if begin is None else begin.offsets
-        ranges = self._range_plan(self._folder.path / target.name, limit, stood, until)
+        ranges = self._reader.range_plan(self._folder.path / target.name, limit, stood, until)
         name = f"{NAME}_{target.name}"
         session.dataSource.register(range_source(RowReader(ranges, plan), name, TABLE_DDL))
         return session.readStream.format(name).load().observe(OBSERVED_ROWS, F.count(F.lit(1)).alias("rows"))
 
     def _await_queries(self, progress: RunProgress) -> None:
-        self._filling.await_end(progress, self._stop_asked, progress.settle, self._draining)
+        self._filling.queries.await_end(progress, self._stop_asked, progress.settle, self._draining)
         progress.settle(last=True)

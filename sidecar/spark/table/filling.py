@@ -15,7 +15,7 @@ from sidecar.config.spark import MESSAGE_TIME, Merge, Resume
 from sidecar.config.table_layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint
-from sidecar.sinks.table.layout import Column, makes_small_files
+from sidecar.sinks.table.layout import Column, SmallFiles
 from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.spark import driver
 from sidecar.spark.driver import LastingQuery, QueryProgress, not_started, quietly
@@ -64,23 +64,6 @@ def tending(
     return write_and_tend
 
 
-class SmallFiles:
-    """Reports once that partitions make many small files."""
-
-    def __init__(self, table: str) -> None:
-        self._table = table
-        self._told = False
-
-    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Take Spark's reports, also those seen before."""
-        for report in () if self._told else reports:
-            for observed in (report.get("observedMetrics") or {}).values():
-                if FILES in observed and makes_small_files(int(observed["rows"]), int(observed[FILES])):
-                    self._told = True
-                    log.warning("table.small_files", table=self._table, rows=observed["rows"], files=observed[FILES])
-                    return
-
-
 TURN_S: Final = 0.2
 WRITTEN: Final = "sidecar_written"
 """Name of Spark's observation that counts the rows of a table."""
@@ -115,6 +98,84 @@ class TableRules:
     resume: Resume = "stop"
 
 
+class TableQueries:
+    """The running queries of a table and its rejects.
+
+    Args:
+        once: Whether the queries end with the present data.
+    """
+
+    def __init__(self, table: TableRules, *, once: bool) -> None:
+        self._every_ms = table.every_ms
+        self._once = once
+        self._small_files = SmallFiles(table.path)
+        self._queries: list[LastingQuery] = []
+
+    def start(self, writer: DataStreamWriter) -> LastingQuery:
+        """Start the next query; the table's is the first."""
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{self._every_ms} milliseconds")
+        self._queries.append(LastingQuery(writer.start))
+        return self._queries[-1]
+
+    def await_end(
+        self,
+        progress: TableProgress,
+        stop_asked: Callable[[], bool],
+        turn: Callable[[], None],
+        stop: Callable[[], float],
+    ) -> None:
+        """Wait until the queries have ended, or a stop is requested.
+
+        Args:
+            progress: Takes the reports of the query for the table.
+            stop: Called before a stop; returns the time limit of running micro-batches, in seconds.
+
+        Raises:
+            QueryError: A query ended with an error.
+        """
+        stop_asked()  # until its first call, a signal ends the process at once
+        hear_at_s = time.monotonic()
+        while any(query.isActive for query in self._queries) and not self._errors():
+            if stop_asked():
+                self._stop(stop())
+                break
+            if time.monotonic() >= hear_at_s:
+                self._hear(progress)
+                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
+            turn()
+            time.sleep(TURN_S)
+        self._hear(progress)
+        for error in self._errors():
+            if not stop_asked():
+                driver.fail(progress, error)
+            driver.failed_in_stop(error)
+
+    def _hear(self, progress: TableProgress) -> None:
+        reports: list[Mapping[str, Any]] = list(self._queries[0].recentProgress)
+        progress.heard(reports)
+        for report in () if self._small_files.reported else reports:
+            for observed in (report.get("observedMetrics") or {}).values():
+                if FILES in observed:
+                    self._small_files.look(int(observed["rows"]), int(observed[FILES]))
+
+    def _errors(self) -> list[Exception]:
+        return [error for query in self._queries if not query.isActive and (error := query.exception()) is not None]
+
+    def _stop(self, patience_s: float) -> None:
+        """Let running micro-batches end; one that is cut short is undone, and repeated."""
+        deadline_s = time.monotonic() + patience_s
+        begun = {query.id: _last_batch(query) for query in self._queries}
+        waiting = list(self._queries)
+        while waiting and time.monotonic() < deadline_s:
+            waiting = [query for query in waiting if _is_busy(query) and _last_batch(query) == begun[query.id]]
+            time.sleep(TURN_S / 4)
+        for query in self._queries:
+            query.stop()
+
+
 class Filling:
     """The queries of one table.
 
@@ -129,11 +190,9 @@ class Filling:
     def __init__(self, table: TableRules, checkpoint: str, *, once: bool) -> None:
         self._table = table
         self._checkpoint = checkpoint
-        self._once = once
+        self.queries = TableQueries(table, once=once)
         self._schema_text = None if table.schema is None else schema_text(table.schema)
         self.targets = targets(checkpoint, table.path, table.schema, table.merge)
-        self.through_driver = False
-        """Whether all rows go through the memory of the driver; known after `check`."""
         self._schema: StructType | None = None
         self._delta: OwnDelta | None = None
         """Spark's Delta, if it fills the table."""
@@ -147,10 +206,11 @@ class Filling:
         """The offsets at which new queries resume, by the target's name; set by `check`."""
         self.maintained = no_counts(table.layout.maintenance)
         """Maintenance by operation and result."""
-        self._small_files = SmallFiles(table.path)
-        self._queries: list[LastingQuery] = []
 
-    # Starting
+    @property
+    def through_driver(self) -> bool:
+        """Whether all rows go through the memory of the driver; known after `check`."""
+        return self._table.format == "delta" and self._delta is None
 
     def check(self, session: SparkSession, origin: TableOrigin) -> None:
         """Check that table and checkpoint belong together, and that schema and layout may follow those before.
@@ -177,16 +237,16 @@ class Filling:
         from sidecar.zone.table import TABLE_DDL
 
         self._schema = schema_of(self._schema_text) if self._schema_text is not None else None
-        self.through_driver = self._table.format == "delta" and not has_delta(session)
-        if self.through_driver and self._table.layout.cluster_by:
+        is_delta = self._table.format == "delta"
+        is_own = is_delta and has_delta(session)
+        if is_delta and not is_own and self._table.layout.cluster_by:
             raise ConfigError(
                 "spark.table.cluster_by needs Delta's jars in Spark: deltalake does not cluster",
                 hint="Give Spark the package io.delta:delta-spark_4.2_2.13, or use spark.table.partition_by",
             )
         with _reported():
             storage = SparkStorage(session)
-            is_delta = self._table.format == "delta"
-            if is_delta and not self.through_driver:
+            if is_own:
                 self._delta = OwnDelta(session)
                 for target in self.targets:
                     self._delta.check_features(target.path)
@@ -267,8 +327,7 @@ class Filling:
         """
         with _reported():
             for target in self.targets:
-                self._queries.append(self._query(self._fitted(frame_of(target), target), target))
-                stack.callback(quietly, self._queries[-1].stop)
+                stack.callback(quietly, self._query(self._fitted(frame_of(target), target), target).stop)
 
     def _fitted(self, frame: DataFrame, target: Target) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
@@ -332,8 +391,7 @@ class Filling:
             )
         else:
             writer = parquet(frame, path, plan.partitioned_by)
-        writer = self._trigger(writer.queryName(target.name)).option("checkpointLocation", target.checkpoint)
-        query = LastingQuery(writer.start)
+        query = self.queries.start(writer.queryName(target.name).option("checkpointLocation", target.checkpoint))
         query_id.set_result(str(query.id))
         return query
 
@@ -352,65 +410,6 @@ class Filling:
         notes = StoredText(SparkStorage(session), f"{self._checkpoint}/maintenance/{target.name}.json")
         return Upkeep(target.path, maintenance, operations, notes, self.maintained)
 
-    def _trigger(self, writer: DataStreamWriter) -> DataStreamWriter:
-        if self._once:
-            return writer.trigger(availableNow=True)
-        return writer.trigger(processingTime=f"{self._table.every_ms} milliseconds")
-
-    # Running
-
-    def await_end(
-        self,
-        progress: TableProgress,
-        stop_asked: Callable[[], bool],
-        turn: Callable[[], None],
-        stop: Callable[[], float],
-    ) -> None:
-        """Wait until the queries have ended, or a stop is requested.
-
-        Args:
-            progress: Takes the reports of the query for the table.
-            stop: Called before a stop; returns the time limit of running micro-batches, in seconds.
-
-        Raises:
-            QueryError: A query ended with an error.
-        """
-        stop_asked()  # until its first call, a signal ends the process at once
-        hear_at_s = time.monotonic()
-        while any(query.isActive for query in self._queries) and not self._errors():
-            if stop_asked():
-                self._stop(stop())
-                break
-            if time.monotonic() >= hear_at_s:
-                self._hear(progress)
-                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
-            turn()
-            time.sleep(TURN_S)
-        self._hear(progress)
-        for error in self._errors():
-            if not stop_asked():
-                driver.fail(progress, error)
-            driver.failed_in_stop(error)
-
-    def _hear(self, progress: TableProgress) -> None:
-        reports = _reports(self._queries[0])
-        progress.heard(reports)
-        self._small_files.heard(reports)
-
-    def _errors(self) -> list[Exception]:
-        return [error for query in self._queries if not query.isActive and (error := query.exception()) is not None]
-
-    def _stop(self, patience_s: float) -> None:
-        """Let running micro-batches end; one that is cut short is undone, and repeated."""
-        deadline_s = time.monotonic() + patience_s
-        begun = {query.id: _last_batch(query) for query in self._queries}
-        waiting = list(self._queries)
-        while waiting and time.monotonic() < deadline_s:
-            waiting = [query for query in waiting if _is_busy(query) and _last_batch(query) == begun[query.id]]
-            time.sleep(TURN_S / 4)
-        for query in self._queries:
-            query.stop()
-
 
 @contextmanager
 def _reported() -> Iterator[None]:
@@ -422,10 +421,6 @@ def _reported() -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         raise not_started(error) from error
-
-
-def _reports(query: LastingQuery) -> list[Mapping[str, object]]:
-    return list(query.recentProgress)
 
 
 def _last_batch(query: LastingQuery) -> int:

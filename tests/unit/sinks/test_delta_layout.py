@@ -22,7 +22,7 @@ from sidecar.errors import ConfigError
 from sidecar.sinks import delta as module
 from sidecar.sinks.base import build_sink
 from sidecar.sinks.delta import DeltaSink
-from sidecar.sinks.table.layout import makes_small_files
+from sidecar.sinks.table.layout import SmallFiles
 from sidecar.zone.table import label_of
 from tests.support.delta import batch_of, numbered, offsets_in, sent
 from tests.support.landing import Sent, message, part
@@ -171,9 +171,10 @@ def test_many_partitions_are_reported_once(tmp_path: Path) -> None:
 
 def test_an_addition_is_small_below_a_thousand_rows_for_each_of_two_hundred_files() -> None:
     """Each partition gets a file with each addition."""
-    assert makes_small_files(199_999, 200)
-    assert not makes_small_files(200_000, 200)
-    assert not makes_small_files(1, 199)
+    small = SmallFiles("/t")
+    for rows, count, reported in ((1, 199, False), (200_000, 200, False), (199_999, 200, True)):
+        small.look(rows, count)
+        assert small.reported is reported
 
 
 def operations(folder: Path) -> list[str]:

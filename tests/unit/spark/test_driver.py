@@ -16,7 +16,7 @@ from sidecar.errors import StateError
 from sidecar.spark.driver import QueryError, serving
 from sidecar.spark.ranges.shared import names
 from sidecar.spark.run.job import SparkRun
-from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.filling import TableQueries, TableRules
 from tests.support.spark.tasks import make_settings
 
 GONE = [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")]
@@ -73,9 +73,9 @@ def run(folder: Path, query: Any, progress: Any, *, stopped: bool) -> None:
 
 def fill(folder: Path, query: Any, progress: Any, *, stopped: bool) -> None:
     """Wait for the end of the query of a table."""
-    filling = Filling(TableRules(f"{folder}/table", "delta", None, 100, ()), str(folder), once=False)
-    filling._queries.append(query)
-    filling.await_end(progress, lambda: stopped, lambda: None, lambda: 0.0)
+    queries = TableQueries(TableRules(f"{folder}/table", "delta", None, 100, ()), once=False)
+    queries._queries.append(query)
+    queries.await_end(progress, lambda: stopped, lambda: None, lambda: 0.0)
 
 
 JOBS = pytest.mark.parametrize("job", [run, fill])

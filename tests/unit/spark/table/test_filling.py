@@ -14,7 +14,7 @@ from sidecar.errors import ConfigError
 from sidecar.spark import driver
 from sidecar.spark.driver import own_session
 from sidecar.spark.table import filling as module
-from sidecar.spark.table.filling import Filling, TableRules
+from sidecar.spark.table.filling import TableQueries, TableRules
 
 
 class Query:
@@ -58,9 +58,9 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, once: bool = False) -> None:
         self.now_s = 100.0
-        self.filling = Filling(TableRules("/t", "delta", None, 2_500, ()), "/c", once=once)
+        self.queries = TableQueries(TableRules("/t", "delta", None, 2_500, ()), once=once)
         self.table, self.rejects = Query("table"), Query("rejects")
-        self.filling._queries = [self.table, self.rejects]  # type: ignore[list-item]
+        self.queries._queries = [self.table, self.rejects]  # type: ignore[list-item]
         self.heard: list[Any] = []
         self.problems: list[str] = []
         self.turns = 0
@@ -90,7 +90,7 @@ class Scene:
     def run(self, patience_s: float = 10.0) -> None:
         """Wait for the end."""
         progress: Any = SimpleNamespace(heard=self.hear)
-        self.filling.await_end(progress, lambda: self.stop_asked, self.turn, lambda: patience_s)
+        self.queries.await_end(progress, lambda: self.stop_asked, self.turn, lambda: patience_s)
 
 
 @pytest.fixture
@@ -179,9 +179,10 @@ def test_a_query_takes_what_is_there_or_goes_on(
     monkeypatch: pytest.MonkeyPatch, once: bool, trigger: dict[str, Any]
 ) -> None:
     """At the interval of the settings."""
-    writer: Any = SimpleNamespace(trigger=lambda **given: given)
-    found: Any = Scene(monkeypatch, once=once).filling._trigger(writer)
-    assert found == trigger
+    given: list[Any] = []
+    writer: Any = SimpleNamespace(trigger=lambda **words: given.append(words) or writer, start=lambda: None)
+    Scene(monkeypatch, once=once).queries.start(writer)
+    assert given == [trigger]
 
 
 def test_a_session_of_spark_connect_is_refused() -> None:
