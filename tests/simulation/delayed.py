@@ -330,8 +330,8 @@ class Host:
             store, restorer, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
         )
 
-    def put(self, told: Adopt | TakeoverEnded) -> None:
-        """The inbox: a takeover goes on."""
+    def put(self, told: Adopt | TakeoverEnded | Synced) -> None:
+        """The inbox: a takeover goes on, or a write has ended."""
         self.delays.receivers(lambda taken: self._give(taken.assignment))[type(told)](told, self._world.now_ms)
 
     def restore(self) -> None:
@@ -526,7 +526,7 @@ class Host:
         if self.job is not None:
             job, self.job = self.job, None
             error = OSError(5, "broken") if self._chance() < lost else None
-            self.delays.ended(Synced(job, error), self._world.now_ms)
+            self.put(Synced(job, error))
 
     def calm(self) -> None:
         """For some time nothing comes, and what was begun goes on."""

@@ -288,7 +288,11 @@ class Delays(NoDelays):
 
     @override
     def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
-        own = {Synced: self.ended, Question: lambda question, _: self.requests.ask(question)}
+        def ended(synced: Synced, now_ms: float) -> None:
+            self._now_ms = now_ms
+            self._writing.ended(synced)
+
+        own = {Synced: ended, Question: lambda question, _: self.requests.ask(question)}
         return {**self.takeovers.receivers(give), **own}
 
     @override
@@ -317,13 +321,6 @@ class Delays(NoDelays):
         self.requests.tend()
         self._changes.tend(now_ms)
         self._writing.sync()
-        self._watch_size()
-        self.left.tend()
-        for damage in self._store.damages[self._told_damages :]:
-            log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
-        self._told_damages = len(self._store.damages)
-
-    def _watch_size(self) -> None:
         was_full = bool(self._pipeline.store_full)
         reason = why_not_read(
             undone=self._effects.problem,
@@ -334,15 +331,10 @@ class Delays(NoDelays):
         )
         if bool(reason) != was_full:
             self._pipeline.fill_store(reason)
-
-    def ended(self, synced: Synced, now_ms: float) -> None:
-        """Handle the end of a write.
-
-        Raises:
-            StateError: See `Writing.ended`.
-        """
-        self._now_ms = now_ms
-        self._writing.ended(synced)
+        self.left.tend()
+        for damage in self._store.damages[self._told_damages :]:
+            log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
+        self._told_damages = len(self._store.damages)
 
     # Partitions
 
