@@ -11,15 +11,12 @@ from sidecar.config.tags import Tags
 from sidecar.core.records import TopicPartition
 from sidecar.spark.run.pushdown import prefilter
 from sidecar.spark.run.task import ARROW_COLUMNS, MessageRow
+from tests.support.tag_rules import CONTENTS, RULES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = "topic string, offset bigint, key binary, headers array<struct<key:string,value:binary>>, value binary"
-TEXTS = [
-    None, b"", b"a", b"b", b"x", b" a ", b"a,b", b"x,b", b"x,y", b"A", b"\xff\xfe", b"\xed\xa0\x80", b"caf\xc3\xa9",
-    b"cafe\xcc\x81", b"a\0", b"12", b"12.0", b"true", b"10000000000000000000000", b"a" * 5_000,
-]  # fmt: skip
 JSONS = [
     b'{"t": "a"}', b'{"t": "\\u0061"}', b'{"t": ["x", "b"]}', b'{"t": 12}', b'{"t": 12.0}', b'{"t": 1.2e1}',
     b'{"t": null}', b'{"t": "\\ud800"}', b'{"t": "x", "t": "a"}',
@@ -30,16 +27,14 @@ JSONS = [
 HEADERS: list[list[tuple[str, bytes | None]] | None] = [
     None,
     [],
-    *([("tag", text)] for text in TEXTS),
-    *([("Tag", text)] for text in TEXTS[2:4]),
-    *([("other", b"a"), ("tag", one), ("tag", two)] for one, two in itertools.product(TEXTS[:5], TEXTS[:5])),
+    *([("tag", text)] for text in CONTENTS),
+    *([("Tag", text)] for text in CONTENTS[2:4]),
+    *([("other", b"a"), ("tag", one), ("tag", two)] for one, two in itertools.product(CONTENTS[:5], CONTENTS[:5])),
 ]
 SETTINGS: list[dict[str, Any]] = [
-    {"subscribe": "a || b"},
-    {"subscribe": "a || b", "split": ","},
+    *RULES.values(),
     {"exclude": "a || b"},
     {"exclude": "b", "split": ","},
-    {"subscribe": "a || b || x", "exclude": "b"},
     {"subscribe": "caf\u00e9 || 12 || true || NaN || 0 || 10000000000000000000000"},
     {"subscribe": " || ".join(f"t{i}" for i in range(40)) + " || a"},
     {"subscribe": "*"},
@@ -50,7 +45,7 @@ def rows() -> list[MessageRow]:
     """Messages with every odd key, header and value."""
     found: list[tuple[bytes | None, list[tuple[str, bytes | None]] | None, bytes | None]] = [
         (None, None, None),
-        *((key, None, b"x") for key in TEXTS),
+        *((key, None, b"x") for key in CONTENTS),
         *((b"k", headers, b"x") for headers in HEADERS),
         *((b"k", None, value) for value in [*JSONS, None, b""]),
     ]
