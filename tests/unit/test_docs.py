@@ -32,6 +32,7 @@ from sidecar.config.loader import load
 from sidecar.core.records import Attempt, TopicPartition
 from sidecar.ops.health import DEGRADED, KINDS
 from sidecar.ops.snapshot import CUT_REASONS, STOP_REASONS
+from sidecar.runtime.changes import WHEN_QUIET
 from sidecar.sinks.answers import parse_failed
 from sidecar.sinks.formats import envelope_row
 from sidecar.state.interface import StoredLetter
@@ -188,6 +189,23 @@ def test_every_reason_to_stop_reading_is_told() -> None:
     words = [key.value for key in table.keys if isinstance(key, ast.Constant)]
     assert tuple(words) == STOP_REASONS
     assert first_column(section(TROUBLESHOOTING, "## Why nothing is read")) == words
+
+
+def test_the_level_of_every_stop_is_told() -> None:
+    """The row of `intake.stopped` names each reason that is no error: a warning if it is a degraded problem."""
+    (levels,) = re.findall(r"^\| `intake.stopped` \| ([^|]*) \|", section(OPERATION, "## Log"), flags=re.MULTILINE)
+    warnings = [word for word in STOP_REASONS if KINDS[word].state == DEGRADED]
+    assert levels == f"error; {' and '.join(f'`{word}`' for word in warnings)} warning, `draining` info"
+
+
+def test_every_key_that_waits_for_a_quiet_point_is_told() -> None:
+    """The table of reloads has the keys, or their section, and no other."""
+    (cell,) = re.findall(r"^\| (.*) \| when nothing is open or being sent:", OPERATION.read_text(), flags=re.MULTILINE)
+    told = re.findall(r"`([\w.]+)`", cell)
+    by_http = [key for key in WHEN_QUIET if not key.startswith(("sink.console.", "sink.file."))]
+    above = {key: [each for each in told if f"{key}.".startswith(f"{each}.")] for key in by_http}
+    assert [key for key, found in above.items() if not found] == []
+    assert set(told) == {each for found in above.values() for each in found}
 
 
 def test_every_problem_is_told() -> None:

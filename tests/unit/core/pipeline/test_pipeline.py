@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -28,6 +29,7 @@ from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import BUSY_MS, OPEN_MS
 from sidecar.core.records import Answer, FailedRow, Fragment, Run, TopicPartition, Verdict
 from sidecar.core.windows.dedup import RotatingBitmap
+from sidecar.ops.snapshot import STOP_REASONS
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.support.shell import ACK, FRESH, REJECT, RETRY, TP, Shell, rows
 
@@ -416,6 +418,31 @@ def test_a_lost_state_stops_the_intake() -> None:
     shell.run(3)
     assert shell.pipeline.paused == frozenset()
     assert shell.pipeline.status().stops == {}
+
+
+def _refuse_all(shell: Shell, answer: Answer) -> None:
+    shell.answer = lambda batch, offsets: answer  # type: ignore[method-assign]
+    shell.read(*rows(0, 499))
+
+
+STOPS: dict[str, Callable[[Shell], None]] = {
+    "draining": lambda shell: shell.pipeline.drain(),
+    "memory": lambda shell: shell.pipeline.count_unwritten(1 << 40),
+    "halted": lambda shell: _refuse_all(shell, Answer(Verdict.HALT, "unauthorized", 401)),
+    "refused": lambda shell: _refuse_all(shell, REJECT),
+    "state_lost": lambda shell: shell.pipeline.lose_state("state.db was removed"),
+    "delay_full": lambda shell: shell.pipeline.fill_store("no space"),
+}
+"""What brings about each reason to stop reading."""
+
+
+@pytest.mark.parametrize("word", STOP_REASONS)
+def test_a_reason_that_is_shown_stops_the_intake(word: str) -> None:
+    """Its row in `Gate.stops` only shows it: `Gate.flow` must pause the partitions as well."""
+    shell = Shell(max_messages=10)
+    STOPS[word](shell)
+    shell.run(400)
+    assert (list(shell.pipeline.status().stops), shell.pipeline.paused) == ([word], frozenset({TP}))
 
 
 def test_memory_never_stops_what_alone_can_free_it() -> None:
