@@ -47,6 +47,13 @@ def test_what_is_in_the_hash_never_applies_at_once(row: DecidingKey) -> None:
 
 
 @pytest.mark.parametrize("row", DECIDING, ids=lambda row: row.key)
+def test_what_is_in_the_hash_is_pinned_on_spark(row: DecidingKey) -> None:
+    """Its parts are named there as well; only keys that Spark refuses are not pinned."""
+    refused = any(is_below(row.key, option.name) for option in options() if option.not_on_spark)
+    assert not row.in_hash or row.is_pinned or refused
+
+
+@pytest.mark.parametrize("row", DECIDING, ids=lambda row: row.key)
 def test_each_row_has_a_use(row: DecidingKey) -> None:
     """A key without one decides nothing."""
     assert any(getattr(row, use) for use in ("in_hash", "is_pinned", "is_quiet", "names_ids"))
