@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def make_archives() -> None:
         if all(archive.exists() for archive in archives):
             return
         _writing = True
-        for number, work in enumerate((_kafka, _rocketmq, _proxy, _spark)):
-            work(Path(folder) / str(number))
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(work, Path(folder) / work.__name__) for work in (_kafka, _rocketmq, _spark)]:
+                done.result()
         _writing = False
         for archive in FOLDER.glob("*.jsa"):
             archive.unlink()
@@ -79,15 +81,10 @@ def _rocketmq(folder: Path) -> None:
     node.send("orders", [Message(b"{}")])
     node.stop()
     node.stop_name_server()
-
-
-def _proxy(folder: Path) -> None:
-    from tests.support.rocketmq import RocketMqNode
-
-    node = RocketMqNode(folder, proxy={})
-    node.start()
-    node.stop()
-    node.kill_name_server()
+    proxy = RocketMqNode(folder / "proxy", proxy={})
+    proxy.start()
+    proxy.stop()
+    proxy.kill_name_server()  # one archive of it is enough
 
 
 def _spark(folder: Path) -> None:
