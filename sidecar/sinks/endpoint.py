@@ -83,6 +83,8 @@ def bearer(token: str) -> tuple[str, str]:
 
 
 def _parse_url(text: str) -> SplitResult:
+    if not text.isprintable():  # `urlsplit` would leave out some control characters
+        raise ConfigError("sink.http.url contains a control character", hint="Write it as http://host:port/path")
     try:
         url = urlsplit(text)
         _ = url.port
@@ -90,6 +92,11 @@ def _parse_url(text: str) -> SplitResult:
         raise ConfigError("sink.http.url cannot be read", hint="Write it as http://host:port/path") from error
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError("sink.http.url is not an http or https URL", hint="Write it as http://host:port/path")
+    if not url.netloc.isascii() or " " in url.netloc:
+        raise ConfigError(
+            "the host in sink.http.url has a character that is not allowed there",
+            hint="Write an international name in its ASCII form: xn--bcher-kva.example for bücher.example",
+        )
     if "@" in url.netloc:
         raise ConfigError("sink.http.url contains credentials", hint="Put them under sink.http.auth")
     return url

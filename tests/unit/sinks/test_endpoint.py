@@ -31,7 +31,11 @@ def test_an_address_is_taken_apart(url: str, host: str, port: int | None, uri: s
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:80", "ftp://host/", "http://", "http://host:x/", "http://u:secret@host/"]
+    "url",
+    [
+        *("", "localhost:80", "ftp://host/", "http://", "http://host:x/", "http://u:secret@host/"),
+        *("http://b\u00fccher.example/", "http://host /", "http://host/a\nb", "http://host/\0"),
+    ],
 )
 def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
     """The error names the setting and a cure, and does not repeat credentials."""
