@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_outages_are_told_in_their_seconds(broker: KafkaBroker, tmp_path: Path) 
     assert outages(broker, tmp_path, 1).exact
 
 
+def answers(daemon: Daemon) -> tuple[Any, ...]:
+    """Its health, and what probe, page and metrics answer meanwhile; nothing if the health was another one then."""
+    health = daemon.status()["health"]
+    ready, page = http_get(f"{daemon.admin_url}/readyz"), http_get(f"{daemon.admin_url}/")[1].decode()
+    found = health, ready, page, daemon.metrics()
+    return found if daemon.status()["health"] == health else ()
+
+
 def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker) -> None:
     """Frozen for 25 s, nothing goes out: page, status, `/readyz`, metric and log say so alike; then it heals."""
     with scene.daemon() as daemon:
@@ -43,14 +52,14 @@ def test_a_frozen_broker_is_told_in_all_places(scene: Scene, broker: KafkaBroker
         broker.freeze()
         try:
             wait_until(lambda: state(daemon) == "stopped", FROZEN_S, "it is told", detail=daemon.status)
-            health = daemon.status()["health"]
+            health, (code, ready), page, metrics = wait_until(
+                lambda: answers(daemon), FROZEN_S, "the answers are of one health", detail=daemon.status
+            )
             assert health["next_step"] == KINDS[health["kind"]].next_step
             shown = f"stopped: {health['reason']}. Next: {health['next_step']}"
-            code, ready = http_get(f"{daemon.admin_url}/readyz")
             assert (code, ready.decode().splitlines()[0]) == (503, shown)
-            page = http_get(f"{daemon.admin_url}/")[1].decode()
             assert all(html.escape(health[key]) in page for key in ("state", "reason", "next_step"))
-            assert f'reason="{health["kind"]}",state="stopped"}} 1.0' in daemon.metrics()
+            assert f'reason="{health["kind"]}",state="stopped"}} 1.0' in metrics
             told = daemon.events("health.changed")[-1]
             assert {name: told[name] for name in ("state", "reason", "next_step")}.items() <= health.items()
         finally:
