@@ -17,6 +17,7 @@ from sidecar.config.source.rocketmq import RocketMqSettings as Settings
 from sidecar.sources.rocketmq.grpc.client import GrpcClient
 from sidecar.sources.rocketmq.grpc.leases import EXTEND_AHEAD_S, EXTENDED_S, INVISIBLE_S
 from sidecar.sources.rocketmq.leased.held import EXTEND_EVERY_S
+from sidecar.sources.rocketmq.leased.source import LASTS_S
 from tests.scenarios.ledger import handed_twins
 from tests.support import rocketmq_flow as flows
 from tests.support.audit import Tally, tally_counts
@@ -203,6 +204,7 @@ def test_a_stop_gives_back_what_is_not_settled(waits: Waits) -> None:
     assert seconds < EXTENDED_S - 2 * EXTEND_AHEAD_S
 
 
+@pytest.mark.timeout(300 + LASTS_S)
 def test_a_node_that_was_killed(node: RocketMqNode, source: dict[str, Any], tmp_path: Path) -> None:
     """Broker and proxy die and come back: the session is opened again, and what was acknowledged is not sent again."""
     assert flows.outages(node, source, tmp_path, 3_000, 1, within_s=PATIENCE_S).exact

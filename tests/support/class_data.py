@@ -32,7 +32,7 @@ _writing = False
 
 
 def class_data(main: str) -> list[str]:
-    """Java's options for a program's archive: none where there is none, and Java passes by one that does not fit."""
+    """Java's options for a program's archive: none if there is none; Java ignores an archive that does not fit."""
     archive = _archive(main)
     if _writing:
         return [f"-XX:ArchiveClassesAtExit={archive.with_suffix('.partial')}", "-Xlog:cds=off"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.sources.rocketmq.leased.recovery import GONE_AFTER_S
+from sidecar.sources.rocketmq.leased.source import LASTS_S
 from tests.support import rocketmq_senders as senders
 from tests.support.audit import Finding, Tally, tally_counts
 from tests.support.jars import native_folder
@@ -228,11 +229,14 @@ def outages(
             fresh.append(_fresh(bodies, receiver))
             assert waits[-1] < within_s, f"went on after {waits[-1]:.1f} s\n{daemon.log_tail()}"
         await_all(daemon, bodies, receiver)
-        # A broker that is killed may forget acknowledgements: what comes again is a problem for five minutes more.
+        # A broker that is killed may forget acknowledgements: messages that come again are a problem for some time.
         wait_until(
             lambda: all("messages came again" in text for text in daemon.status()["problems"]),
-            PATIENCE_S, "it is well again", detail=daemon.log_tail,
+            PATIENCE_S, "it is well again but for these", detail=daemon.log_tail,
         )  # fmt: skip
+        wait_until(
+            lambda: not daemon.status()["problems"], LASTS_S + GOES_ON_S, "it is well again", detail=daemon.log_tail
+        )
         daemon.stop()
         assert not daemon.events("library.logged"), "a library complained"
         found = bodies.tally(receiver)

@@ -167,7 +167,7 @@ class PendingEffects:
 
 
 class DueMessages:
-    """Hands messages to the core that are due, by a clock that does not believe a jump at once."""
+    """Passes due messages to the core; a forward step of the clock counts once it has lasted."""
 
     def __init__(
         self,
