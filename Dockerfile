@@ -9,7 +9,7 @@ COPY sidecar ./sidecar
 COPY pyspark_sidecar ./pyspark_sidecar
 COPY examples ./examples
 COPY docs/man ./docs/man
-# For RocketMQ: --build-arg EXTRAS=[rocketmq]; for sink.spark and sink.delta: [delta]; for a landing zone in S3: [s3]
+# For RocketMQ: --build-arg EXTRAS=[rocketmq]; for delayed messages: [delay]; for sink.spark and sink.delta: [delta]; for a landing zone in S3: [s3]
 ARG EXTRAS=
 RUN PIP_CONSTRAINT=constraints.txt /opt/consumer-sidecar/bin/python -m pip install --quiet ".$EXTRAS"
 

@@ -93,7 +93,6 @@ bench: $(INSTALLED) jars
 	@$(BIN)/python -m benchmarks.tags
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.delay
-	@$(BIN)/python -m benchmarks.delay_rocks
 	@$(BIN)/python -m benchmarks.delay_restart
 	@$(BIN)/python -m benchmarks.delay_restore
 	@$(BIN)/python -m benchmarks.delay_cancels

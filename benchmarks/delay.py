@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from benchmarks.delay_linked import Linked
-from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.wal import WAL_BYTES_MAX
+from sidecar.delay.database import WRITTEN_BYTES
+from sidecar.delay.rows import HOUR_MS
 from sidecar.delay.store import DelayStore
 
 T = TypeVar("T")
@@ -191,11 +191,11 @@ def started(folder: Path) -> tuple[float, float]:
 def put_until_killed(folder: Path) -> float:
     """Put messages until the log is nearly as long as it gets; return its mebibytes."""
     store, size = DelayStore(folder), 0
-    for batch in batches(WAL_BYTES_MAX, SPAN_MS):
+    for batch in batches(WRITTEN_BYTES, SPAN_MS):
         store.put_many(*batch)
         store.sync()
-        size = max(path.stat().st_size for path in folder.glob("*.wal"))
-        if size > WAL_BYTES_MAX * 0.99:
+        size = max(path.stat().st_size for path in folder.glob("rows/*.log"))
+        if size > WRITTEN_BYTES * 0.99:
             break
     return size / (1 << 20)
 

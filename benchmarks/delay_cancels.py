@@ -17,10 +17,10 @@ from random import Random
 from benchmarks.delay import in_child
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.headers import pack_headers
 from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import HOUR_MS
 
 MESSAGES, HOURS = 1_000_000, 720
 VALUE = bytes(150)

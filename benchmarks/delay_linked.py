@@ -9,7 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.rows import HOUR_MS
 
 
 class Linked:

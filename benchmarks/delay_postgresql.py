@@ -35,9 +35,8 @@ from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.delay.changelog.records import RecordLineage, message_key, message_value
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import Job
+from sidecar.delay.rows import NO_TIMESTAMP, PlacedRow
 from tests.support.postgresql import Database, PostgresqlServer
 
 TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", RecordLineage(1, 2)

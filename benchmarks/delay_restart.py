@@ -26,8 +26,7 @@ from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.rows import NO_TIMESTAMP, PlacedRow
 
 TP, NAME, LINEAGE, STORE = TopicPartition("t", 0), b"t0", RecordLineage(1, 2), 7
 EVERY = 1_000
@@ -186,7 +185,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         left, _ = in_child(put, folder, args.messages)
-        log_mib = sum(path.stat().st_size for path in (folder / "cache").glob("*.wal")) / (1 << 20)
+        log_mib = sum(path.stat().st_size for path in (folder / "cache").glob("rows/*.log")) / (1 << 20)
         size = (folder / "changelog").stat().st_size
         for what, bound in (
             (f"with the local files, {log_mib:.0f} MiB of log", "< 0.2 s"),

@@ -160,7 +160,7 @@ class Delay(Model):
     disk_max_bytes: Annotated[int, _DISK] = Field(
         default=50 << 30,
         alias="disk_max",
-        description="Maximum space that the files of delayed messages take up in "
+        description="Maximum space that delayed messages take up in "
         "`state.dir`; ended messages [free theirs](delay.md#what-counts-as-disk).",
     )
 

@@ -30,7 +30,7 @@ from sidecar.daemon.status.keeper import StatusKeeper, status_line
 from sidecar.daemon.status.letters import PageLetters
 from sidecar.daemon.status.taps import Taps
 from sidecar.daemon.supervisor import Supervisor
-from sidecar.errors import SidecarError
+from sidecar.errors import SidecarError, extra
 from sidecar.ops.admin import AdminServer, Ask, open_probes
 from sidecar.owner import Owner
 from sidecar.runtime.build import HELD_SHARE, build, pipeline_groups_of, plan_memory, pushed_expression
@@ -229,8 +229,8 @@ class Daemon:
         refuse_stranded(settings)
         delays = NoDelays(NoTakeovers())
         if settings.delay is not None:
-            from sidecar.daemon.delays.build import DelayPlan, open_delays
-
+            with extra("delay", "the section delay", "rocksdict"):
+                from sidecar.daemon.delays.build import DelayPlan, open_delays
             plan = DelayPlan.of(settings, settings.delay)
             delays = open_delays(stack, plan, pipeline, source.columns, rules, inbox, _tell, owner)
         supervisor = Supervisor(

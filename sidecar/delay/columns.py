@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from sidecar.core.messages.fields import HeaderColumns, OriginColumns, Raw, header_column
 from sidecar.core.records import Columns, Details, GetterColumns, Header, Message, Original, TopicPartition
-from sidecar.delay.disk.blocks import Held
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
+from sidecar.delay.rows import Held
 
 
 def packed_headers(columns: Columns, tp: TopicPartition, messages: Sequence[Message]) -> list[bytes]:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
-from sidecar.delay.disk.blocks import Held, Leave
-from sidecar.delay.disk.changes import PlacedRow
-from sidecar.delay.disk.hour import FileDamage
-from sidecar.delay.disk.listing import HourView, ListedRow
+from sidecar.delay.rows import Held, Leave, ListedRow, Pair, PlacedRow
 
 LISTED_MAX = 1_000
 """Messages that are listed at once."""
 Row = tuple[int, int, int, int, bytes, bytes | None, bytes, bytes | None]
 """Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, entry of the tags (see
 `core.messages.tag_index`), key, packed headers, value."""
+
+
+class FileDamage(NamedTuple):
+    """A damaged file."""
+
+    path: Path
+    reason: str
+    messages: int
+    """Number of messages that are lost; 0 if that is not known."""
 
 
 class StorePlace(NamedTuple):
@@ -89,11 +96,23 @@ class StoreWrites(Protocol):
         ...
 
 
+class View(Protocol):
+    """Messages as they were at one moment, in the order of positions; for any thread."""
+
+    def pieces(self, size: int) -> Iterator[Sequence[Pair]]:
+        """Rows, about so many at once; all at one position are in one piece.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+
 class ReadStore(Protocol):
     """Read access to a store."""
 
     def disk_bytes(self) -> int:
-        """Size of its files."""
+        """Bytes of what is not ended."""
         ...
 
     def place(self, number: int) -> StorePlace:
@@ -132,17 +151,12 @@ class ReadStore(Protocol):
         """
         ...
 
-    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
-        """The first hours, in order, where some partitions have messages that were not taken; the caller closes them.
-
-        It takes a few milliseconds at most, whatever the hours hold: any thread may read the views.
+    def view(self, lowest: Mapping[int, int], end: int) -> View:
+        """What some partitions have now that was not taken, for any thread; it takes no time.
 
         Args:
             lowest: The lowest position of each partition, by its number.
             end: The position behind the last.
-
-        Raises:
-            StateError: A file cannot be opened.
         """
         ...
 
@@ -270,34 +284,4 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
 
     def void(self, number: int, first: int, end: int) -> None:
         """Forget the origins in [first, end), and end their messages."""
-        ...
-
-
-class Cache(HeldStore, Protocol):
-    """Holds messages of partitions that come from other hosts, and go to them. Positions are unique in a partition."""
-
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
-        """Hold messages that have positions, in any order; those below the watermark are ignored.
-
-        Their origins are not learned. A position where the partition had a message before must not come again.
-
-        Raises:
-            StateError: The disk is full, and so is the memory that stands in for it; nothing is held.
-        """
-        ...
-
-    def learn(self, number: int, origins: Iterable[int]) -> None:
-        """Note origins as those of messages that were put."""
-        ...
-
-    def drop(self, number: int) -> None:
-        """Forget a partition; its number must not be used again."""
-        ...
-
-
-class RestoredRows(Cache, Protocol):
-    """A `Cache` in which several messages may be adopted at a position, until all but one are removed."""
-
-    def remove(self, number: int, position: int, epoch: int) -> bool:
-        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
         ...

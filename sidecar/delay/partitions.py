@@ -1,98 +1,67 @@
-"""Holds the messages of several partitions on a local disk until they are due: the store of the daemon.
+"""Holds the messages of several partitions on a local disk until they are due. It has no thread and no clock.
 
-It has no thread and no clock.
+    put, adopted ──▶ waits ──taken──▶ taken ──keep with a watermark above it──▶ ended: the row is removed
+         │             │  ◀──rewind──   │
+         │             └──cancelled, void, released to an earlier position──▶ ended
+         └─ a power cut before its write was durable ──▶ never there
+
+| state | the row is there | counted as held | taken again |
+|---|---|---|---|
+| waits | yes | yes | at or above the cursor: once |
+| taken | yes | yes | after `rewind`, or by the next process |
+| ended | no | no | never |
+
+Each change is one write: its rows, what its hours gain, and the origins that become known. So all of these fit each
+other after any crash, and nothing is read at a start but partitions and counts.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
-from pyroaring import BitMap64
-
-from sidecar import files
-from sidecar.delay.adoption import Adoption
-from sidecar.delay.disk.blocks import DUE_MAX_MS, ORIGIN_MAX, POSITION_MAX, PUT_BYTES_MAX, Held, Leave
-from sidecar.delay.disk.changes import Kind, placed
-from sidecar.delay.disk.filename import is_unused, logs_of, refuse_unknown
-from sidecar.delay.disk.hour import FileDamage
-from sidecar.delay.disk.hours import PARKED_HOUR
-from sidecar.delay.disk.listing import HourView, ListedRow
-from sidecar.delay.disk.snapshot import Snapshot, StoredPartition
-from sidecar.delay.disk.wal import CHECKPOINT
-from sidecar.delay.interface import LISTED_MAX, Row, StorePlace
-from sidecar.delay.journal import StoreJournal, SyncJob
-from sidecar.delay.lanes import PartitionReaders
-from sidecar.delay.names.cancels import NamedMessages
-from sidecar.delay.readers import PartitionReader
-from sidecar.delay.replay import CANCEL, FORGET, KEEP, Replay
+from sidecar.core.delays import SEQUENCE_BITS
+from sidecar.core.messages.cancels import name_in
+from sidecar.delay.headers import unpack_headers
+from sidecar.delay.interface import Row
+from sidecar.delay.partition import SEQUENCES, HeldPartition, Taken, Write
+from sidecar.delay.rows import (
+    DUE_MAX_MS,
+    HEAD,
+    HOUR_MS,
+    NO_TIMESTAMP,
+    ORIGIN_MAX,
+    POSITION_MAX,
+    PUT_BYTES_MAX,
+    ROW_BYTES,
+    Held,
+    Kind,
+    Leave,
+    PlacedRow,
+    end_of,
+    headers_in,
+    hour_of,
+    name_key,
+    name_prefix,
+    origin_in,
+    placed,
+    position_in,
+    prefix,
+    row_key,
+    row_of_name,
+    unpacked,
+)  # fmt: skip
+from sidecar.delay.stored import StoredRows
 from sidecar.errors import StateError
-from sidecar.state.folder import StateFolder
+
+FOUND_AT_ONCE = 50
+"""Rows of names that are looked at in one step: a millisecond at most."""
+ENDED_AT_ONCE = 1_000
 
 
-class Writes:
-    """`StoreWrites` of a store: changes are durable after a job, which any thread can run."""
-
-    _folder: StateFolder
-    _journal: StoreJournal
-
-    @property
-    def changes(self) -> int:
-        """Number of changes so far: calls of `put`, `keep`, `cancel`, and new names."""
-        return self._journal.progress.changes
-
-    @property
-    def synced(self) -> int:
-        return self._journal.progress.synced
-
-    @property
-    def broken(self) -> OSError | None:
-        return self._journal.broken
-
-    @property
-    def unsynced(self) -> int | None:
-        """The lowest position of a message that is not durable; `take_due` does not reach it."""
-        return self._journal.progress.unsynced
-
-    def poll(self) -> None:
-        """Do nothing: `ended_sync` reports durable changes."""
-
-    def begin_sync(self) -> SyncJob | None:
-        """Return a job that makes all changes so far durable; `ended_sync` must follow.
-
-        None if all of them are durable, or a job has not ended. The job may also work on a checkpoint.
-
-        Raises:
-            StateError: The disk is full or broken; changes in memory are kept. After a full disk, the next call tries
-                again. After an error while something was made durable, each call fails: open the store again.
-        """
-        with self._folder.errors("write"):
-            return self._journal.begin_sync()
-
-    def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
-        """Count the changes before a job as durable, unless it failed with an error.
-
-        A checkpoint that could not be written is tried again by a later job.
-        """
-        self._journal.ended(job, error)
-
-    def sync(self) -> None:
-        with self._folder.errors("write"):
-            self._journal.sync()
-
-    def in_place(self) -> bool:
-        """Whether the log is where it was made: if not, writes to it are lost."""
-        return self._journal.in_place
-
-
-PARTITIONS_MAX = 1 << 16
-
-
-class PartitionStore(Writes, Adoption, NamedMessages):
-    """A `HeldStore` in files: holds messages until they are due. For one thread of one process, but for its jobs.
-
-    Each partition has its own reader: a cursor, which begins at the partition's watermark.
+class PartitionStore(StoredRows):
+    """A `HeldStore`. For one thread of one process, but for its jobs, and the views that it gives.
 
     Args:
         path: A folder; created if it is missing.
@@ -101,89 +70,8 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         StateError: The folder cannot be used, or another process uses it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._folder = StateFolder(path)
-        self.damages: list[FileDamage] = []
-        """Damage found since the start."""
-        try:
-            with self._folder.errors("read"):
-                self._open(path)
-        except StateError:
-            self._folder.close()
-            raise
-
-    def _open(self, path: Path) -> None:
-        snapshot, logs = self._checkpoint(path), logs_of(path)
-        self.id = snapshot.id
-        """48 random bits that were drawn when the folder was new."""
-        self._names = {partition.name: number for number, partition in enumerate(snapshot.partitions)}
-        lanes = [lane_of(partition) for partition in snapshot.partitions]
-        self._lanes = PartitionReaders(path, snapshot.hours, snapshot.mark, snapshot.left, lanes, self.damages)
-        replay = Replay(self._lanes, self._register, self.damages)
-        is_changed = replay.run(self._repeated(snapshot, logs))
-        self._journal = StoreJournal(path, max([*logs, snapshot.log]) + 1, self._lanes, self._snapshot)
-        self._follow(logs, is_changed=is_changed)
-
-    def _repeated(self, snapshot: Snapshot, logs: Mapping[int, Path]) -> Iterable[tuple[Path, int | None]]:
-        """The logs that a start repeats, each with its durable bytes, None if they are not known."""
-        return [(log, None) for number, log in logs.items() if number >= snapshot.log]
-
-    def _follow(self, logs: Mapping[int, Path], *, is_changed: bool) -> None:
-        """Remove the logs, after a checkpoint if anything was repeated."""
-        if is_changed:
-            self._journal.save(list(logs.values()), 0)
-            self._journal.finish()
-        for log in logs.values():
-            files.remove(log)
-
-    def _checkpoint(self, path: Path) -> Snapshot:
-        refuse_unknown(path)
-        raw = files.read_from(path / CHECKPOINT)
-        if raw is None and is_unused(path):
-            snapshot = Snapshot(secrets.randbits(48), 0, 0, [], {}, {})
-            files.put(path / CHECKPOINT, snapshot.encoded())
-            return snapshot
-        return read_snapshot(path / CHECKPOINT, raw or b"")
-
-    def _snapshot(self, log: int) -> Snapshot:
-        lanes = self._lanes
-        partitions = [
-            StoredPartition(name, lane.state, lane.watermark, lane.floor, lane.known.copy())
-            for name, lane in zip(self._names, lanes.lanes, strict=True)
-        ]
-        return Snapshot(self.id, log, lanes.mark, partitions, lanes.known(), lanes.left.copy())
-
-    def _register(self, name: bytes) -> int:
-        number = self._names[name] = len(self._names)
-        self._lanes.lanes.append(PartitionReader())
-        return number
-
-    # Partitions
-
-    def number(self, name: bytes) -> int:
-        """The number of a partition; a new one is permanent, and durable with the next sync.
-
-        Raises:
-            StateError: There are too many.
-        """
-        number = self._names.get(name)
-        if number is not None:
-            return number
-        if len(self._names) == PARTITIONS_MAX:
-            raise StateError(
-                f"delayed messages: {self._folder.path} has {PARTITIONS_MAX} partitions, and can have no more",
-                hint="let this sidecar read fewer topics, or begin with another folder when it holds nothing",
-            )
-        self._journal.record.add_section(Kind.NAME, name)
-        self._journal.progress.note()
-        return self._register(name)
-
-    def names(self) -> Mapping[bytes, int]:
-        """The numbers of all partitions."""
-        return self._names
-
-    def place(self, number: int) -> StorePlace:
-        return StorePlace(self.id, f"{self.id:x}.{number}")
+    learns = True
+    """Whether origins are known."""
 
     def committed(self, number: int, watermark: int) -> None:
         """Do nothing: a kept state counts at once."""
@@ -194,47 +82,146 @@ class PartitionStore(Writes, Adoption, NamedMessages):
     def forget_cancelled(self, number: int, position: int) -> None:
         """Do nothing: cancelled messages are ended already."""
 
-    def state(self, number: int) -> bytes | None:
-        return self._lanes.lanes[number].state
-
-    def known(self, number: int) -> BitMap64:
-        return self._lanes.lanes[number].known.copy()
-
-    def held(self, number: int) -> int:
-        """Number of messages that are not ended, without parked parts."""
-        lanes = self._lanes
-        parked = sum(lanes.left.get(number, hour) for hour in lanes.left.hours(number) if hour >= PARKED_HOUR)
-        return lanes.lanes[number].held - parked
-
-    def hours(self) -> dict[int, int]:
-        return self._lanes.left.totals()
-
-    def disk_bytes(self) -> int:
-        """Bytes of the files of hours and of the logs."""
-        return self._lanes.nbytes + self._journal.nbytes
-
-    # Messages
+    # Holding
 
     def put(self, number: int, rows: Iterable[Row]) -> list[int]:
         """Hold messages; return their positions, which are above all that were taken, or `seen`.
 
         Raises:
             ValueError: A number is out of range, or there are too many bytes; nothing is held.
-            StateError: The disk cannot be written, and memory is full; nothing is held.
+            StateError: The disk cannot be written; nothing is held.
         """
         rows = list(rows)
         if not rows:
             return []
-        _check(rows)
-        self._make_room()
-        new = (
-            (due_ms, origin, epoch, number, stamp, tags, key, headers, value)
-            for due_ms, origin, epoch, stamp, tags, key, headers, value in rows
-        )
-        positions = self._lanes.put(number, new, self._journal.record.puts)
-        self._lanes.lanes[number].learn(row[1] for row in rows)
-        self._journal.progress.note(min(positions))
+        partition, change = self._partitions[number], Write()
+        dues, origins = checked(rows)
+        positions = self._places(partition, dues)
+        _check_bytes(change.add_rows(number, positions, rows))
+        if self.learns:
+            change.origins = origins
+        lowest = change.lowest = min(positions)
+        self._write(partition, change)
+        self._note_put(lowest)
         return positions
+
+    def _places(self, partition: HeldPartition, dues: Sequence[int]) -> list[int]:
+        """New positions for these times, which are above all that were taken, or `seen`."""
+        positions, hours, last = list[int](), partition.hours, dict[int, int]()
+        floor = (partition.mark >> SEQUENCE_BITS) + 1 if partition.mark else 0
+        for due_ms in dues:
+            due_ms = due_ms if due_ms > floor else floor
+            found = hours.get(due_ms // HOUR_MS) or partition.of(due_ms // HOUR_MS)
+            if (sequence := found.sequence) < SEQUENCES:
+                found.sequence = sequence + 1
+                positions.append(due_ms << SEQUENCE_BITS | sequence)
+            else:
+                positions.append(self._rare_place(partition, due_ms, positions, last))
+        return positions
+
+    def _note_put(self, lowest: int) -> None:
+        self._unsynced.append((self._database.changes, lowest))
+
+    def _rare_place(self, partition: HeldPartition, due_ms: int, given: Sequence[int], last: dict[int, int]) -> int:
+        """A position of a millisecond in an hour that has used all its sequence numbers, or of a later one.
+
+        Args:
+            given: Positions that are not written yet.
+            last: The last position of milliseconds, where it is known.
+        """
+        while True:
+            first, end = due_ms << SEQUENCE_BITS, due_ms + 1 << SEQUENCE_BITS
+            if due_ms not in last:
+                last[due_ms] = max((each for each in given if first <= each < end), default=first - 1)
+                with self._database.errors("read"):
+                    cursor = self._database.cursor()
+                    cursor.seek_for_prev(partition.at(end))
+                    if cursor.valid() and cursor.key().startswith(partition.rows):
+                        last[due_ms] = max(last[due_ms], position_in(cursor.key()))
+            if last[due_ms] + 1 < end:
+                last[due_ms] += 1
+                return last[due_ms]
+            due_ms += 1
+
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        """Hold messages that have positions, in any order; their origins are not learned.
+
+        Messages below the partition's watermark are ignored. Those below its cursor come after the next `rewind`.
+
+        Args:
+            rows: The messages; none at a position where the partition had one before, ended or not.
+
+        Raises:
+            ValueError: A number is out of range, or there are too many bytes; nothing is held.
+            StateError: The disk cannot be written; nothing is held.
+        """
+        change = Write()
+        lowest, late = self._adopted(number, rows, change)
+        if lowest is None:
+            return
+        partition = self._partitions[number]
+        self._write(partition, change)
+        if late:
+            partition.note_late(late)
+        self._note_put(lowest)
+
+    def _adopted(self, number: int, rows: Iterable[PlacedRow], change: Write) -> tuple[int | None, list[Taken]]:
+        """Add rows to a change; return their lowest position, and those below the cursor."""
+        partition, cursor = self._partitions[number], self._partitions[number].cursor
+        rows = [row for row in rows if row[0] >= partition.watermark]
+        positions = [row[0] for row in rows]
+        for position, stamp in zip(positions, (row[3] for row in rows), strict=True):
+            if not 0 <= position <= POSITION_MAX or not 0 <= stamp <= NO_TIMESTAMP:
+                raise ValueError(f"positions lie between 0 and {POSITION_MAX}; {position} or {stamp} is out of range")
+            found, sequence = partition.of(hour_of(position)), (position & SEQUENCES - 1) + 1
+            if sequence > found.sequence:
+                found.sequence = sequence
+        try:
+            sizes = change.add_rows(number, positions, rows)
+        except struct.error as error:
+            raise ValueError(f"a number of a message is out of range: {error}") from error
+        _check_bytes(sizes)
+        change.lowest = min((position for position in positions if position >= cursor), default=change.lowest)
+        late = [
+            Taken(row[0], nbytes, name_key(row_key(number, row[0], row[2]), row[6]))
+            for row, nbytes in zip(rows, sizes, strict=True)
+            if row[0] < cursor
+        ]
+        return min(positions, default=None), late
+
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        """Note origins as those of messages that were put; those below the floor are ignored."""
+        partition, change = self._partitions[number], Write()
+        change.origins = [each for each in origins if each >= partition.floor]
+        self._write(partition, change)
+
+    def park(self, number: int, row: PlacedRow) -> int:
+        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch.
+
+        Raises:
+            ValueError: It is too large; nothing is kept.
+            StateError: The disk cannot be written; nothing is kept.
+        """
+        self.adopt(number, [row])
+        return row[2]
+
+    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:  # noqa: ARG002  # where owners share
+        """Remove a parked part.
+
+        Raises:
+            StateError: The disk cannot be read or written.
+        """
+        self.cancel(number, position)
+
+    # Taking
+
+    @property
+    def unsynced(self) -> int | None:
+        """The lowest position of a message that is not durable; `take_due` does not reach it."""
+        synced, waiting = self._database.synced, self._unsynced
+        if waiting and waiting[0][0] <= synced:
+            waiting = self._unsynced = [each for each in waiting if each[0] > synced]
+        return min(map(itemgetter(1), waiting)) if waiting else None
 
     def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> list[Held]:
         """The partition's next messages in the order of positions. Each is returned once, unless `rewind` is called.
@@ -248,185 +235,253 @@ class PartitionStore(Writes, Adoption, NamedMessages):
         Raises:
             StateError: A file cannot be read.
         """
-        unsynced = self.unsynced
-        with self._folder.errors("read"):
-            until = until if unsynced is None else min(until, unsynced)
-            return self._lanes.take_due(number, until, limit, nbytes, leave)
-
-    def next(self, number: int) -> int | None:
-        """A position below which the partition has nothing to take; None if there is nothing at all.
-
-        It is the start of an hour until the hour's first message is asked for.
-        """
-        return self._lanes.next(number)
+        partition, taken, unsynced = self._partitions[number], list[Held](), self.unsynced
+        until = min(until, self.parked_from if unsynced is None else unsynced)
+        if partition.following is None or partition.following >= until:
+            return []
+        start, following, ended = partition.rows, None, list[Taken]()
+        with self._database.errors("read"):
+            cursor = self._database.cursor()
+            cursor.seek(partition.at(max(partition.cursor, partition.following)))
+            while cursor.valid():
+                key = cursor.key()
+                position = position_in(key)
+                if not key.startswith(start) or position >= self.parked_from:
+                    break
+                if position >= until or len(taken) >= limit or (nbytes <= 0 and taken):
+                    following = position
+                    break
+                value = cursor.value()
+                size = len(value) - HEAD.size
+                if size > nbytes and taken:
+                    following = position
+                    break
+                nbytes -= size
+                held = unpacked(key, value, leave)
+                taken.append(held)
+                headers = held.headers or (headers_in(value) if leave is not None else b"")
+                ended.append(Taken(position, size + ROW_BYTES, name_key(key, headers) if headers else None))
+                cursor.next()
+            cursor.status()
+        partition.following = following
+        if taken:
+            last = taken[-1].position
+            partition.taken += ended
+            partition.cursor, partition.mark = last + 1, max(partition.mark, last)
+        return taken
 
     def rewind(self, number: int) -> None:
-        self._lanes.rewind(number)
+        """Let `take_due` begin again at the watermark."""
+        self._partitions[number].rewind()
 
-    def find(self, number: int, position: int) -> Held | None:
-        """A message that was not cancelled, taken or not, as long as its row is in a file.
-
-        Raises:
-            StateError: The file of its hour cannot be read.
-        """
-        with self._folder.errors("read"):
-            return self._lanes.find(number, position)
+    # Ending
 
     def keep(self, number: int, state: bytes, watermark: int, seen: int) -> None:
         """Keep the state of a partition.
 
         Args:
             watermark: All of its messages below this position are ended; a lower one than before changes nothing.
-            seen: No message of any partition is put at or below this position.
+            seen: No message of the partition is put at or below this position.
 
         Raises:
-            StateError: The watermark is above all that was taken, and the file of its hour cannot be read.
+            StateError: The disk cannot be read or written; nothing is changed.
         """
-        lanes = self._lanes
-        with self._folder.errors("read"):
-            lanes.end_below(number, watermark)
-        lanes.mark = max(lanes.mark, seen, watermark - 1)
-        lane = lanes.lanes[number]
-        lane.state = state
-        self._journal.record.add_section(Kind.KEEP, KEEP.pack(number, lane.watermark, lanes.mark, lane.floor) + state)
-        self._journal.progress.note()
+        partition, change = self._partitions[number], Write()
+        before = partition.state, partition.mark, partition.watermark
+        ended = self._end_below(partition, watermark, change) if watermark > partition.watermark else 0
+        partition.state, partition.mark = state, max(partition.mark, seen, watermark - 1)
+        partition.watermark = max(partition.watermark, watermark)
+        partition.save(change)
+        try:
+            self._write(partition, change)
+        except StateError:
+            partition.state, partition.mark, partition.watermark = before
+            raise
+        for _ in range(ended):
+            partition.taken.popleft()
+        if watermark > partition.cursor:
+            partition.cursor, partition.following = watermark, 0
 
-    def floor(self, number: int, origin: int) -> None:
-        """Forget the origins below this one, durably with the next `keep` or checkpoint: they are not put again."""
-        self._lanes.lanes[number].forget_origins(origin)
+    def _end_below(self, partition: HeldPartition, watermark: int, change: Write) -> int:
+        """Let a change end the messages below a watermark; return how many of these were taken."""
+        ended = 0
+        for position, nbytes, name in partition.taken:
+            if position >= watermark:
+                break
+            ended += 1
+            change.count(position, -1, -nbytes)
+            if name is not None:
+                change.remove(name, b"")
+        first, end = partition.at(partition.watermark), partition.at(watermark)
+        if watermark > partition.cursor:
+            with self._database.errors("read"):
+                for key, value in self._database.under(partition.rows, partition.at(partition.cursor), end):
+                    change.count(position_in(key), -1, HEAD.size - len(value) - ROW_BYTES)
+                    if (name := name_key(key, headers_in(value))) is not None:
+                        change.remove(name, b"")
+        self._remove_range(change, first, end)
+        return ended
 
-    def void(self, number: int, first: int, end: int) -> None:
-        """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
-        with self._folder.errors("read"):
-            ended = self._lanes.void(number, first, end)
-        for position in ended:
-            self._journal.record.add_section(Kind.CANCEL, CANCEL.pack(number, position))
-        self._forget(number, first, end)
-
-    def restart(self, number: int, origin: int | None) -> None:
-        """Forget all origins; end the messages from an origin on, if one is given.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
-        if origin is not None:
-            self.void(number, origin, ORIGIN_MAX)
-        self._lanes.lanes[number].floor = 0
-        self._forget(number, 0, ORIGIN_MAX)
-
-    def _forget(self, number: int, first: int, end: int) -> None:
-        self._lanes.lanes[number].known.remove_range(first, end)
-        self._journal.record.add_section(Kind.FORGET, FORGET.pack(number, first, end))
-        self._journal.progress.note()
+    def _end(self, partition: HeldPartition, rows: Sequence[tuple[bytes, bytes]], change: Write | None = None) -> bool:
+        """End messages at or above the cursor; return whether there are any."""
+        change = change or Write()
+        for key, value in rows:
+            change.remove(key, value)
+            change.count(position_in(key), -1, HEAD.size - len(value) - ROW_BYTES)
+            if (name := name_key(key, headers_in(value))) is not None:
+                change.remove(name, b"")
+        if rows:
+            self._write(partition, change)
+        return bool(rows)
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message at or above the cursor; return whether there was one.
 
         Raises:
-            StateError: The file of its hour cannot be read.
+            StateError: The disk cannot be read or written.
         """
-        with self._folder.errors("read"):
-            is_ended = self._lanes.cancel(number, position)
-        if is_ended:
-            self._journal.record.add_section(Kind.CANCEL, CANCEL.pack(number, position))
-            self._journal.progress.note()
-        return is_ended
+        partition = self._partitions[number]
+        if position < partition.cursor:
+            return False
+        with self._database.errors("read"):
+            found = self._found(partition, position)
+        return self._end(partition, found)
 
-    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:  # noqa: ARG002  # where owners share
-        """Remove a parked part.
+    def cancel_named(self, number: int, lowest: int, names: Mapping[bytes, int]) -> Iterator[Sequence[Held]]:
+        """End messages that were not taken by their names; see `HeldStore`.
 
         Raises:
-            StateError: The file of its hour cannot be read.
+            StateError: The disk cannot be read or written.
         """
-        self.cancel(number, position)
+        partition, looked = self._partitions[number], 0
+        for name, below in names.items():
+            start = name_prefix(number, name)
+            first: bytes | None = start
+            while first is not None:
+                first = max(first, start + max(lowest, partition.cursor).to_bytes(8, "big"))
+                with self._database.errors("read"):
+                    keys, first = self._some(start, first)
+                    found = [row for key in keys if (row := self._named(key, name, below)) is not None]
+                self._end(partition, found)
+                looked += 1 + len(keys)
+                if found or looked >= FOUND_AT_ONCE:
+                    looked = 0
+                    yield [unpacked(*row)._replace(value=None) for row in found]
+        yield []
+
+    def _some(self, start: bytes, first: bytes) -> tuple[list[bytes], bytes | None]:
+        """Some keys of names, and where the next ones begin; None if there are no more."""
+        keys = list[bytes]()
+        for key, _ in self._database.under(start, first):
+            if len(keys) == FOUND_AT_ONCE:
+                return keys, key
+            keys.append(key)
+        return keys, None
+
+    def _named(self, key: bytes, name: bytes, below: int) -> tuple[bytes, bytes] | None:
+        """The row of a key of names, if it has the name, and an origin below this one."""
+        row = row_of_name(key)
+        value = self._database.get(row)
+        if value is None or origin_in(value) >= below or name_in(unpack_headers(headers_in(value))) != name:
+            return None
+        return row, value
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
-        """Bring a message at or above the cursor forward; durable with the next write, as a whole.
+        """Bring a message at or above the cursor forward, in one write.
 
         Returns:
             Its new position, the same if it is due earlier anyway; None if there is no such message.
 
         Raises:
-            StateError: The file of its hour cannot be read; or the disk cannot be written, and memory is full.
+            StateError: The disk cannot be read or written.
         """
-        held = self.find(number, position)
-        if held is None or position < self._lanes.lanes[number].cursor:
+        partition = self._partitions[number]
+        with self._database.errors("read"):
+            found = self._found(partition, position)[:1]
+        if not found or position < partition.cursor:
             return None
-        earlier = self._lanes.new_position(due_ms)
+        (earlier,) = self._places(partition, [due_ms])
         if earlier < position:
-            self.adopt(number, [placed(held, earlier)])
-            self.cancel(number, position)
+            change = Write()
+            self._adopted(number, [placed(unpacked(*found[0]), earlier)], change)
+            self._end(partition, found, change)
+            self._note_put(earlier)
         return min(earlier, position)
 
-    def listed(
-        self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
-    ) -> list[ListedRow]:
-        """Messages that were not taken, in order. Payloads are not read.
+    def floor(self, number: int, origin: int) -> None:
+        """Forget the origins below this one, durably with the next `keep`: they are not put again."""
+        partition = self._partitions[number]
+        is_lower = origin < partition.floor
+        partition.floor = origin
+        partition.known.remove_range(0, origin)
+        if is_lower:  # or a start would find origins again that were forgotten
+            self._write(partition, Write(), folds=True)
 
-        Args:
-            end: The position behind the last.
-            limit: The most that are returned.
-            origin: The only origin, if one is given.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
-        with self._folder.errors("read"):
-            return self._lanes.listed(number, first, end, limit, origin)
-
-    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
-        with self._folder.errors("read"):
-            return self._lanes.views(lowest, end)
-
-    def close(self) -> None:
-        """Make everything durable, and free the folder; the next start has nothing to repeat.
+    def void(self, number: int, first: int, end: int) -> None:
+        """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`.
 
         Raises:
-            StateError: See `begin_sync`; the folder is free nevertheless.
+            StateError: The disk cannot be read or written.
         """
-        try:
-            with self._folder.errors("write"):
-                self._journal.finish()
-        finally:
-            self._journal.close()
-            self._folder.close()
+        partition = self._partitions[number]
+        partition.rewind()
+        at: bytes | None = partition.at(partition.cursor)
+        while at is not None:
+            at = self._end_some(partition, at, lambda value: first <= origin_in(value) < end)
+        self._forget(partition, first, end)
+
+    def _end_some(self, partition: HeldPartition, first: bytes, is_ended: Callable[[bytes], bool]) -> bytes | None:
+        """End messages; return where the next ones begin, None if there are no more."""
+        found, following = list[tuple[bytes, bytes]](), None
+        with self._database.errors("read"):
+            for key, value in self._database.under(partition.rows, first):
+                if len(found) == ENDED_AT_ONCE:
+                    following = key
+                    break
+                if is_ended(value):
+                    found.append((key, value))
+        self._end(partition, found)
+        return following
+
+    def restart(self, number: int, origin: int | None) -> None:
+        """Forget all origins; end the messages from an origin on, if one is given.
+
+        Raises:
+            StateError: The disk cannot be read or written.
+        """
+        if origin is not None:
+            self.void(number, origin, ORIGIN_MAX)
+        partition = self._partitions[number]
+        partition.floor = 0
+        self._forget(partition, 0, ORIGIN_MAX)
+
+    def _forget(self, partition: HeldPartition, first: int, end: int) -> None:
+        partition.known.remove_range(first, end)
+        self._write(partition, Write(), folds=True)
+
+    def drop(self, number: int) -> None:
+        """Forget a partition's messages, origins and state, and read no row; the number must not be used again."""
+        partition, change = self._partitions[number], Write()
+        change.remove(partition.key, partition.saved or b"")
+        for kind in Kind.ROW, Kind.NAME, Kind.COUNT:
+            self._remove_range(change, prefix(kind, number), end_of(kind, number))
+        nbytes = partition.nbytes
+        self._send(partition, change, nbytes)
+        self._waiting_bytes -= nbytes
+        del self._partitions[number], self._numbers[partition.name]
 
 
-def read_snapshot(path: Path, raw: bytes) -> Snapshot:
-    """The checkpoint of a store.
-
-    Raises:
-        StateError: It is damaged, missing, or of another version.
-    """
-    try:
-        return Snapshot.decoded(raw)
-    except ValueError as error:
-        raise StateError(
-            f"delayed messages: {path} cannot be used: {error}",
-            hint="restore the folder; or move it away, and the messages that it holds are lost",
-        ) from error
-
-
-def lane_of(partition: StoredPartition) -> PartitionReader:
-    """A partition as a checkpoint has it."""
-    lane = PartitionReader()
-    _, lane.state, lane.watermark, lane.floor, lane.known = partition
-    return lane
-
-
-def _check(rows: list[Row]) -> None:
-    columns: list[tuple[str, list[int], int]] = [
-        ("due_ms", [row[0] for row in rows], DUE_MAX_MS),
-        ("origins", [row[1] for row in rows], ORIGIN_MAX),
-        ("epochs", [row[2] for row in rows], ORIGIN_MAX),
-    ]
-    for name, numbers, most in columns:
+def checked(rows: list[Row]) -> tuple[Sequence[int], Sequence[int]]:
+    """The times and the origins of rows."""
+    dues, origins, epochs, stamps, *_ = zip(*rows, strict=True)
+    columns = ("due_ms", dues, DUE_MAX_MS), ("origins", origins, ORIGIN_MAX), ("epochs", epochs, ORIGIN_MAX)
+    for name, numbers, most in (*columns, ("timestamps_ms", stamps, NO_TIMESTAMP)):
         if not 0 <= min(numbers) <= max(numbers) <= most:
-            raise ValueError(f"{name} lie between 0 and {most}, unlike those from {min(numbers)} to {max(numbers)}")
-    nbytes = sum(len(key or b"") + len(headers) + len(value or b"") for *_, key, headers, value in rows)
-    if nbytes > PUT_BYTES_MAX:
+            number = next(number for number in numbers if not 0 <= number <= most)
+            raise ValueError(f"{name} lie between 0 and {most}, unlike {number}")
+    return dues, origins
+
+
+def _check_bytes(sizes: Iterable[int]) -> None:
+    if (nbytes := sum(sizes)) > PUT_BYTES_MAX:
         raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import numpy as np
-
-from sidecar import files
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.core.snapshots import Stored, seal, unseal
-from sidecar.delay.calendar import Calendar, Spot
-from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, ORIGIN_MAX, PUT_BYTES_MAX, Held
-from sidecar.delay.disk.changes import Changes, LogEntry
-from sidecar.delay.disk.filename import LOG_SUFFIX, is_unused, logs_of, refuse_unknown
-from sidecar.delay.disk.hour import FileDamage, Known
-from sidecar.delay.disk.snapshot import pack_hours, unpack_hours
-from sidecar.delay.disk.wal import CHECKPOINT, WAL_BYTES_MAX, Wal, records
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
-from sidecar.delay.replay import unreadable
+from sidecar.delay.interface import FileDamage, Row
+from sidecar.delay.partition import HeldPartition, Taken, Write
+from sidecar.delay.partitions import PartitionStore, checked
+from sidecar.delay.rows import (
+    DUE_MAX_MS,
+    NO_TIMESTAMP,
+    ORIGIN_MAX,
+    PUT_BYTES_MAX,
+    Held,
+    ListedRow,
+    PlacedRow,
+    listed,
+    row_key,
+)
 from sidecar.errors import StateError
-from sidecar.state.folder import StateFolder, state_error
 
-CHANGES_BYTES_MAX = 8 << 20
-"""Memory of puts without `sync` at which they are written to the log."""
-_KIND, _VERSION = "DelayStore", 2
-_TOTALS = struct.Struct("<QQI")
-"""Number of the log, mark, hours."""
+WAITING_MAX = 500
+"""Messages that are put one by one before they are written."""
+_NAME = b""
+"""The partition that has all messages."""
 
 
 class DelayedMessage(NamedTuple):
@@ -56,6 +55,100 @@ class Listed(NamedTuple):
     origin: int
 
 
+class _OnePartition(PartitionStore):
+    """A store whose messages are settled one by one, in any order."""
+
+    learns, parked_from = False, (1 << 64) - 1
+
+    def _open(self, path: Path) -> None:
+        super()._open(path)
+        self._waiting: list[PlacedRow] = []
+        """Messages that were put one by one, and are not written yet."""
+        self.one: HeldPartition = self._partitions[self.number(_NAME)]
+
+    @property
+    def unsynced(self) -> int | None:
+        """A message may be taken before it is durable."""
+        return None
+
+    def put_one(self, row: Row) -> int:
+        """Hold a message, which may be written with others later; return its position.
+
+        Raises:
+            ValueError: A number is out of range; it is not held.
+            StateError: The disk cannot be written, and too many wait for it; it is not held.
+        """
+        due_ms, origin, _, stamp, *_ = row
+        if not (0 <= due_ms <= DUE_MAX_MS and 0 <= stamp <= NO_TIMESTAMP and 0 <= origin <= ORIGIN_MAX):
+            checked([row])
+        if len(self._waiting) >= WAITING_MAX:
+            self.write()
+        (position,) = self._places(self.one, (due_ms,))
+        self._waiting.append((position, *row[1:]))
+        return position
+
+    def _rare_place(self, partition: HeldPartition, due_ms: int, given: Sequence[int], last: dict[int, int]) -> int:
+        self.write()  # it looks at what is written
+        return super()._rare_place(partition, due_ms, given, last)
+
+    def write(self) -> None:
+        """Write the messages that wait.
+
+        Raises:
+            StateError: The disk cannot be written; they wait on.
+        """
+        if self._waiting:
+            self.adopt(self.one.number, self._waiting)
+            self._waiting.clear()
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that wait."""
+        return len(self._waiting)
+
+    def sync(self) -> None:
+        """Write what waits, and make all durable.
+
+        Raises:
+            StateError: It failed.
+        """
+        self.write()
+        super().sync()
+
+    def settle(self, ended: Iterable[Taken], below: int) -> None:
+        """End messages that were taken.
+
+        Args:
+            below: The lowest position that is not ended then.
+
+        Raises:
+            StateError: The disk cannot be written; nothing is ended.
+        """
+        one, change, watermark = self.one, Write(), self.one.watermark
+        for position, nbytes, name in ended:
+            change.count(position, -1, -nbytes)
+            if position >= below:
+                change.batch.delete(row_key(one.number, position, 0))
+            if name is not None:
+                change.batch.delete(name)
+        if below > watermark:
+            self._remove_range(change, one.at(watermark), one.at(below))
+            one.watermark = below
+            one.save(change)
+        try:
+            self._write(one, change)
+        except StateError:
+            one.watermark = watermark
+            raise
+
+    def in_order(self, first: int, end: int, limit: int) -> list[ListedRow]:
+        """Messages in [first, end) that are not ended, in order."""
+        one = self.one
+        with self._database.errors("read"):
+            found = self._database.under(one.rows, one.at(max(first, one.watermark)), one.at(end))
+            return [listed(*pair) for pair in islice(found, limit)]
+
+
 class DelayStore:
     """Holds messages until they are due. For one thread of one process.
 
@@ -70,58 +163,14 @@ class DelayStore:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._folder = StateFolder(Path(path))
-        try:
-            with self._folder.errors("read"):
-                self._open(self._folder.path)
-        except StateError:
-            self._folder.close()
-            raise
-
-    def _open(self, path: Path) -> None:
-        self.damages: list[FileDamage] = []
-        """Damage found since the start."""
-        number, mark, known = self._checkpoint(path)
-        self._calendar = Calendar(path, known, mark, self.damages)
-        self._out: dict[int, Spot] = {}
+        self._store = _OnePartition(Path(path))
+        self._out: dict[int, Taken] = {}
         """The messages that `due` returned and that are not settled, by position."""
-        self._changes = Changes()
-        """Changes that are not in the log yet."""
-        self._may_save = True
-        log = logs_of(path).get(number)
-        is_changed = (log is not None and self._replay(log)) or known is None or not number
-        self._number = number + is_changed  # a log that was repeated stays until a checkpoint names another one
-        self._wal = Wal(path, self._number)
-        if is_changed:
-            self._save()
 
-    def _checkpoint(self, path: Path) -> tuple[int, int, dict[int, Known] | None]:
-        refuse_unknown(path)
-        raw = files.read_from(path / CHECKPOINT)
-        if raw is None and is_unused(path):
-            return 0, 0, {}  # a new store, also where its first checkpoint could not be written
-        try:
-            return _decoded(unseal(_KIND, _VERSION, raw or b""))
-        except ValueError as error:
-            self.damages.append(FileDamage(path / CHECKPOINT, f"{error}; settled messages may be due again", 0))
-            return min(logs_of(path), default=0), 0, None
-
-    def _replay(self, path: Path) -> bool:
-        """Repeat the log; return whether it has any record."""
-        ended, any_records = [np.empty(0, np.uint64)], False
-        for record in records(path):
-            if isinstance(record, int):
-                self.damages.append(FileDamage(path, f"{record} bytes of it are damaged", 0))
-                continue
-            any_records = True
-            try:
-                entry = LogEntry.decoded(record)
-            except ValueError as error:
-                raise unreadable(path, error) from error
-            self._calendar.restore(entry.table, entry.payloads)
-            ended.append(entry.ended)
-        self._calendar.settle_positions(np.concatenate(ended))
-        return any_records
+    @property
+    def damages(self) -> Sequence[FileDamage]:
+        """Damage found since the start."""
+        return self._store.damages
 
     # Putting
 
@@ -144,16 +193,11 @@ class DelayStore:
 
         Raises:
             ValueError: A number is out of its range; nothing is held.
-            StateError: The disk is full, and so is the memory that stands in for it; the message is not held.
+            StateError: The disk is full; the message is not held.
         """
         packed = pack_headers(headers) if headers else b""
         stamp = NO_TIMESTAMP if timestamp_ms is None else timestamp_ms
-        if not (0 <= due_ms <= DUE_MAX_MS and 0 <= stamp <= NO_TIMESTAMP and 0 <= origin <= ORIGIN_MAX):
-            _check("due_ms", [due_ms], DUE_MAX_MS)
-            _check("timestamps_ms", [stamp], NO_TIMESTAMP)
-            _check("origins", [origin], ORIGIN_MAX)
-        self._make_room()
-        return self._calendar.put_many([(due_ms, origin, 0, 0, stamp, NO_TAGS, key, packed, value)], self._changes)[0]
+        return self._store.put_one((due_ms, origin, 0, stamp, NO_TAGS, key, packed, value))
 
     def put_many(
         self,
@@ -175,23 +219,12 @@ class DelayStore:
         for name, column in columns.items():
             if len(column) != count:
                 raise ValueError(f"{count} times, {len(column)} {name}")
-        _check("due_ms", due_ms, DUE_MAX_MS)
-        _check("timestamps_ms", stamps, NO_TIMESTAMP)
-        _check("origins", origins, ORIGIN_MAX)
         if (nbytes := sum(map(len, filter(None, [*values, *keys, *packed])))) > PUT_BYTES_MAX:
             raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")
-        self._make_room()
         zeros, tags = repeat(0, count), repeat(NO_TAGS, count)
-        rows = zip(due_ms, origins, zeros, repeat(0, count), stamps, tags, keys, packed, values, strict=True)
-        return self._calendar.put_many(rows, self._changes)
-
-    def _make_room(self) -> None:
-        try:  # not `_errors`, with which each `put` takes a quarter longer
-            if self._changes.nbytes > CHANGES_BYTES_MAX:
-                self._write()
-            self._calendar.make_room()
-        except OSError as error:
-            raise state_error("write", self._folder.path, error) from error
+        self._store.write()
+        rows = zip(due_ms, origins, zeros, stamps, tags, keys, packed, values, strict=True)
+        return self._store.put(self._store.one.number, rows)
 
     # Taking
 
@@ -205,58 +238,57 @@ class DelayStore:
         Raises:
             StateError: A file cannot be read.
         """
-        with self._folder.errors("read"):
-            taken = self._calendar.take_due(min(now_ms, DUE_MAX_MS) + 1 << SEQUENCE_BITS, limit)
-        self._out |= {held.position: spot for spot, held in taken}
-        return [_message(held) for _, held in taken]
+        self._store.write()
+        one, until = self._store.one, min(now_ms, DUE_MAX_MS) + 1 << SEQUENCE_BITS
+        messages = self._store.take_due(one.number, until, limit, PUT_BYTES_MAX)
+        while one.taken:
+            taken = one.taken.popleft()
+            self._out[taken.position] = taken
+        return [_message(held) for held in messages]
 
     def next_ms(self) -> int | None:
-        """A time before which nothing is due, in milliseconds since the epoch; None if nothing is held that is not out.
-
-        It is the start of an hour until the hour's first message is asked for.
-        """
-        position = self._calendar.next()
+        """The time before which nothing is due, in milliseconds since the epoch; None if nothing is held but out."""
+        self._store.write()
+        position = self._store.next(self._store.one.number)
         return None if position is None else position >> SEQUENCE_BITS
 
     def settle(self, positions: Iterable[int]) -> None:
-        """End messages that `due` returned; others are ignored."""
-        ended = [position for position in positions if position in self._out]
-        self._calendar.settle([self._out.pop(position) for position in ended])
-        self._changes.ended.extend(ended)
+        """End messages that `due` returned; others are ignored.
+
+        Raises:
+            StateError: The disk is full; nothing is ended.
+        """
+        out = self._out
+        ended = {position: out[position] for position in positions if position in out}
+        if ended:
+            below = next((position for position in out if position not in ended), self._store.one.cursor)
+            self._store.settle(ended.values(), below)
+        for position in ended:
+            del out[position]
 
     def cancel(self, position: int) -> bool:
         """End a message before it is due; return whether it was held, and `due` had not returned it.
 
         Raises:
-            StateError: The file of its hour cannot be read.
+            StateError: The disk cannot be read or written.
         """
-        with self._folder.errors("read"):
-            spot = None if position in self._out else self._calendar.find(position)
-        if spot is None:
-            return False
-        self._calendar.settle([spot])
-        self._changes.ended.append(position)
-        return True
+        self._store.write()
+        return self._store.cancel(self._store.one.number, position)
 
     # Looking
 
     def __len__(self) -> int:
-        return self._calendar.held
+        return self._store.held(self._store.one.number) + self._store.waiting
 
     def list(self, first_ms: int = 0, end_ms: int = DUE_MAX_MS + 1, limit: int = 1_000) -> Sequence[Listed]:
         """Messages that are held and due in [first_ms, end_ms), in the order of their positions, at most `limit`.
 
-        Payloads are not read.
+        Payloads are not returned.
         """
-        listed: list[Listed] = []
         first, end = (min(max(0, time_ms), DUE_MAX_MS + 1) << SEQUENCE_BITS for time_ms in (first_ms, end_ms))
-        for positions, origins in self._calendar.listed(first, end):
-            rest = limit - len(listed)
-            rows = zip(positions[:rest].tolist(), origins[:rest].tolist(), strict=True)
-            listed += [Listed(position, position >> SEQUENCE_BITS, origin) for position, origin in rows]
-            if len(listed) == limit:
-                break
-        return listed
+        self._store.write()
+        found = self._store.in_order(first, end, limit)
+        return [Listed(position, position >> SEQUENCE_BITS, origin) for position, origin, _ in found]
 
     # Durability
 
@@ -264,62 +296,17 @@ class DelayStore:
         """Make everything durable that was put, settled or cancelled.
 
         Raises:
-            StateError: The disk is full or broken; changes in memory are kept. After a full disk, the next call tries
-                again. After an error while the log was made durable, each call fails: open the store again.
+            StateError: It failed: after an error while the log was made durable, each call fails: open the store again.
         """
-        with self._folder.errors("write"):
-            self._write()
-            self._wal.sync()
-            if self._may_save and self._is_due():
-                self._save()
-
-    def _is_due(self) -> bool:
-        """Whether a checkpoint shortens the log, or frees space."""
-        calendar = self._calendar
-        return self._wal.end > WAL_BYTES_MAX or calendar.has_settled_hours or calendar.is_wasteful
-
-    def _write(self) -> None:
-        if self._changes:
-            self._wal.write(self._changes.encoded())
-            self._changes = Changes()
-
-    def _save(self) -> None:
-        """Make the files of the hours durable, and begin a new log."""
-        path, calendar = self._folder.path, self._calendar
-        try:
-            known = calendar.sync(self._out)
-            self._number += 1
-            log = Wal(path, self._number)
-        except OSError:
-            # A second attempt may succeed although pages were dropped: the log stays, and the next process repeats it.
-            self._may_save = False
-            raise
-        try:
-            files.put(path / CHECKPOINT, seal(_KIND, _VERSION, _encoded(self._number, calendar.mark, known)))
-        except OSError as error:
-            self._wal.broken = error  # the checkpoint may be there, and it names the other log
-            raise
-        self._wal.close()
-        self._wal = log
-        for other in path.glob(f"*{LOG_SUFFIX}"):
-            if other != log.path:
-                files.remove(other)
-        calendar.drop()
+        self._store.sync()
 
     def close(self) -> None:
-        """Make everything durable, and free the folder; the next start has nothing to repeat.
+        """Make everything durable, and free the folder.
 
         Raises:
             StateError: See `sync`; the folder is free nevertheless.
         """
-        try:
-            self.sync()
-            with self._folder.errors("write"):
-                if self._may_save and self._wal.end:
-                    self._save()
-        finally:
-            self._wal.close()
-            self._folder.close()
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -330,25 +317,9 @@ class DelayStore:
         self.close()
 
 
-def _check(name: str, numbers: Sequence[int], most: int) -> None:
-    if numbers and not 0 <= min(numbers) <= max(numbers) <= most:
-        number = next(number for number in numbers if not 0 <= number <= most)
-        raise ValueError(f"{name} lie between 0 and {most}, unlike {number}")
-
-
 def _message(held: Held) -> DelayedMessage:
     position, origin, _, _, timestamp_ms, _, key, headers, value = held
     unpacked = unpack_headers(headers) if headers else ()
     # Not by the class itself, which takes twice as long.
     fields = position, position >> SEQUENCE_BITS, key, unpacked, value, timestamp_ms, origin
     return tuple.__new__(DelayedMessage, fields)
-
-
-def _encoded(number: int, mark: int, known: Mapping[int, Known]) -> bytes:
-    return _TOTALS.pack(number, mark, len(known)) + pack_hours(known)
-
-
-def _decoded(raw: bytes) -> tuple[int, int, dict[int, Known]]:
-    stored = Stored(raw)
-    number, mark, hours = stored.unpack(_TOTALS)
-    return number, mark, unpack_hours(stored, hours)

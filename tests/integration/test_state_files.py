@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.delay.database import ROWS
 from sidecar.state.folder import FILES, FOLDERS
 from tests.scenarios.exactly_once import configuration, new_topics
 from tests.support.kafka import Broker, Outgoing, produce
@@ -28,16 +29,20 @@ def _no_umask() -> Iterator[None]:
 
 
 def open_to_others(folder: Path) -> dict[str, str]:
-    """The folder, and what is in it, as far as others have rights there."""
-    found = {path: stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
+    """The folder, and what is in it, as far as others have rights there.
+
+    RocksDB's files have the modes that it gives them, in a folder `rows` of its own.
+    """
+    paths = [path for path in (folder, *folder.rglob("*")) if path.parent.name != ROWS]
+    found = {path: stat.S_IMODE(path.lstat().st_mode) for path in paths}
     return {str(path): oct(mode) for path, mode in found.items() if mode & 0o077}
 
 
 @pytest.mark.parametrize(
     ("store", "ledger", "files"),
     [
-        ("changelog", {}, ["admin", "delay-cache/*.wal", "ids/*/*.ids"]),
-        ("local", {"ledger": {"sqlite": {}}}, ["delay/*.wal", "ledger.db"]),
+        ("changelog", {}, ["admin", "delay-cache/rows/*.log", "ids/*/*.ids"]),
+        ("local", {"ledger": {"sqlite": {}}}, ["delay/rows/*.log", "ledger.db"]),
     ],
     ids=["changelog", "local"],
 )

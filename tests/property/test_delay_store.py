@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from sidecar.delay import store
-from sidecar.delay.disk import hours, rewriting
-from sidecar.delay.disk.wal import CHECKPOINT
+from sidecar.delay import partition, stored
+from sidecar.delay.rows import Kind
 from sidecar.delay.store import DelayedMessage, DelayStore
 from sidecar.errors import StateError
-from tests.support.failing_disk import call_fails, lose_tail
+from tests.support.failing_rows import BROKEN, failing
+from tests.support.partition_store import flushed, killed, log_sizes, power_cut
 
 HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
-ACTIONS = ("put",) * 4 + ("due",) * 4 + ("settle",) * 2 + ("cancel",) * 2 + ("sync", "fail", "kill", "power", "close")
-SMALL = {
-    (hours, "BUFFERED_BYTES_MAX"): 2_000,
-    (hours, "HOUR_BYTES_MAX"): 600,
-    (store, "WAL_BYTES_MAX"): 3_000,
-    (store, "CHANGES_BYTES_MAX"): 1_000,
-    (hours, "WASTE_BYTES_MAX"): 1_000,
-    (hours, "WASTE_BYTES_MIN"): 300,
-    (rewriting, "BLOCK_BYTES"): 400,
-}
+ACTIONS = (
+    *("put",) * 4, *("due",) * 4, *("settle",) * 2, *("cancel",) * 2, "flush", "sync", "fail", "kill", "power", "close"
+)  # fmt: skip
+SMALL = {(partition, "COUNTS_MAX"): 5, (stored, "COUNTS_MAX"): 5}
 """Bounds so small that all that they bound happens."""
 
 
@@ -58,19 +51,12 @@ class World:
         everything = self.held | self.doubtful
         self.held, self.doubtful = {position: everything[position] for position in listed}, {}
         self.out = {}
-        self.durable = self.sizes()
+        self.durable: dict[str, int] = {}
         self.ever |= listed
-
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes of all files."""
-        return {path.name: path.stat().st_size for path in self.folder.iterdir()}
 
     def step(self, action: str, number: int) -> None:
         """Do something, and compare."""
-        before = (self.folder / CHECKPOINT).read_bytes()
         getattr(self, action)(number)
-        if (self.folder / CHECKPOINT).read_bytes() != before:
-            self.durable = self.sizes()
         assert len(self.store) == len(self.held)
         assert [entry.position for entry in self.store.list(limit=1 << 30)] == sorted(self.held)
 
@@ -121,34 +107,26 @@ class World:
         self.store.sync()
         self.doubtful = {}
         self.ever |= self.held.keys()
-        self.durable = {**self.durable, **{name: size for name, size in self.sizes().items() if name.endswith(".wal")}}
+        self.durable = log_sizes(self.store._store)
 
-    def fail(self, number: int) -> None:
-        """A call to the system fails while all is made durable: after an error that stays the store is opened anew."""
-        with call_fails(number % 20):
-            try:
-                self.store.sync()
-            except StateError:
-                if number % 2:
-                    return self.kill(0)
-        try:
-            self.sync(0)
-        except StateError:
-            self.kill(0)
+    def flush(self, _: int) -> None:
+        """Rows go to a file."""
+        flushed(self.store._store)
+
+    def fail(self, _: int) -> None:
+        """A write cannot be made durable: the store is opened anew."""
+        with failing(self.store._store, "flush_wal", error=BROKEN), pytest.raises(StateError):
+            self.store.sync()
+        self.kill(0)
 
     def kill(self, _: int) -> None:
         """The process dies: what it wrote is there."""
-        self.store._wal.close()
-        self.store._folder.close()
+        self.folder = killed(self.store._store)
         self.open()
 
     def power(self, number: int) -> None:
-        """The machine dies: of what was not durable there is some, or zeros in its place."""
-        self.store._wal.close()
-        self.store._folder.close()
-        for name, size in self.sizes().items():
-            durable = min(self.durable.get(name, 0), size)
-            lose_tail(self.folder / name, durable, number)
+        """The machine dies: of what was not durable there is some, or something in its place."""
+        self.folder = power_cut(self.store._store, self.durable, Random(number))
         self.open()
 
     def close(self, _: int) -> None:
@@ -163,11 +141,11 @@ def test_what_is_held_is_what_was_put_and_not_ended(
     seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that was durable is lost or comes again, nothing is early, and all that is due comes in order."""
-    for (module, name), value in SMALL.items():
-        monkeypatch.setattr(module, name, value)
+    for (module, bound), value in SMALL.items():
+        monkeypatch.setattr(module, bound, value)
     for seed in seeds:
         random = Random(seed)
-        world = World(tmp_path / f"store-{seed}")
+        world = World(tmp_path / f"{seed}" / "store")
         for _ in range(250):
             world.step(random.choice(ACTIONS), random.randrange(1 << 24))
         world.kill(0)
@@ -176,6 +154,5 @@ def test_what_is_held_is_what_was_put_and_not_ended(
                 assert world.held.pop(message.position) == message.value
             world.store.settle(message.position for message in messages)
         assert not world.held
-        world.store.sync()
-        assert sum(path.stat().st_size for path in world.folder.glob("*.delay")) <= SMALL[hours, "WASTE_BYTES_MAX"]
+        assert not [*world.store._store._database.under(Kind.ROW)]
         world.store.close()

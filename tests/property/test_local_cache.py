@@ -10,36 +10,21 @@ from random import Random
 import pytest
 
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay import adoption, journal, lanes, readers, saving
-from sidecar.delay.changelog import cache
+from sidecar.delay import partition, stored
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Point
-from sidecar.delay.disk import hours, rewriting
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.journal import SyncJob
-from tests.support.failing_disk import Durable
+from sidecar.delay.database import SyncJob
+from sidecar.delay.rows import NO_TIMESTAMP
+from tests.support.partition_store import flushed, killed, log_sizes, power_cut
 
 HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
     *("put",) * 6, *("adopt",) * 3, *("take",) * 5, *("keep",) * 3, *("begin",) * 4, *("run",) * 4, *("ended",) * 4,
-    *("point",) * 4, *("vouch",) * 4, "cancel", "remove", "release", "drop", "kill", "power",
+    *("point",) * 4, *("vouch",) * 4, "cancel", "remove", "release", "drop", "flush", "kill", "power",
 )  # fmt: skip
-SMALL = {
-    (hours, "HOUR_BYTES_MAX"): 600,
-    (lanes, "BUFFERED_BYTES_MAX"): 2_000,
-    (lanes, "_FLUSH_FILES"): 1,
-    (readers, "LOADED_MESSAGES_MAX"): 30,
-    (lanes, "_CHUNK"): 3,
-    (journal, "WAL_BYTES_MAX"): 3_000,
-    (cache, "LOG_BYTES_MAX"): 2_000,
-    (adoption, "RECORD_BYTES_MAX"): 1_000,
-    (hours, "WASTE_BYTES_MAX"): 200,
-    (hours, "WASTE_BYTES_MIN"): 100,
-    (saving, "REWRITTEN_BYTES"): 300,
-    (rewriting, "BLOCK_BYTES"): 400,
-}
+SMALL = {(partition, "COUNTS_MAX"): 5, (stored, "COUNTS_MAX"): 5}
 """Bounds so small that all that they bound happens."""
 
 
@@ -70,9 +55,8 @@ class Vouched:
 class World:
     """A cache, what it holds, and what was vouched for."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.durable = Durable(folder, patch)
         self.numbers, self.origins = count(), count()
         self.past: list[Vouched] = []
         """What the next process may find, oldest first."""
@@ -87,6 +71,7 @@ class World:
         self.cache = LocalCache(self.folder)
         self.job: SyncJob | None = None
         self.is_run = False
+        self.durable: dict[str, int] = {}
         self.points: list[tuple[Point, Vouched]] = []
         self.written: list[tuple[int, Point, Vouched]] = []
         """What was vouched for, each with the number of changes that make it durable."""
@@ -143,7 +128,7 @@ class World:
         assert [held.position for held in taken] == waiting[: len(taken)]
         assert all(model.held[held.position] == (held.origin, held.value) for held in taken)
         cursor = taken[-1].position + 1 if taken else model.cursor
-        past = self.cache._lanes.lanes[number].cursor  # further, if what follows is cancelled
+        past = self.cache._partitions[number].cursor  # further, if what follows is cancelled
         assert not any(cursor <= position < past for position in model.held)
         model.cursor = max(cursor, past)
 
@@ -209,8 +194,9 @@ class World:
     def run(self, _: Random) -> None:
         """It runs."""
         if self.job is not None and not self.is_run:
+            sizes = log_sizes(self.cache)
             self.job.run()
-            self.is_run = True
+            self.is_run, self.durable = True, sizes
 
     def ended(self, _: Random) -> None:
         """The main thread hears of it: what was vouched for before is too old now."""
@@ -218,24 +204,21 @@ class World:
             self.cache.ended_sync(self.job, None)
             self.job = None
         while self.written and self.written[0][0] <= self.cache.synced:
-            point, vouched = self.written.pop(0)[1:]
-            self.cache.allow(point)
+            vouched = self.written.pop(0)[2]
             self.past, self.is_certain = self.past[self.past.index(vouched) :], True
 
-    def abandon(self) -> None:
-        """The process is gone."""
-        self.cache._journal.close()
-        self.cache._folder.close()
+    def flush(self, _: Random) -> None:
+        """Rows go to a file."""
+        flushed(self.cache)
 
     def kill(self, _: Random) -> None:
         """The process dies."""
-        self.abandon()
+        self.folder = killed(self.cache)
         self.open()
 
     def power(self, random: Random) -> None:
         """The machine dies."""
-        self.abandon()
-        self.durable.lose_power(random.randrange(1 << 20))
+        self.folder = power_cut(self.cache, self.durable, random)
         self.open()
 
 
@@ -247,12 +230,11 @@ def test_a_start_finds_what_was_vouched_for(seeds: range, tmp_path: Path, monkey
     found = 0
     for seed in seeds:
         random = Random(seed)
-        with monkeypatch.context() as patch:
-            world = World(tmp_path / f"cache-{seed}", patch)
-            for _ in range(300):
-                getattr(world, random.choice(ACTIONS))(random)
-                world.compare()
-            world.kill(random)
+        world = World(tmp_path / f"{seed}" / "cache")
+        for _ in range(300):
+            getattr(world, random.choice(ACTIONS))(random)
+            world.compare()
+        world.kill(random)
         for number, model in world.models.items():
             taken = world.cache.take_due(number, END, 1 << 30, 1 << 40)
             assert {held.position: (held.origin, held.value) for held in taken} == model.held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -9,41 +10,25 @@ from random import Random
 import pytest
 
 from sidecar.core.messages.cancels import NAME_HEADER
-from sidecar.delay import adoption, journal, lanes, readers, saving
-from sidecar.delay.disk import hours, names, rewriting
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.hour import SECOND_SEQUENCES
+from sidecar.delay import partition, partitions, stored
+from sidecar.delay.database import SyncJob
 from sidecar.delay.headers import pack_headers
-from sidecar.delay.journal import SyncJob
-from sidecar.delay.names import cancels
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import NO_TIMESTAMP, Kind
 from sidecar.errors import StateError
-from tests.support.failing_disk import Durable, call_fails
+from tests.support.failing_rows import BROKEN, FULL, failing
+from tests.support.partition_store import flushed, killed, log_sizes, power_cut
 
 HOUR_MS = 3_600_000
 START_MS = 500_000 * HOUR_MS
 END = START_MS + 1_000 * HOUR_MS << 20
 ACTIONS = (
     *("put",) * 5, *("adopt",) * 4, *("take",) * 6, *("keep",) * 4, *("begin",) * 3, *("run",) * 3, *("ended",) * 3,
-    "drop", "cancel", "named", "named", "rewind", "find", "sync", "fail", "kill", "power", "strike", "close",
+    "drop", "cancel", "named", "named", "rewind", "find", "flush", "sync", "full", "fail", "kill", "power", "strike",
+    "close",
 )  # fmt: skip
-SMALL = {
-    (hours, "HOUR_BYTES_MAX"): 600,
-    (lanes, "BUFFERED_BYTES_MAX"): 2_000,
-    (lanes, "_FLUSH_FILES"): 1,
-    (readers, "LOADED_MESSAGES_MAX"): 30,
-    (lanes, "_CHUNK"): 3,
-    (journal, "WAL_BYTES_MAX"): 3_000,
-    (adoption, "RECORD_BYTES_MAX"): 1_000,
-    (hours, "WASTE_BYTES_MAX"): 1_000,
-    (hours, "WASTE_BYTES_MIN"): 300,
-    (saving, "REWRITTEN_BYTES"): 300,
-    (rewriting, "BLOCK_BYTES"): 400,
-    (cancels, "NAMED_BLOCKS"): 2,
-    (names, "PIECE_MAX"): 8,
-    (cancels, "FOUND_AT_ONCE"): 3,
-}
+SMALL = {(partition, "COUNTS_MAX"): 5, (stored, "COUNTS_MAX"): 5, (partitions, "FOUND_AT_ONCE"): 3}
 """Bounds so small that all that they bound happens."""
 
 
@@ -78,7 +63,7 @@ class Model:
         self.ever: set[int] = set()
         """Positions that stood for a message."""
         self.state: bytes | None = None
-        self.watermark = self.floor = self.cursor = 0
+        self.watermark = self.floor = self.cursor = self.mark = 0
         self.is_dropped = False
 
     def copy(self) -> Model:
@@ -94,23 +79,22 @@ State = dict[bytes, Model]
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
     """All files."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def content(store: PartitionStore | OfflineStore) -> object:
-    """All that both kinds of stores tell, in one order; a store without partitions may have no id yet."""
-    names, numbers = dict(store.names()), range(len(store.names()))
-    views = store.views(dict.fromkeys(numbers, 0), END)
-    for view in views:
-        view.close()
+    """All that both kinds of stores tell; a store without partitions may have no id yet."""
+    names = dict(store.names())
+    numbers = names.values()
     return (
-        [view.hour for view in views],
         names,
         dict(store.hours()),
+        store.disk_bytes(),
         [store.place(number) for number in numbers],
         [(store.state(number), store.next(number)) for number in numbers],
         [store.listed(number, 0, END, 1 << 30, None) for number in numbers],
         [store.find(number, each.position) for number in numbers for each in store.listed(number, 0, END, 5, None)],
+        [*store.view(dict.fromkeys(numbers, 0), END).pieces(7)],
     )
 
 
@@ -119,17 +103,16 @@ class World:
 
     Args:
         folder: The store's.
-        patch: For the calls that make something durable.
     """
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.durable = Durable(folder, patch)
+        self.durable: dict[str, int] = {}
+        """Sizes of logs that are durable."""
         self.now_ms = START_MS
         self.models: State = {}
-        self.history: list[State] = [{}]
+        self.history: list[tuple[int, State]] = [(0, {})]
         """The models after each change since the last that is durable: a crash leaves one of these."""
-        self.mark = 0
         self.origin = 0
         self.id: int | None = None
         self.open()
@@ -138,12 +121,12 @@ class World:
 
     def changed(self) -> None:
         """Note the models after a change."""
-        self.history.append({name: model.copy() for name, model in self.models.items()})
-        assert self.store.changes - self.store.synced == len(self.history) - 1
+        self.history.append((self.store.changes, {name: model.copy() for name, model in self.models.items()}))
 
     def synced(self) -> None:
         """Forget what cannot come back after a crash."""
-        self.history = self.history[len(self.history) - 1 - (self.store.changes - self.store.synced) :]
+        while len(self.history) > 1 and self.history[1][0] <= self.store.synced:
+            self.history.pop(0)
 
     is_run = False
 
@@ -159,12 +142,12 @@ class World:
         assert not self.store.damages
         assert self.id in (None, self.store.id)
         self.id = self.store.id
-        (self.models,) = [past for past in self.history[::-1] if self.is_past(past)][:1]
+        (self.models,) = [past for _, past in self.history[::-1] if self.is_past(past)][:1]
+        self.durable = {}
         self.models = {name: model.copy() for name, model in self.models.items()}
-        self.mark = 0
         for model in self.models.values():
-            model.cursor = model.watermark
-        self.history = [{name: model.copy() for name, model in self.models.items()}]
+            model.cursor, model.mark = model.watermark, 0
+        self.history = [(0, {name: model.copy() for name, model in self.models.items()})]
 
     def read_offline(self) -> object:
         """What a reader of the folder sees, which no process has open."""
@@ -179,7 +162,7 @@ class World:
     def is_past(self, past: State) -> bool:
         """Whether the store has what these models have."""
         store, names = self.store, self.store.names()
-        return list(names) == list(past) and all(
+        return {*names} == {name for name, model in past.items() if not model.is_dropped} and all(
             store.state(number) == past[name].state
             and set(store.known(number)) == past[name].known
             and store.held(number) == len(past[name].held)
@@ -190,7 +173,7 @@ class World:
         """Do something, and compare."""
         getattr(self, action)(number)
         for name, of_name in self.store.names().items():
-            assert self.store.held(of_name) == len(self.models[name].held)
+            assert self.store.held(of_name) == len(self.models[name].held), (action, name)
             assert self.store.state(of_name) == self.models[name].state
 
     def pick(self, number: int) -> tuple[int, Model]:
@@ -219,9 +202,9 @@ class World:
             for due, origin, value in zip(dues, origins, values, strict=True)
         ]
         positions = self.store.put(of_name, rows)
-        assert all(position > self.mark for position in positions)
+        assert all(position > model.mark for position in positions)
         assert all(position >> 20 >= due for position, due in zip(positions, dues, strict=True))
-        assert not any({*positions} & other.ever for other in self.models.values())
+        assert not {*positions} & model.ever
         assert len({*positions}) == len(dues)
         model.held |= zip(positions, zip(origins, values, strict=True), strict=True)
         model.ever |= {*positions}
@@ -237,7 +220,7 @@ class World:
         span_ms = (50, 3_000, HOUR_MS, 4 * HOUR_MS)[number // 5 % 4]
         positions = set()
         for _ in range(number // 20 % 7):
-            low = random.choice((random.randrange(9), SECOND_SEQUENCES + random.randrange(-2, 3), (1 << 20) - 1))
+            low = random.choice((random.randrange(9), (1 << 19) + random.randrange(-2, 3), (1 << 20) - 1))
             new = self.now_ms + random.randrange(-span_ms, span_ms) << 20 | low
             positions.add(random.choice(taken) if taken and random.random() < 0.4 else new)
         placed = list(positions - model.ever)
@@ -294,11 +277,11 @@ class World:
             assert messages and (sum(sizes) + following > nbytes or sum(sizes) >= nbytes)
         if messages:
             model.cursor = messages[-1].position + 1
-        past = self.store._lanes.lanes[of_name].cursor  # further, if what follows is cancelled
+        past = self.store._partitions[of_name].cursor  # further, if what follows is cancelled
         assert not any(model.cursor <= position < past for position in model.held)
         model.cursor = max(model.cursor, past)
         if messages:
-            self.mark = max(self.mark, messages[-1].position)
+            model.mark = max(model.mark, messages[-1].position)
         following_position = self.store.next(of_name)
         rest = [position for position in model.held if position >= model.cursor]
         assert not rest or (following_position is not None and following_position <= min(rest))
@@ -310,16 +293,19 @@ class World:
         watermark = [*taken, model.cursor][number % (len(taken) + 1)]
         if number % 41 == 0:
             watermark = max(watermark, [self.now_ms << 20, *model.held][number % (len(model.held) + 1)])
-        seen = max(self.mark, watermark) if number % 3 else watermark
+        seen = max(model.mark, watermark) if number % 3 else watermark
         floor = min(self.origin, model.floor + number % 13) if number % 29 else number % (self.origin + 1)
         self.store.floor(of_name, floor)
+        if floor < model.floor:
+            model.floor = floor
+            self.changed()
         self.store.keep(of_name, b"%d" % number, watermark, seen)
         model.state, model.floor = b"%d" % number, floor
         model.known = {origin for origin in model.known if origin >= floor}
         model.watermark = max(model.watermark, watermark)
         model.cursor = max(model.cursor, model.watermark)
         model.held = {position: row for position, row in model.held.items() if position >= model.watermark}
-        self.mark = max(self.mark, seen)
+        model.mark = max(model.mark, seen)
         self.changed()
 
     def rewind(self, number: int) -> None:
@@ -383,8 +369,9 @@ class World:
     def run(self, _: int) -> None:
         """The job runs."""
         if self.job is not None and not self.is_run:
+            sizes = log_sizes(self.store)
             self.job.run()
-            self.is_run = True
+            self.is_run, self.durable = True, sizes
 
     def ended(self, _: int) -> None:
         """The main thread hears of it."""
@@ -395,8 +382,9 @@ class World:
 
     def sync(self, _: int) -> None:
         """All is certain; a job that was under way comes late."""
-        late = self.job
+        late, sizes = self.job, log_sizes(self.store)
         self.store.sync()
+        self.durable = sizes
         assert self.store.synced == self.store.changes
         assert self.store.unsynced is None
         if late is not None:
@@ -405,45 +393,41 @@ class World:
         self.job = None
         self.synced()
 
-    def fail(self, number: int) -> None:
-        """A call to the system fails while all is made durable: after an error that stays the store is opened anew."""
-        with call_fails(1 + number % 12):
-            try:
-                self.store.sync()
-            except StateError:
-                if number % 2:
-                    return self.kill(0)
-        try:
-            self.sync(0)
-        except StateError:
-            self.kill(0)
+    def flush(self, _: int) -> None:
+        """Rows go to a file."""
+        flushed(self.store)
 
-    def abandon(self) -> None:
-        """The process is gone."""
-        self.store._journal.close()
-        self.store._folder.close()
+    def full(self, number: int) -> None:
+        """The disk is full for a while: what is refused has not happened."""
+        with failing(self.store, "write", error=FULL):
+            for change in self.put, self.cancel:
+                with suppress(StateError):
+                    change(number)
+
+    def fail(self, _: int) -> None:
+        """A write cannot be made durable: the store is opened anew."""
+        with failing(self.store, "flush_wal", error=BROKEN), pytest.raises(StateError):
+            self.store.sync()
+        with pytest.raises(StateError):
+            self.store.number(b"another")
+        self.kill(0)
 
     def kill(self, _: int) -> None:
         """The process dies: what it wrote is there."""
-        self.abandon()
+        self.folder = killed(self.store)
         self.open()
 
     def power(self, number: int) -> None:
-        """The machine dies: of what was not durable there is some, or zeros in its place."""
-        self.abandon()
-        self.durable.lose_power(number)
+        """The machine dies: of what was not durable there is some, or something in its place."""
+        self.folder = power_cut(self.store, self.durable, Random(number))
         self.open()
 
     def end_all(self) -> None:
-        """Every message ends, none that is due later is taken, and its space is free: only logs and a rest are left."""
+        """Every message ends, and nothing of any is left."""
         for number in self.store.names().values():
             self.store.keep(number, b"", END, 0)
-        while (job := self.store.begin_sync()) is not None:
-            job.run()
-            self.store.ended_sync(job, None)
-        most = SMALL[hours, "WASTE_BYTES_MAX"] + 2 * SMALL[journal, "WAL_BYTES_MAX"]
-        assert self.store.disk_bytes() <= most
-        assert sum(path.stat().st_size for path in self.folder.glob("*.delay")) <= SMALL[hours, "WASTE_BYTES_MAX"]
+        assert self.store.disk_bytes() == 0
+        assert [*self.store._database.under(Kind.ROW)] == [*self.store._database.under(Kind.NAME)] == []
 
     def strike(self, number: int) -> None:
         """Process or machine die when a job has just run, and things were done that it knows nothing of."""
@@ -464,19 +448,16 @@ def test_each_partition_has_what_was_put_and_not_ended(
     seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing durable is lost, nothing comes twice in an ownership, and all comes in order, for each partition."""
-    for (module, name), value in SMALL.items():
-        monkeypatch.setattr(module, name, value)
+    for (module, bound), value in SMALL.items():
+        monkeypatch.setattr(module, bound, value)
     for seed in seeds:
         random = Random(seed)
-        with monkeypatch.context() as patch:
-            world = World(tmp_path / f"store-{seed}", patch)
-            for _ in range(250):
-                world.step(random.choice(ACTIONS), random.randrange(1 << 24))
-            world.kill(0)
-        assert world.store._lanes._buffered_bytes == 0
-        for partition, model in world.models.items():
-            number = world.store.number(partition)
-            taken = world.store.take_due(number, END, 1 << 30, 1 << 40)
+        world = World(tmp_path / f"{seed}" / "store")
+        for _ in range(250):
+            world.step(random.choice(ACTIONS), random.randrange(1 << 24))
+        world.kill(0)
+        for name, number in world.store.names().items():
+            model, taken = world.models[name], world.store.take_due(number, END, 1 << 30, 1 << 40)
             assert len(taken) == len(model.held)
             assert all(message.tags == tags_of(message.origin) for message in taken)
             assert {message.position: (message.origin, message.value) for message in taken} == model.held

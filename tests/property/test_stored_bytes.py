@@ -19,7 +19,8 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap64
+from rocksdict import WriteBatch
 
 from sidecar.core.library.watermark import Progress as LibraryProgress
 from sidecar.core.lineage import Fingerprint, Stamp
@@ -30,15 +31,14 @@ from sidecar.core.snapshots import seal, unseal
 from sidecar.core.windows.dedup import Deduplicator
 from sidecar.core.windows.idruns import mixed, rising
 from sidecar.daemon.delays import parked
-from sidecar.delay import store
 from sidecar.delay.changelog import cache, notes, reach, records
-from sidecar.delay.changelog.interface import Point
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
-from sidecar.delay.disk.changes import Kind, LogEntry, Record, sections
-from sidecar.delay.disk.hour import Known
-from sidecar.delay.disk.snapshot import Snapshot, StoredPartition
+from sidecar.delay.database import opened
 from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpack_headers
+from sidecar.delay.partition import HeldPartition, Write
 from sidecar.delay.progress import HeldProgress, restored
+from sidecar.delay.rows import Held
+from sidecar.delay.rows import packed as packed_row
+from sidecar.delay.wal import has_write_behind
 from sidecar.errors import StateError, ZoneError
 from sidecar.sources.kafka.start import CommitMemory
 from sidecar.sources.rocketmq.leased.client import HandedMessage, LeasedClient
@@ -74,6 +74,10 @@ HANDED = HandedMessage(
 )
 
 
+class Never(Exception):  # noqa: N818
+    """Stands for the error of what raises none."""
+
+
 class Decoder(NamedTuple):
     """Reads what was stored: returns a value, or raises its one error."""
 
@@ -101,26 +105,15 @@ def sealed(specimen: bytes, read: Callable[[bytes], object]) -> Decoder:
     return Decoder(unseal(kind, version, specimen), lambda raw: read(seal(kind, version, raw)), ValueError)
 
 
-def log_record() -> bytes:
-    """A record of a log with a section of each kind that has a body of its own."""
-    record = Record()
-    entry = LogEntry.of(
-        1,
-        [
-            (1 << 50, 9, 4, NO_TIMESTAMP, NO_TAGS, b"key", HEADERS, b"value"),
-            (1 << 51, 9, 4, 7, NO_TAGS, None, b"", None),
-        ],
-    )
-    for kind, body in ((Kind.ADOPT, entry.encoded()), (Kind.NAME, b"name"), (Kind.LEARN, b"\1\0" + BITMAP.serialize())):
-        record.add_section(kind, body)
-    return record.encoded()
-
-
-def read_log_record(raw: bytes) -> None:
-    """What a start does with a record before it has effects."""
-    for kind, body in sections(memoryview(raw)):
-        if kind in {Kind.PUT, Kind.ADOPT}:
-            LogEntry.decoded(body)
+def log_of_rocksdb() -> bytes:
+    """A log with three writes."""
+    with TemporaryDirectory() as folder:
+        rows, _ = opened(Path(folder))
+        for value in b"abc":
+            rows.put(b"key", bytes([value]) * 50)
+        raw = b"".join(log.read_bytes() for log in Path(folder).glob("*.log"))
+        rows.close()
+        return raw
 
 
 def change_of(raw: bytes) -> records.Change:
@@ -132,7 +125,7 @@ def change_of(raw: bytes) -> records.Change:
 def read_message(raw: bytes) -> None:
     """A message of a changelog, and what its reader does with the content."""
     _, stamp, tags, key, headers, value = records.read_message_value(raw)
-    LogEntry.of(1, [(1 << 50, 9, 4, stamp, tags, key, headers, value)])
+    packed_row(9, stamp, tags, key, headers, value)
 
 
 def parked_part() -> Held:
@@ -234,15 +227,22 @@ def settled_offsets() -> bytes:
 
 
 NOTE = notes.Note(1, b"name", 2, LINEAGE, 3, 4, 5, KEPT, [(9, [KEY])], [[KEY, KEY]])
-KNOWN = {1: Known(100, 2, 3, BitMap([1]), 4)}
-SNAPSHOT = Snapshot(1, 2, 3, [StoredPartition(b"name", b"state", 4, 5, BITMAP)], KNOWN, {1: {2: 3}})
+PARTITION = HeldPartition(1, b"name", b"state", 4, floor=5, mark=6, known=BITMAP)
+CHANGE = Write(hours={3: [1, 100]}, origins=[7], added=[b"key"], removed=[(b"other", b"value")])
+
+
+def read_undo(raw: bytes) -> None:
+    """A change that is undone."""
+    cache.undo(WriteBatch(raw_mode=True), raw)
+
+
 PARKED = parked_part()
 BYTES = {
     "notes": sealed(notes.encoded([NOTE]), notes.decoded),
-    "point": sealed(cache._encoded(Point(0, 1, 2, is_behind=False), b"table"), cache._decoded),
-    "checkpoint": sealed(SNAPSHOT.encoded(), Snapshot.decoded),
-    "checkpoint of the library": Decoder(store._encoded(1, 2, KNOWN), store._decoded, ValueError),
-    "record of a log": Decoder(log_record(), read_log_record, ValueError),
+    "partition": Decoder(PARTITION.encoded(), partial(HeldPartition.decoded, 1), ValueError),
+    "count": Decoder(PARTITION.counted(CHANGE), lambda raw: HeldPartition(1, b"").add_count(0, raw), ValueError),
+    "undo": Decoder(cache.undoing(CHANGE), read_undo, ValueError),
+    "log of RocksDB": Decoder(log_of_rocksdb(), lambda raw: has_write_behind(raw, 1), Never),
     "headers": Decoder(HEADERS, unpack_headers, StateError),
     "attached": Decoder(ATTACHED, lambda raw: (unpack_headers(raw), unpack_attached(raw)), StateError),
     "message": Decoder(records.message_value(LINEAGE, 1, NO_TAGS, b"key", HEADERS, b"v"), read_message, ValueError),
@@ -306,10 +306,6 @@ def known(row: CommitMemory | QueueProgress | None) -> None:
     if row is not None:
         decode(row.text, row.watermark, PLACE, b"rule")
         repr(row)
-
-
-class Never(Exception):  # noqa: N818
-    """Stands for the error of what raises none."""
 
 
 class FakeClient:

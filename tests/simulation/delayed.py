@@ -5,6 +5,7 @@ The core, the order of commits and the daemon's `Delays` are the real ones.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -55,9 +56,8 @@ from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import counts
 from sidecar.delay.columns import BothColumns
-from sidecar.delay.disk.blocks import Held
-from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore, Job
+from sidecar.delay.rows import PARKED_FROM, Held
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity, decode, encode
@@ -67,6 +67,10 @@ from tests.simulation.retagging import Retagging
 from tests.support.held_store import ModelStore
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 from tests.support.model_table import ModelAppender, ModelTable, ModelTables
+from tests.support.real_rows import RealCache, RealStore
+
+IS_REAL = bool(os.environ.get("SIDECAR_REAL_ROWS"))
+"""Whether the rows are in RocksDB."""
 
 TP = TopicPartition("t", 0)
 LENGTH = 60
@@ -279,7 +283,7 @@ class Host:
         self.plan = world.plan
         self._chance = world.chance
         self._number = number
-        self.disk = ModelStore(number + 1)
+        self.disk: Any = RealStore(number + 1) if IS_REAL else ModelStore(number + 1)
         self.store: HeldStore = self.disk
         self.changelog: ModelChangelog | None = None
         self.jobs: list[Callable[[], None]] = []
@@ -316,7 +320,9 @@ class Host:
 
     def _with_changelog(self, log: ModelLog) -> Takeovers:
         taken = self.disk.taken
-        disk = self.disk.restarted(self._chance) if isinstance(self.disk, ModelCache) else ModelCache(self._number + 1)
+        is_cache = isinstance(self.disk, ModelCache | RealCache)
+        new = RealCache if IS_REAL else ModelCache
+        disk = self.disk.restarted(self._chance) if is_cache else new(self._number + 1)
         self.disk, self.jobs = disk, []
         restorer: Restorer = log
         if isinstance(log, ModelTable):

@@ -10,7 +10,7 @@ from typing import Any
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import TagFilter
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.rows import Held
 
 OFTEN = 0.03
 PLACES = ("a", "b", "a")

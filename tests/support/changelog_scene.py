@@ -11,9 +11,8 @@ from sidecar.delay.changelog.records import MESSAGE, STATE, RecordLineage, read_
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.changelog.vouching import NOTE_S
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import Row
+from sidecar.delay.rows import NO_TIMESTAMP, PlacedRow
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
 TP, NAME, LINEAGE = TopicPartition("orders", 3), b"orders 3", RecordLineage(1, 2)

@@ -12,13 +12,9 @@ from pyroaring import BitMap64
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held, Leave, Unread
-from sidecar.delay.disk.changes import PlacedRow, placed
-from sidecar.delay.disk.hour import HOUR_MS, FileDamage
-from sidecar.delay.disk.hours import PARKED_FROM
-from sidecar.delay.disk.listing import HourView, ListedRow
 from sidecar.delay.headers import unpack_headers
-from sidecar.delay.interface import Row, StorePlace
+from sidecar.delay.interface import FileDamage, Row, StorePlace, View
+from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, PARKED_FROM, Held, Leave, ListedRow, PlacedRow, Unread, placed
 from sidecar.errors import StateError
 
 
@@ -200,7 +196,7 @@ class ModelStore:
         found = [shelf.messages[position] for position in shelf.order if first <= position < end]
         return [ListedRow(held.position, held.origin, 0) for held in found if origin in (None, held.origin)][:limit]
 
-    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
+    def view(self, lowest: Mapping[int, int], end: int) -> View:
         raise NotImplementedError
 
     def cancel(self, number: int, position: int) -> bool:

@@ -11,8 +11,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord, Point
 from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
-from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.rows import NO_TIMESTAMP, Held, PlacedRow
 from sidecar.errors import StateError
 from tests.support.held_store import Content, ModelStore
 
@@ -223,30 +222,19 @@ class ModelCache(ModelStore):
     def begin_partition(self, name: bytes) -> int:
         return self.number(b"%s\0%d" % (name, len(self._live.shelves)))
 
-    @property
-    def asks(self) -> bool:
-        return False
-
-    @property
-    def has_work(self) -> bool:
-        return False
-
     def point(self) -> Point:
         if self.refuses:
             raise StateError("the disk is full")
-        point = Point(self._live.changes, len(self._points), 0, is_behind=False)
-        self._points[point.log] = Vouched(copy.deepcopy(self._live), tuple(self.twins))
+        point = Point(self._live.changes, len(self._points))
+        self._points[point.change] = Vouched(copy.deepcopy(self._live), tuple(self.twins))
         return point
 
     def vouch(self, point: Point, table: bytes) -> None:
-        found = self._points[point.log]
+        found = self._points[point.change]
         vouched = Vouched(found.content, found.twins, table)
         self._live.vouched = vouched
         self._live.changes += 1
         self.copies.append(vouched)
-
-    def allow(self, point: Point) -> None:
-        pass
 
     # Rows
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.rows import Held
 from tests.support.model_changelog import ModelChangelog, ModelLog, held_of
 
 Call = tuple[int, list[ChangelogEntry], Callable[[int], None] | None]

@@ -13,6 +13,7 @@ from sidecar.errors import EXIT_CONFIG
 KAFKA = "source: {kafka: {bootstrap_servers: 'localhost:1', group_id: g, topics: [t]}}"
 ROCKETMQ = "source: {rocketmq: {name_servers: ['localhost:1'], group: g, topics: [t]}}"
 HTTP = "sink: {http: {url: 'http://localhost:1/'}}"
+DELAY = f"{HTTP}\ndelay: {{from: {{header: due}}, store: local}}"
 ZSTD = "sink: {http: {url: 'http://localhost:1/', compression: zstd}}"
 
 
@@ -31,6 +32,7 @@ def run(folder: Path, without: str, source: str, sink: str) -> subprocess.Comple
     [
         ("lz4", ROCKETMQ, HTTP, "source.rocketmq needs lz4", "rocketmq"),
         ("zstandard", ROCKETMQ, HTTP, "source.rocketmq needs zstandard", "rocketmq"),
+        ("rocksdict", KAFKA, DELAY, "the section delay needs rocksdict", "delay"),
         ("zstandard", KAFKA, ZSTD, "sink.http.compression: zstd needs zstandard", "zstd"),
     ],
 )
@@ -46,7 +48,7 @@ def test_a_missing_package_is_named(
 
 def test_kafka_and_http_need_no_extra() -> None:
     """Nothing of the daemon for Kafka and HTTP imports what an extra brings."""
-    packages = ["lz4", "zstandard", "pyarrow", "deltalake", "psycopg", "pyspark", "rocketmq"]
+    packages = ["rocksdict", "lz4", "zstandard", "pyarrow", "deltalake", "psycopg", "pyspark", "rocketmq"]
     hidden = "".join(f"sys.modules[{name!r}] = None; " for name in packages)
     modules = "sidecar.daemon.lifecycle, sidecar.sources.kafka.build, sidecar.sinks.http, sidecar.cli.file.check"
     ran = subprocess.run(

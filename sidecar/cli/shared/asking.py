@@ -14,7 +14,7 @@ from sidecar.cli.shared.output import say
 from sidecar.config.model import Settings
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
-from sidecar.errors import ConfigError, UnavailableError
+from sidecar.errors import ConfigError, UnavailableError, extra
 from sidecar.ops.address import read_address
 from sidecar.ops.client import NO_ANSWER, exchange
 
@@ -32,8 +32,8 @@ def held_now(settings: Settings) -> dict[str, Any]:
     status = _status(settings)
     if status is not None:
         return {**status["delay"], "read": 0}  # without messages read for delivery
-    from sidecar.daemon.delays.offline import open_offline
-
+    with extra("delay", "the section delay", "rocksdict"):
+        from sidecar.daemon.delays.offline import open_offline
     with ExitStack() as stack:
         return open_offline(stack, settings, lambda _: True, _tell).count()
 
@@ -47,7 +47,8 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
     """
     if _status(settings, is_needed=name in CHANGES) is not None:
         return request(settings, f"delay/{name}", fields)
-    from sidecar.daemon.delays.offline import open_offline
+    with extra("delay", "the section delay", "rocksdict"):
+        from sidecar.daemon.delays.offline import open_offline
     from sidecar.daemon.delays.questions import Listing, asked_of
 
     try:

@@ -17,6 +17,7 @@ from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Pa
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.daemon.ids import TakenPartition
 from sidecar.daemon.record import STORE
+from sidecar.errors import extra
 from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, first_of, problem
 from sidecar.ops.snapshot import DelayStatus
@@ -192,6 +193,6 @@ def refuse_stranded(settings: Settings) -> None:
     """
     path, delay = Path(settings.state.dir) / "delay", settings.delay
     if path.exists() and (delay is None or delay.store != "local"):
-        from sidecar.daemon.delays.left import refuse_held
-
+        with extra("delay", f"to look into {path}", "rocksdict"):
+            from sidecar.daemon.delays.left import refuse_held
         refuse_held(path, "the section delay is missing" if delay is None else "delay.store is not local")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,16 +15,14 @@ import orjson
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.instants import END_MS, instant_text
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.parked import origins_of, unpacked
+from sidecar.daemon.delays.parked import origins_of
+from sidecar.daemon.delays.parked import unpacked as unpacked_part
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.columns import original_of
-from sidecar.delay.disk.blocks import Held
-from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.hours import by_hour, start_of
-from sidecar.delay.disk.listing import HourView, ListedRows
 from sidecar.delay.interface import LISTED_MAX, ReadStore
 from sidecar.delay.names.sought import Sought
-from sidecar.errors import StateError
+from sidecar.delay.reading import tag_columns
+from sidecar.delay.rows import HOUR_MS, Pair, hour_of, listed, number_in, position_in, start_of, unpacked
 from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
 from sidecar.sinks.formats import envelope_row
 
@@ -44,21 +41,16 @@ def listing(peek: Callable[[int], Peeked], asked: Listing, sought: Sought, patie
     If the search takes long, the answer is incomplete, and has the position `at` where the next one continues.
 
     Args:
-        peek: Opens the hours from a position on.
+        peek: Returns what is held now from a position on.
         sought: Says which have the tag and the group.
         patience_s: How long it may take.
 
     Raises:
         StateError: A file cannot be read.
-        UnavailableError: The hours were not opened in time.
+        UnavailableError: There was no answer in time.
     """
     search = (_Count if asked.counts else _ListingSearch)(asked, sought, patience_s)
-    at: int | None = max(asked.at, position_of(asked.first_ms))
-    try:
-        while at is not None:
-            at = search.go_on(peek(at))
-    except OSError as error:
-        raise StateError(f"a file of delayed messages cannot be read: {error}") from error
+    search.run(peek(max(asked.at, position_of(asked.first_ms))))
     return search.answer()
 
 
@@ -75,55 +67,44 @@ class _ListingSearch:
         self._at: int | None = None
         """Position at which the next search continues."""
 
-    def go_on(self, peeked: Peeked) -> int | None:
-        """Search some hours; return the position from which on more are needed, None at the end."""
-        with ExitStack() as stack:
-            for view in peeked.views:
-                stack.enter_context(closing(view))
-            for view in peeked.views:
-                self._look(view, peeked.tps)
-                if self._at is not None or self._is_full:
-                    return None
-                view.close()
-        return start_of(peeked.views[-1].hour + 1) if peeked.views else None
-
-    def _look(self, view: HourView, tps: Mapping[int, TopicPartition]) -> None:
-        rows, first = view.rows(may_match=self._sought.may_match if self._sought.needs_content else None), 0
-        while first < len(rows.positions) and not self._is_full:
-            if time.monotonic() > self._until_s:
-                self._at = int(rows.positions[first])
+    def run(self, peeked: Peeked) -> None:
+        """Search."""
+        for piece in peeked.view.pieces(ROWS_AT_ONCE):
+            if self._is_full:
                 return
-            # All messages at a position are looked at together, so that the next search can begin behind it.
-            last = rows.positions[min(first + ROWS_AT_ONCE, len(rows.positions)) - 1]
-            end = int(np.searchsorted(rows.positions, last, "right"))
-            piece, first = rows.cut(first, end), end
-            self._add(piece.pick(self._places(view, piece, tps)) if self._sought.needs_content else piece, tps)
+            if time.monotonic() > self._until_s:
+                self._at = position_in(piece[0][0])
+                return
+            self._add(self._sought_of(piece, peeked.tps), peeked.tps)
 
     @property
     def _is_full(self) -> bool:
         return len(self._found) > self._limit
 
-    def _add(self, piece: ListedRows, tps: Mapping[int, TopicPartition]) -> None:
+    def _add(self, rows: Sequence[Pair], tps: Mapping[int, TopicPartition]) -> None:
         """Add messages that are sought."""
-        columns = (column.tolist() for column in (piece.positions, piece.partitions, piece.origins, piece.sizes))
-        for position, number, origin, size in zip(*columns, strict=True):
-            place = {**tps[number].fields(), "offset": origin}
-            self._found.append({**place, "due": time_of(position), "bytes": size})
+        for key, value in rows:
+            position, origin, nbytes = listed(key, value)
+            place = {**tps[number_in(key)].fields(), "offset": origin}
+            self._found.append({**place, "due": time_of(position), "bytes": nbytes})
 
-    def _places(self, view: HourView, piece: ListedRows, tps: Mapping[int, TopicPartition]) -> list[int]:
-        """The places of the messages that are sought, by their content."""
-        self._read += len(piece.positions)
-        read: dict[int, list[tuple[int, Held]]] = {}
-        for place, (number, held) in enumerate(zip(piece.partitions.tolist(), view.read(piece), strict=True)):
-            if held is not None:
-                read.setdefault(number, []).append((place, held))
+    def _sought_of(self, piece: Sequence[Pair], tps: Mapping[int, TopicPartition]) -> Sequence[Pair]:
+        """The rows that are sought: the entries of tags exclude most others, and the content decides the rest."""
+        if not self._sought.needs_content:
+            return piece
+        some = [piece[place] for place in np.flatnonzero(self._sought.may_match(*tag_columns(piece))).tolist()]
+        self._read += len(some)
+        by_partition: dict[int, list[int]] = {}
+        for place, (key, _) in enumerate(some):
+            by_partition.setdefault(number_in(key), []).append(place)
         found: list[int] = []
-        for number, of_partition in read.items():
-            are_sought = self._sought.matches(tps[number], [held for _, held in of_partition])
-            found += [place for (place, _), is_sought in zip(of_partition, are_sought, strict=True) if is_sought]
-        return sorted(found)
+        for number, places in by_partition.items():
+            are_sought = self._sought.matches(tps[number], [unpacked(*some[place]) for place in places])
+            found += [place for place, is_sought in zip(places, are_sought, strict=True) if is_sought]
+        return [some[place] for place in sorted(found)]
 
     def answer(self) -> Answer:
+        """The messages, and whether these are all."""
         is_all = self._at is None and not self._is_full
         return self._answer({"outcome": "listed", "messages": self._found[: self._limit], "is_all": is_all})
 
@@ -143,8 +124,8 @@ class _Count(_ListingSearch):
     def _is_full(self) -> bool:
         return False
 
-    def _add(self, piece: ListedRows, tps: Mapping[int, TopicPartition]) -> None:  # noqa: ARG002
-        self._hours.update(dict(by_hour(piece.positions)))
+    def _add(self, rows: Sequence[Pair], tps: Mapping[int, TopicPartition]) -> None:  # noqa: ARG002
+        self._hours.update(hour_of(position_in(key)) for key, _ in rows)
 
     def answer(self) -> Answer:
         """How many there are, by the keys of `DUE_WITHIN`."""
@@ -198,7 +179,7 @@ def parked(store: ReadStore, number: int, offset: int) -> Answer:
         StateError: A file cannot be read.
     """
     for held in store.parked(number):
-        record, is_delayed = unpacked(held)
+        record, is_delayed = unpacked_part(held)
         if offset in (origins_of(held) if is_delayed else record.offsets):
             part = {"first": record.first, "last": record.last, "attempts": record.attempts, "seconds": record.seconds}
             return {"outcome": "parked", "is_delayed": is_delayed, **part}

@@ -16,8 +16,8 @@ from sidecar.core.effects import CancelHeld
 from sidecar.core.pipeline.pipeline import SETTLE_DELAY_MS, Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.changes import HeldChanges
-from sidecar.delay.disk.blocks import Held
 from sidecar.delay.interface import HeldStore
+from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 
 STEP_S = 0.01

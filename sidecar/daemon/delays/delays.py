@@ -38,8 +38,8 @@ from sidecar.daemon.delays.takeovers import wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.daemon.ids import TakenPartition
 from sidecar.delay.columns import packed_headers
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, Leave, Unread
 from sidecar.delay.interface import HeldStore, Job
+from sidecar.delay.rows import NO_TIMESTAMP, Leave, Unread
 from sidecar.errors import StateError
 from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, problem

@@ -30,10 +30,10 @@ from sidecar.delay.changelog.kafka.topics import Topics
 from sidecar.delay.changelog.kafka.unclaimed import CommitLook, Unclaimed, UnclaimedRestorer, topics_of
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.disk.changes import PlacedRow
 from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.progress import restored
+from sidecar.delay.rows import PlacedRow
 from sidecar.errors import ConfigError, extra
 from sidecar.runtime.build import sought_of
 from sidecar.state.offset_map import Identity
@@ -87,7 +87,7 @@ class Offline:
 
         def peek(first: int) -> Peeked:
             from_ = {number: max(first, position) for number, position in lowest.items()}
-            return Peeked(self.store.views(from_, position_of(asked.end_ms)), tps)
+            return Peeked(self.store.view(from_, position_of(asked.end_ms)), tps)
 
         return listing(peek, asked, sought_of(self.settings, asked.tag, asked.group), inf)
 

@@ -14,9 +14,8 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.core.snapshots import bitmap_of
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, Held
-from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.interface import HeldStore
+from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM, Held
 from sidecar.errors import StateError
 
 _FIELDS = [int, int, str, str, str, int, int, int, int, int, int, int, int]

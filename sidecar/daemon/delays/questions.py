@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.disk.listing import HourView
+from sidecar.delay.interface import View
 from sidecar.errors import UnavailableError
 
 ANSWER_S = 10.0
@@ -51,7 +51,7 @@ class Listing(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """Requests the next hours of a listing, which the requesting thread reads."""
+    """Requests a view for a listing, which the requesting thread reads."""
 
     listing: Listing
     first: int
@@ -61,10 +61,10 @@ class Peek(NamedTuple):
 class Peeked(NamedTuple):
     """Answers `Peek`."""
 
-    views: Sequence[HourView]
-    """The next hours in order; none if there are no more. The asker closes them."""
+    view: View
+    """What is held now."""
     tps: Mapping[int, TopicPartition]
-    """The partitions by the numbers in the views."""
+    """The partitions by the numbers in the view."""
 
 
 class Question(NamedTuple):
@@ -80,7 +80,7 @@ class Questions:
 
     Args:
         put: Brings a question to the main thread.
-        listing: Answers a listing, given a function that opens the hours from a position on.
+        listing: Answers a listing, given a function that returns what is held from a position on.
     """
 
     def __init__(

@@ -74,15 +74,7 @@ class Requests:
     def _peek(self, question: Question, asked: Peek) -> None:
         tps = {number: tp for tp, number in self._numbers.items() if asked.listing.takes(tp)}
         lowest = {number: max(asked.first, self._lowest(tp)) for number, tp in tps.items()}
-        try:
-            views = self._store.views(lowest, position_of(asked.listing.end_ms))
-        except StateError as error:
-            if question.answer.set_running_or_notify_cancel():
-                question.answer.set_exception(error)
-            return
-        if not _tell(question, Peeked(views, tps)):
-            for view in views:
-                view.close()
+        _tell(question, Peeked(self._store.view(lowest, position_of(asked.listing.end_ms)), tps))
 
     def _one(self, question: Question, asked: One) -> Answer | None:
         """The answer; None if there is none yet."""
@@ -131,9 +123,7 @@ class Requests:
 _LOST = {"outcome": "lost"}
 
 
-def _tell(question: Question, answer: Answer | Peeked) -> bool:
-    """Whether the answer is still wanted."""
-    is_wanted = question.answer.set_running_or_notify_cancel()
-    if is_wanted:
+def _tell(question: Question, answer: Answer | Peeked) -> None:
+    """Answer, if that is still wanted."""
+    if question.answer.set_running_or_notify_cancel():
         question.answer.set_result(answer)
-    return is_wanted

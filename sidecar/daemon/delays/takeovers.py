@@ -28,7 +28,7 @@ from sidecar.delay.changelog.reach import DoubtError, Handed, PutReach
 from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.rows import PlacedRow
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox

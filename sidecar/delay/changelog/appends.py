@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, Changelog, ChangelogEntry
 from sidecar.delay.changelog.owned import Owned
-from sidecar.delay.disk.blocks import POSITION_MAX
+from sidecar.delay.rows import POSITION_MAX
 from sidecar.errors import StateError
 
 SYNC_PATIENCE_S = 5.0

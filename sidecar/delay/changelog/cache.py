@@ -1,40 +1,42 @@
 """The rows of a changelog's owned partitions on the local disk. Knows no changelog.
 
 They outlive the process. After a start they are as they were at one *point* in the order of all changes: the last one
-that was vouched for. Such a start repeats the logs up to there. So a checkpoint waits until a point is vouched for that
-is behind all messages of its files.
+that was vouched for. So each change behind a point is written with what undoes it, until a later point is vouched for:
+a start undoes what is behind the last one. A range of rows that ended is removed only then.
 """
 
 from __future__ import annotations
 
 import shutil
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from itertools import chain, pairwise
 from pathlib import Path
+
+from rocksdict import WriteBatch
 
 from sidecar import files
 from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.changelog.interface import Point
-from sidecar.delay.disk.changes import Kind, PlacedRow, sections
-from sidecar.delay.disk.filename import logs_of, path_of
-from sidecar.delay.disk.snapshot import Snapshot
-from sidecar.delay.disk.wal import CHECKPOINT, records
+from sidecar.delay.database import DAMAGED, RowDatabase
+from sidecar.delay.partition import HeldPartition, Write
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.replay import KEEP, REMOVE
+from sidecar.delay.reading import PARTITIONS_MAX
+from sidecar.delay.rows import Kind, end_of, prefix
+from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
 from sidecar.state.folder import LOCK_FILE
 
-LOG_BYTES_MAX = 16 << 20
-"""Size at which a log is full, unless messages are being restored: a start repeats it, in 0.1 s."""
-NUMBERS_MAX = 1 << 14
-"""Partitions, dropped ones included, from which on the files are not used again: each takeover takes a number."""
-_VOUCHED = b""
-"""The name of a partition without messages. Its state has the table, and the point up to which the logs count."""
-_NUMBER = 0
+UNDO_BYTES_MAX = 64 << 20
+"""Bytes of what undoes changes from which on no point is waited for: the next start finds nothing."""
 _KIND, _VERSION = "LocalCache", 1
-_POINT = struct.Struct("<QQ")
-"""Log and its bytes; the table follows."""
+_POINT = struct.Struct("<Q")
+"""Number of the first change behind the point; the table follows."""
+_UNDO = struct.Struct("<H?I")
+"""Bytes of a key, whether it had a value before, and its bytes; key and value follow."""
+_NUMBER = struct.Struct(">Q")
 
 
 class LocalCache(PartitionStore):
@@ -49,35 +51,33 @@ class LocalCache(PartitionStore):
 
     vouched: bytes | None
     """The table of the point at which the files were opened; None if they begin empty."""
-    _is_of_log: bool
-    _first: int
-    """With a point that was found: whether a log has it, and the first log that counts."""
 
     def _open(self, path: Path) -> None:
         self._spare: set[int] = set()
-        self._found: tuple[Point, bytes] | None = None
+        self._undo_bytes = 0
+        self._behind: deque[tuple[int, bytes, bytes]] = deque()
+        """Ranges of ended rows, each with the change that ended them."""
+        self._change = 0
+        """Number of the next change that can be undone."""
+        self._lapsed = 0
+        """Points before this change are not vouched for: what is behind them cannot be undone."""
+        self._begun: set[int] = set()
+        """Partitions that began since the last point: until the next one, a start drops them."""
+        self._dropped: dict[int, int] = {}
+        """Numbers whose rows are not removed yet, each with the change that dropped it."""
         try:
-            super()._open(path)
-            is_sound = not self.damages and self._is_complete()
+            if is_sound := not (path / DAMAGED).exists():
+                super()._open(path)
+                is_sound = not self.damages and (self.is_new or self.vouched is not None)
         except (OSError, StateError, ValueError, LookupError, struct.error):
             is_sound = False
         if not is_sound:
             self._clear(path)
             super()._open(path)
-        self.vouched = self._found[1] if self._found else None
-        if not self._names:
-            self.number(_VOUCHED)
-
-    def _is_complete(self) -> bool:
-        """Whether nothing is missing: a block that is damaged is found when its hour is read."""
-        hours, folder = self._lanes.known().items(), self._folder.path
-        known = ((path_of(folder, hour, file.salt), file.size) for hour, file in hours if file.size)
-        return len(self._names) < NUMBERS_MAX and all(path.stat().st_size >= size for path, size in known)
 
     def _clear(self, path: Path) -> None:
-        if hasattr(self, "_journal"):
-            self._journal.close()
-        self._found = None
+        if hasattr(self, "_database"):
+            self._database.close()
         self.damages.clear()
         for each in path.iterdir():
             if each.is_dir() and not each.is_symlink():
@@ -85,154 +85,184 @@ class LocalCache(PartitionStore):
             elif each.name != LOCK_FILE:
                 files.remove(each)
 
-    def _repeated(self, snapshot: Snapshot, logs: Mapping[int, Path]) -> Iterable[tuple[Path, int | None]]:
-        """The logs up to the last point that was vouched for.
+    def _prepare(self, database: RowDatabase) -> None:
+        """Undo what is behind the last point."""
+        raw = database.get(Kind.VOUCHED)
+        if raw is None:
+            self.vouched = None
+            return
+        behind, self.vouched = table_in(raw)
+        undone = list(database.under(Kind.UNDO))
+        for key, change in reversed(undone):
+            (number,) = _NUMBER.unpack(key[1:])
+            batch = WriteBatch(raw_mode=True)
+            if number >= behind:
+                undo(batch, change)
+            batch.delete(key)
+            database.write(batch)
+            self._change = max(self._change, number + 1)
+        self._change = max(self._change, behind)
+        self._purge(database)
+
+    def _purge(self, database: RowDatabase) -> None:
+        """Remove the rows of partitions that were dropped."""
+        numbers = [-1, *(int.from_bytes(key[1:], "big") for key, _ in database.under(Kind.PARTITION)), PARTITIONS_MAX]
+        batch = WriteBatch(raw_mode=True)
+        for before, number in pairwise(numbers):
+            for kind in (Kind.ROW, Kind.NAME, Kind.COUNT) if number > before + 1 else ():
+                batch.delete_range(prefix(kind, before + 1), end_of(kind, number - 1))
+        database.write(batch)
+
+    # Points
+
+    def _send(self, partition: HeldPartition, change: Write, ended_bytes: int) -> None:
+        raw = b"" if partition.number in self._begun else undoing(change)
+        if raw:
+            change.batch.put(Kind.UNDO + _NUMBER.pack(self._change), raw)
+        super()._send(partition, change, ended_bytes)
+        self._undo_bytes += len(raw)
+        self._behind += [(self._change, *each) for each in change.ranges]
+        self._change += 1
+        if self._undo_bytes > UNDO_BYTES_MAX:
+            self._lapse()
+
+    def _lapse(self) -> None:
+        """Wait for no point any more: what undoes changes would fill the disk."""
+        batch = WriteBatch(raw_mode=True)
+        batch.delete(Kind.VOUCHED)
+        self._forget_undo(batch, self._change)
+        self._database.write(batch)
+        self._undo_bytes, self._lapsed = 0, self._change
+
+    def _forget_undo(self, batch: WriteBatch, behind: int) -> None:
+        """Let changes before this one be as they are."""
+        batch.delete_range(Kind.UNDO, Kind.UNDO + _NUMBER.pack(behind))
+        while self._behind and self._behind[0][0] < behind:
+            batch.delete_range(*self._behind.popleft()[1:])
+        self._dropped = {number: change for number, change in self._dropped.items() if change >= behind}
+
+    def _remove_range(self, change: Write, first: bytes, end: bytes) -> None:
+        change.ranges.append((first, end))
+
+    def point(self) -> Point:
+        """The present state of all partitions."""
+        self._begun.clear()
+        return Point(self.changes, self._change)
+
+    def vouch(self, point: Point, table: bytes) -> None:
+        """Let a later process find the state at a point that is durable, with a table.
 
         Raises:
-            ValueError: There is none behind the checkpoint.
+            StateError: The disk cannot be written.
         """
-        self._first = snapshot.log
-        found = {number: log for number, log in logs.items() if number >= snapshot.log}
-        if not snapshot.partitions and not found:
-            return []
-        states = [each.state for each in snapshot.partitions[_NUMBER : _NUMBER + 1] if each.name == _VOUCHED]
-        of_logs = [state for log in found.values() for state in _states(log)]
-        self._is_of_log = bool(of_logs)
-        point, _ = self._found = _decoded([b"", *states, *of_logs][-1] or b"")
-        if point.log < snapshot.log:
-            raise ValueError("the last point is before the checkpoint")
-        if point.end and point.log not in found:
-            raise ValueError("the log is missing")
-        counting = {number: log for number, log in found.items() if number <= point.log}
-        return [(log, point.end if number == point.log else log.stat().st_size) for number, log in counting.items()]
-
-    def _follow(self, logs: Mapping[int, Path], *, is_changed: bool) -> None:
-        """Cut the logs off at the point, and begin a checkpoint, which later jobs complete: a start waits for no file.
-
-        The vouched state is durable in the next log before that, and means the same with the uncut logs.
-        """
-        if self._found is None or not (is_changed or self._is_of_log):
-            super()._follow(logs, is_changed=False)
+        if point.change < self._lapsed:
             return
-        point, table = self._found
-        self.vouch(point, table)
-        self._journal.sync()
-        kept = [log for number, log in logs.items() if self._first <= number <= point.log]
-        for log in logs.values():
-            if log not in kept:
-                files.remove(log)
-        if point.log in logs:
-            files.cut(logs[point.log], point.end)
-        self._journal.asks = True
-        self._journal.save(kept, sum(log.stat().st_size for log in kept))
+        batch = WriteBatch(raw_mode=True)
+        batch.put(Kind.VOUCHED, seal(_KIND, _VERSION, _POINT.pack(point.change) + table))
+        self._forget_undo(batch, point.change)
+        self._database.write(batch)
+        self._undo_bytes = 0
+
+    # Partitions
 
     def retain(self, numbers: Collection[int]) -> None:
-        self._journal.asks = True
+        """Drop all partitions but these, which are *spare* until they are used."""
         self._spare = set(numbers)
-        for number, lane in enumerate(self._lanes.lanes):
-            if number != _NUMBER and number not in self._spare and not lane.is_dropped:
-                self.drop(number)
+        for number in self._partitions.keys() - self._spare:
+            self.drop(number)
 
     def use(self, number: int) -> None:
+        """A spare partition is owned from now on."""
         self._spare.discard(number)
 
     def begin_partition(self, name: bytes) -> int:
-        return self.number(b"%s\0%d" % (name, len(self._names)))
+        """The number of a new partition.
+
+        Raises:
+            StateError: There are too many.
+        """
+        self._begun.add(self._free)
+        return self.number(b"%s\0%d" % (name, self._free))
+
+    def _next_free(self) -> int:
+        numbers = chain(range(self._free + 1, PARTITIONS_MAX), range(self._free))
+        return next(number for number in numbers if number not in self._partitions and number not in self._dropped)
 
     def drop(self, number: int) -> None:
         self._spare.discard(number)
+        self._dropped[number] = self._change
         super().drop(number)
 
-    def hours(self) -> dict[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due; none of spare partitions."""
-        return self._lanes.left.totals(self._spare)
-
-    @property
-    def asks(self) -> bool:
-        return self._journal.asked is not None
-
-    def point(self) -> Point:
-        with self._folder.errors("write"):
-            self._journal.write()
-        self._journal.bytes_max = LOG_BYTES_MAX
-        log, end = self._journal.end
-        return Point(self.changes, log, end, self.asks)
-
-    def vouch(self, point: Point, table: bytes) -> None:
-        self.keep(_NUMBER, _encoded(point, table), 0, 0)
-
-    def allow(self, point: Point) -> None:
-        if point.is_behind and self._journal.asked is not None:
-            self._journal.asked.is_allowed = True
-
-    @property
-    def has_work(self) -> bool:
-        return self._journal.has_work
-
-    @property
-    def loss(self) -> str:
-        for damage in self.damages:
-            return f"the local copy of delayed messages is damaged, and is restored at the next start: {damage.path}"
-        if not self.in_place():
-            return "the local copy of delayed messages was moved or removed, and is restored at the next start"
-        return ""
-
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
-        self._journal.bytes_max = None
-        super().adopt(number, rows)
+    def _counted(self) -> Iterable[HeldPartition]:
+        return (each for number, each in self._partitions.items() if number not in self._spare)
 
     def remove(self, number: int, position: int, epoch: int) -> bool:
         """End the message that was adopted with this epoch, and not taken; return whether there was one.
 
         Raises:
-            StateError: The file of its hour cannot be read.
+            StateError: The disk cannot be read or written.
         """
-        with self._folder.errors("read"):
-            is_ended = self._lanes.cancel(number, position, epoch)
-        if is_ended:
-            self._journal.record.add_section(Kind.REMOVE, REMOVE.pack(number, position, epoch))
-            self._journal.progress.note()
-        return is_ended
+        partition = self._partitions[number]
+        with self._database.errors("read"):
+            found = [pair for pair in self._found(partition, position) if pair[0].endswith(epoch.to_bytes(8, "big"))]
+        return position >= partition.cursor and self._end(partition, found)
 
     @property
     def unsynced(self) -> int | None:
         """Nothing waits for this disk: the broker has it."""
         return None
 
+    @property
+    def loss(self) -> str:
+        """Why the files can no longer be used; empty if they can."""
+        for damage in self.damages:
+            return f"the local copy of delayed messages is damaged, and is restored at the next start: {damage.path}"
+        if not self.in_place():
+            return "the local copy of delayed messages was moved or removed, and is restored at the next start"
+        return ""
+
     def close(self) -> None:
         """Free the folder. Files that can no longer be used are not used again."""
-        is_lost = bool(self.loss or self._journal.broken)
-        self._journal.close()
+        is_lost = bool(self.loss or self.broken)
+        self._database.close()
         if is_lost:
             with suppress(OSError):
-                files.remove(self._folder.path / CHECKPOINT)
+                files.remove(self._folder.path / IDENTITY)
         self._folder.close()
 
 
-def vouched_in(path: Path) -> bytes | None:
-    """The last table in the logs of a folder that may be in use; None if there is none."""
-    states = [state for log in logs_of(path).values() for state in _states(log)]
-    return _decoded(states[-1])[1] if states else None
-
-
-def _states(log: Path) -> Iterator[bytes]:
-    """The states that were vouched for in a log; damaged records are skipped."""
-    for record in records(log):
-        for kind, body in () if isinstance(record, int) else sections(record):
-            if kind == Kind.KEEP and KEEP.unpack_from(body)[0] == _NUMBER:
-                yield bytes(body[KEEP.size :])
-
-
-def _encoded(point: Point, table: bytes) -> bytes:
-    return seal(_KIND, _VERSION, _POINT.pack(point.log, point.end) + table)
-
-
-def _decoded(raw: bytes) -> tuple[Point, bytes]:
-    """Point and table.
+def table_in(raw: bytes) -> tuple[int, bytes]:
+    """The first change behind the point that was vouched for, and the table.
 
     Raises:
         ValueError: They are something else.
     """
     stored = Stored(unseal(_KIND, _VERSION, raw))
-    log, end = stored.unpack(_POINT)
-    return Point(0, log, end, is_behind=True), stored.take(stored.left)
+    (behind,) = stored.unpack(_POINT)
+    return behind, stored.take(stored.left)
+
+
+def undoing(change: Write) -> bytes:
+    """What undoes a change."""
+    pieces = list[bytes]()
+    for key in change.added:
+        pieces += [_UNDO.pack(len(key), False, 0), key]  # noqa: FBT003
+    for key, value in change.removed:
+        pieces += [_UNDO.pack(len(key), True, len(value)), key, value]  # noqa: FBT003
+    return b"".join(pieces)
+
+
+def undo(batch: WriteBatch, raw: bytes) -> None:
+    """Have a batch undo a change.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    stored = Stored(raw)
+    while stored.left:
+        key_bytes, was_there, value_bytes = stored.unpack(_UNDO)
+        key, value = stored.take(key_bytes), stored.take(value_bytes)
+        if was_there:
+            batch.put(key, value)
+        else:
+            batch.delete(key)

@@ -8,7 +8,7 @@ from sidecar.delay.changelog.interface import FencingRestorer
 from sidecar.delay.changelog.reach import REACH_KEY, Handed, PutReach, read_reach, resumed
 from sidecar.delay.changelog.records import claim
 from sidecar.delay.changelog.takeover import Reading, TakenOver, Takeover
-from sidecar.delay.disk.blocks import ORIGIN_MAX
+from sidecar.delay.rows import ORIGIN_MAX
 from sidecar.errors import ConfigError
 
 NEVER = ORIGIN_MAX + 1

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from sidecar.core.records import TopicPartition
-from sidecar.delay.interface import RestoredRows
+from sidecar.delay.interface import HeldStore
+from sidecar.delay.rows import PlacedRow
 
 LOST = -1
 """In place of an offset: the entries were refused, since a later owner has claimed the partition."""
@@ -116,16 +117,38 @@ class Point(NamedTuple):
 
     changes: int
     """The number of changes before it."""
-    log: int
-    """Number of the log that was written then."""
-    end: int
-    """Size of that log in bytes."""
-    is_behind: bool
-    """Whether all changes in the files of a waiting checkpoint come before it."""
+    change: int
+    """The number of the first change behind it; numbers go on in the next process."""
 
 
-class KeptRows(RestoredRows, Protocol):
-    """Rows of partitions, which a later process finds as they were at the last point that was vouched for."""
+class KeptRows(HeldStore, Protocol):
+    """Rows of partitions, which a later process finds as they were at the last point that was vouched for.
+
+    Partitions come from other hosts, and go to them. Positions are unique in a partition, but several messages may be
+    adopted at one, until all but one are removed.
+    """
+
+    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+        """Hold messages that have positions, in any order; those below the watermark are ignored.
+
+        Their origins are not learned. A position where the partition had a message before must not come again.
+
+        Raises:
+            StateError: The disk is full; nothing is held.
+        """
+        ...
+
+    def learn(self, number: int, origins: Iterable[int]) -> None:
+        """Note origins as those of messages that were put."""
+        ...
+
+    def remove(self, number: int, position: int, epoch: int) -> bool:
+        """End the message that was adopted with this epoch, and not taken; return whether there was one."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Forget a partition, and all that it has."""
+        ...
 
     @property
     def vouched(self) -> bytes | None:
@@ -148,30 +171,12 @@ class KeptRows(RestoredRows, Protocol):
         """
         ...
 
-    @property
-    def asks(self) -> bool:
-        """Whether a checkpoint waits for a point behind it to be vouched for."""
-        ...
-
     def point(self) -> Point:
-        """The present state of all partitions.
-
-        Raises:
-            StateError: The disk cannot be written.
-        """
+        """The present state of all partitions."""
         ...
 
     def vouch(self, point: Point, table: bytes) -> None:
         """Let a later process find the state at a point that is durable, with a table."""
-        ...
-
-    def allow(self, point: Point) -> None:
-        """Allow a checkpoint that has all before this point: the table vouched for is durable."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether the files need a job though nothing was changed, such as to free space."""
         ...
 
     @property

@@ -12,7 +12,7 @@ from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.reach import PutReach
 from sidecar.delay.changelog.records import KeptState, RecordLineage, message_key
 from sidecar.delay.changelog.takeover import TakenOver
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.rows import Held
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.disk.blocks import NO_KEY, NO_TIMESTAMP
+from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP
 
 MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b"p"
 _VERSION = 1

@@ -25,11 +25,8 @@ from sidecar.delay.changelog.records import (
 )
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
-from sidecar.delay.disk.blocks import Held, Leave
-from sidecar.delay.disk.changes import PlacedRow, placed
-from sidecar.delay.disk.hour import FileDamage
-from sidecar.delay.disk.listing import HourView, ListedRow
-from sidecar.delay.interface import Job, Row, StorePlace
+from sidecar.delay.interface import FileDamage, Job, Row, StorePlace, View
+from sidecar.delay.rows import Held, Leave, ListedRow, PlacedRow, placed
 from sidecar.errors import StateError
 
 
@@ -281,8 +278,8 @@ class ChangelogStore(Proofs, ParkedEntries):
     def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
         return self._cache.listed(number, first, end, limit, origin)
 
-    def views(self, lowest: Mapping[int, int], end: int) -> Sequence[HourView]:
-        return self._cache.views(lowest, end)
+    def view(self, lowest: Mapping[int, int], end: int) -> View:
+        return self._cache.view(lowest, end)
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message that was not taken; return whether there was one.
@@ -395,7 +392,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             raise StateError(self._changelog.waiting)
         with suppress(StateError):  # `put` reports it if that lasts
             is_behind = self._cache.changes - self._cache.synced >= CACHE_CHANGES
-            if self._vouching.step() or is_behind or self._cache.has_work:
+            if self._vouching.step() or is_behind:
                 return self._cache.begin_sync()
         return None
 

@@ -43,8 +43,7 @@ from sidecar.delay.changelog.records import (
     read_state_key,
     state_key,
 )
-from sidecar.delay.disk.changes import PlacedRow
-from sidecar.delay.disk.hours import PARKED_FROM
+from sidecar.delay.rows import PARKED_FROM, PlacedRow
 from sidecar.errors import ConfigError
 
 NOBODY = 0

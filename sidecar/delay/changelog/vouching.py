@@ -137,7 +137,7 @@ class Vouching:
                 self._cache.drop(note.number)
             self._spare.clear()
             return True
-        if self._cache.asks or self._appends.entries >= self._entries_max:
+        if self._appends.entries >= self._entries_max:
             return True
         if now_s < self._next_s:
             return False
@@ -177,7 +177,6 @@ class Vouching:
 
     def _end(self, taking: _Taking) -> None:
         """Handle durable notes: the records of changes that they contain may be removed."""
-        self._cache.allow(taking.point)
         for owned, note in taking.drafts:
             if self._owned.get(note.number) is owned and owned.noted and owned.bookmark_offset is not None:
                 owned.valid = owned.bookmark

@@ -13,7 +13,7 @@ from sidecar.core.messages.masks import TagMask
 from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.records import TopicPartition
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.rows import Held
 
 
 class Sought:

@@ -14,7 +14,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.daemon.delays.cancels import Cancels
 from sidecar.daemon.delays.changes import HeldChanges
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from tests.simulation.delayed import TP, Circumstances
 from tests.support.held_store import ModelStore

@@ -17,8 +17,8 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays, PendingEffects
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import HeldStore
+from sidecar.delay.rows import NO_TIMESTAMP
 from sidecar.errors import StateError
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules

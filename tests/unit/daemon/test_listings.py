@@ -1,10 +1,10 @@
-"""Listings of messages that are held: hours are opened on the main thread, and read on the one that asks."""
+"""Listings of messages that are held: a view is made on the main thread, and read on the one that asks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -17,13 +17,12 @@ from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays import answers
 from sidecar.daemon.delays.answers import listing, position_of
 from sidecar.daemon.delays.questions import Answer, Listing, Peeked
-from sidecar.delay.disk import listing as views
-from sidecar.delay.disk.blocks import Held
-from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.names.sought import Sought
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import HOUR_MS, Held
 from sidecar.errors import StateError
-from tests.support.partition_store import START_MS
+from tests.support.failing_rows import BROKEN
+from tests.support.partition_store import END, START_MS, flushed
 
 TPS = {0: TopicPartition("a", 0), 1: TopicPartition("b", 3)}
 ALL = Listing(0, START_MS + 100 * HOUR_MS, 100, None, None)
@@ -53,7 +52,7 @@ def store(tmp_path: Path) -> PartitionStore:
         positions = store.put(0, rows)
         store.adopt(1, [(positions[i], *row[1:]) for i, row in enumerate(rows)])
         if not half:
-            store._lanes.flush()
+            flushed(store)
     return store
 
 
@@ -62,7 +61,7 @@ def ask(store: PartitionStore, asked: Listing, **how: float) -> Answer:
 
     def peek(first: int) -> Peeked:
         tps = {number: tp for number, tp in TPS.items() if asked.takes(tp)}
-        return Peeked(store.views(dict.fromkeys(tps, first), position_of(asked.end_ms)), tps)
+        return Peeked(store.view(dict.fromkeys(tps, first), position_of(asked.end_ms)), tps)
 
     return listing(peek, asked, Sought(FILTER, tags_of, INDEX, asked.tag, asked.group), **how)
 
@@ -167,51 +166,30 @@ def test_a_limit_is_kept_and_said(store: PartitionStore, limit: int) -> None:
     assert answer["is_all"] == (limit >= len(expected(store, "yz")))
 
 
-@pytest.mark.parametrize(("name", "value"), [("VIEWS_MAX", 1), ("VIEWED_BYTES", 0)])
-def test_few_hours_are_opened_at_once(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, name: str, value: int
-) -> None:
-    """The others are opened later."""
-    monkeypatch.setattr(views, name, value)
-    assert len(store.views({0: 0}, position_of(ALL.end_ms))) == 1
-    assert places(ask(store, ALL)) == expected(store)
-
-
-def test_an_hour_is_read_as_it_was(store: PartitionStore) -> None:
-    """What its owner does afterwards has no effect, even if the file is gone."""
-    (view, *_) = store.views({0: 0, 1: 0}, position_of(ALL.end_ms))
-    before = view.rows()
+def test_a_view_is_as_it_was(store: PartitionStore) -> None:
+    """What its owner does afterwards has no effect, and another thread reads it."""
+    view = store.view({0: 0, 1: 0}, position_of(ALL.end_ms))
+    before = [key for piece in view.pieces(7) for key, _ in piece]
     (cancelled, *_) = store.listed(0)
     store.cancel(0, cancelled.position)
     store.put(0, [(START_MS + 1, 99, 0, 0, NO_TAGS, None, b"", b"new")])
-    store._lanes.flush()
-    for path in Path(store._folder.path).glob("*.delay"):
-        path.unlink()
-    after = view.rows()
-    assert after.origins.tolist() == before.origins.tolist()
-    assert [held and held.origin for held in view.read(after)] == after.origins.tolist()
+    flushed(store)
+    after = list[bytes]()
+    reader = Thread(target=lambda: after.extend(key for piece in view.pieces(3) for key, _ in piece))
+    reader.start()
+    reader.join()
+    assert after == before
+    assert len(before) == 40
 
 
-def test_a_damaged_message_is_in_no_group(store: PartitionStore) -> None:
-    """It is listed without a group, by its columns."""
-    (path, *_) = sorted(Path(store._folder.path).glob("*.delay"))
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1  # in the payloads of the last block
-    path.write_bytes(raw)
-    assert places(ask(store, ALL)) == expected(store)
-    left = places(ask(store, ALL._replace(group="x")))
-    assert 0 < len(left) < len(expected(store, "x"))
+def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore) -> None:
+    """Whatever thread finds that out."""
+    view = store.view({0: 0}, END)
 
+    class Broken:
+        def seek(self, _: bytes) -> None:
+            raise Exception(BROKEN)  # as the library does
 
-def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All files of the views are closed."""
-    closed: list[Any] = []
-
-    def broken(_: views.HourView, **how: object) -> views.ListedRows:
-        raise OSError("broken")
-
-    monkeypatch.setattr(views.HourView, "rows", broken)
-    monkeypatch.setattr(views.HourView, "close", lambda view: closed.append(view))
-    with pytest.raises(StateError, match="broken"):
-        ask(store, ALL)
-    assert len({view.hour for view in closed}) == 4
+    view._cursors = [(0, 0, Broken())]  # type: ignore[list-item]
+    with pytest.raises(StateError, match="cannot read"):
+        listing(lambda _: Peeked(view, TPS), ALL, Sought(FILTER, tags_of, INDEX))

@@ -18,9 +18,8 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.daemon.delays.owned import OwnedStores
 from sidecar.daemon.delays.parked import ParkedParts, packed
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.hours import PARKED_FROM
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules
 from tests.support.shell import Shell

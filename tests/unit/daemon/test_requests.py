@@ -15,8 +15,8 @@ from sidecar.daemon.delays.answers import NOT_HELD, time_of
 from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.requests import Requests
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import HeldStore
+from sidecar.delay.rows import NO_TIMESTAMP
 from sidecar.errors import StateError
 from tests.support.held_store import ModelStore
 from tests.support.shell import Shell

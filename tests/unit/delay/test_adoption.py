@@ -8,26 +8,10 @@ import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay import journal, lanes
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, POSITION_MAX
-from sidecar.delay.disk.changes import PlacedRow
-from sidecar.delay.disk.hour import HOUR_MS, SECOND_SEQUENCES
-from sidecar.delay.interface import Cache
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, POSITION_MAX, PlacedRow
 from tests.support.held_store import ModelStore
-from tests.support.partition_store import (
-    END,
-    START_HOUR,
-    START_MS,
-    TAGS,
-    file_of,
-    killed,
-    logs,
-    origins,
-    reopened,
-    round_of,
-    rows,
-)
+from tests.support.partition_store import END, START_HOUR, START_MS, TAGS, killed, origins, reopened, rows
 
 START = START_MS << SEQUENCE_BITS
 
@@ -56,9 +40,9 @@ def adopted(store: PartitionStore, name: bytes, *positions: int, first: int = 0)
     return number
 
 
-def test_both_stores_are_caches(store: PartitionStore) -> None:
+def test_both_stores_adopt_and_drop(store: PartitionStore) -> None:
     """The one on the disk, and that of the simulator."""
-    caches: list[Cache] = [store, ModelStore()]
+    caches: list[PartitionStore | ModelStore] = [store, ModelStore()]
     for cache in caches:
         number = cache.number(b"a")
         cache.adopt(number, placed(at(1), at(0)))
@@ -67,7 +51,7 @@ def test_both_stores_are_caches(store: PartitionStore) -> None:
         assert [held.position for held in cache.take_due(number, END, 9, 9)] == [at(0), at(1)]
         assert (cache.held(number), list(cache.known(number))) == (2, [5])
         cache.drop(number)
-        assert (cache.held(number), list(cache.known(number)), cache.next(number)) == (0, [], None)
+        assert not sum(cache.hours().values())
 
 
 def test_an_adopted_message_is_as_it_was_given(store: PartitionStore) -> None:
@@ -115,8 +99,8 @@ def test_messages_below_the_watermark_are_not_adopted(store: PartitionStore) -> 
     assert origins(store, number) == [1]
 
 
-def test_adopted_messages_enter_a_loaded_hour_in_their_order(store: PartitionStore) -> None:
-    """Between those that are there, and in an hour before the one that is read."""
+def test_adopted_messages_come_in_their_order(store: PartitionStore) -> None:
+    """Between those that are there, and in an hour before the last one."""
     number = adopted(store, b"a", at(0), at(9), at(2 * HOUR_MS), at(2 * HOUR_MS + 9))
     assert origins(store, number, limit=1) == [0]
     store.adopt(number, placed(at(5), at(12), first=4))
@@ -155,127 +139,38 @@ def test_partitions_have_messages_at_one_position(store: PartitionStore) -> None
         store = reopened(store)
 
 
-@pytest.mark.parametrize("is_saved", [True, False])
-@pytest.mark.parametrize("sequence", [5, SECOND_SEQUENCES - 1, SECOND_SEQUENCES, SECOND_SEQUENCES + 5])
-def test_no_message_is_put_at_a_position_that_was_adopted(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, sequence: int, is_saved: bool
-) -> None:
-    """Whatever the hour's last sequence number is, and after a kill and a start, from the log or from a checkpoint."""
-    if is_saved:
-        monkeypatch.setattr(journal, "WAL_BYTES_MAX", 10)
+@pytest.mark.parametrize("sequence", [5, (1 << SEQUENCE_BITS) - 1])
+def test_no_message_is_put_at_a_position_that_was_adopted(store: PartitionStore, sequence: int) -> None:
+    """Whatever the hour's last sequence number is, after kills and starts."""
     positions = [at(0, sequence - i) for i in range(3)]
-    adopted(store, b"a", *positions)
-    number = store.number(b"b")
+    number = adopted(store, b"a", *positions)
     for _ in range(3):
         new = store.put(number, rows(*[0] * 5))
         assert not {*new} & {*positions}
         positions += new
         store.sync()
-        for _ in range(6 * is_saved):
-            round_of(store)
         store = reopened(store)
 
 
-def test_a_full_second_of_adopted_messages_moves_what_is_put(store: PartitionStore) -> None:
-    """It is due with the next second."""
-    adopted(store, b"a", at(0, (1 << SEQUENCE_BITS) - 1))
-    assert store.put(store.number(b"b"), rows(0))[0] >> SEQUENCE_BITS == START_MS + 1000
-
-
-@pytest.mark.parametrize("high", [50, SECOND_SEQUENCES + 50])
-def test_a_checkpoint_is_written_while_messages_are_adopted(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, high: int
-) -> None:
-    """At each moment a kill costs nothing and repeats nothing, though later messages have lower sequence numbers."""
-    monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
-    a, b, path, count, switched = store.number(b"a"), store.number(b"b"), store._folder.path, 0, 0
-    for step in range(12):
-        positions = [at(due_ms, high - step) for due_ms in range(0, 5 * HOUR_MS, HOUR_MS)]
-        for number in (a, b):
-            store.adopt(number, placed(*positions, first=count, value=bytes(60)))
-        store.put(a, rows(0, first=1_000 + step))
-        count += 5
-        before = logs(path)
-        round_of(store)
-        switched += logs(path) != before
-        copy = path / f"copy-{step}"
-        copy.mkdir()
-        for file in filter(Path.is_file, path.iterdir()):
-            (copy / file.name).write_bytes(file.read_bytes())
-        other = PartitionStore(copy)
-        assert sorted(origins(other, b)) == [*range(count)]
-        assert sorted(origins(other, a)) == [*range(count), *range(1_000, 1_001 + step)]
-        assert (other.held(a), other.held(b)) == (count + step + 1, count)
-        killed(other)
-    assert switched >= 4
-
-
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_an_hour_gets_messages_while_a_job_removes_its_file(store: PartitionStore, *, is_removed: bool) -> None:
-    """They are in its file after the next checkpoint, and come in the next process."""
-    number = adopted(store, b"a", at(0), at(2 * HOUR_MS))
-    store._journal.finish()
-    origins(store, number)
-    store.keep(number, b"", at(HOUR_MS), 0)
-    other = store.number(b"b")
-    round_of(store)  # begins another log
-    job = store.begin_sync()
-    assert job is not None
-    path = file_of(store._folder.path)
-    if is_removed:
-        job.run()
-        assert not path.exists()
-    store.adopt(other, placed(at(1), first=5))
-    if not is_removed:
-        job.run()
-    store.ended_sync(job, None)
-    assert store.held(other) == 1
-    store._journal.finish()
-    assert file_of(store._folder.path) not in {path, Path()}
-    for _ in range(2):
-        assert origins(store, other) == [5]
-        assert not store.damages
-        store = reopened(store)
+def test_a_full_millisecond_of_adopted_messages_moves_what_is_put(store: PartitionStore) -> None:
+    """It is due with the next one."""
+    number = adopted(store, b"a", at(0, (1 << SEQUENCE_BITS) - 1))
+    assert store.put(number, rows(0))[0] >> SEQUENCE_BITS == START_MS + 1
 
 
 def test_a_partition_that_was_dropped_has_nothing(store: PartitionStore) -> None:
-    """In this process, after a kill, and after a start; the others at its positions stay, also in a loaded hour."""
+    """In this process, after a kill, and after a start; the others at its positions stay."""
     a, b = adopted(store, b"a", at(0), at(HOUR_MS)), adopted(store, b"b", at(0), at(HOUR_MS), first=2)
-    origins(store, a, limit=1)
     store.learn(a, [0])
     store.keep(a, b"state", at(0), 0)
-    store.adopt(a, placed(at(5)))
     store.drop(a)
     store.sync()
     for _ in range(3):
-        assert (store.held(a), store.state(a), list(store.known(a)), store.next(a)) == (0, None, [], None)
-        assert not origins(store, a)
+        assert dict(store.names()) == {b"b": b}
         assert store.find(a, at(0)) is None
-        assert (store.held(b), origins(store, b)) == (2, [2, 3])
+        assert store.hours() == {START_HOUR: 1, START_HOUR + 1: 1}
+        assert origins(store, b) == [2, 3]
         store = reopened(store)
-
-
-def test_no_file_is_read_to_drop_a_partition(store: PartitionStore) -> None:
-    """Its hours' files may be anywhere."""
-    number = adopted(store, b"a", at(0), at(HOUR_MS))
-    store._journal.finish()
-    for path in store._folder.path.glob("*.delay"):
-        path.unlink()
-    store.drop(number)
-    assert not store.damages
-    assert store.held(number) == 0
-
-
-def test_the_files_of_a_dropped_partition_go_with_their_hours(store: PartitionStore) -> None:
-    """Once another partition has taken what is later."""
-    a, b = adopted(store, b"a", at(0)), adopted(store, b"b", at(HOUR_MS))
-    store._journal.finish()
-    store.drop(a)
-    origins(store, b)
-    for _ in range(3):
-        round_of(store)
-    assert [path.stem.split("-")[0] for path in store._folder.path.glob("*.delay")] == [str(START_HOUR + 1)]
 
 
 def test_another_limit_takes_the_place_of_what_is_durable(tmp_path: Path) -> None:

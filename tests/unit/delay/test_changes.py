@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.hour import HOUR_MS
 from sidecar.delay.partitions import PartitionStore
-from tests.support.partition_store import END, START_MS, TAGS, reopened
+from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP
+from tests.support.partition_store import END, START_MS, TAGS, killed, log_of, reopened
 
 DAY_MS = 24 * HOUR_MS
 
@@ -51,11 +51,13 @@ def test_a_message_that_is_brought_forward_is_the_same_at_its_new_time(store: Pa
 
 
 def test_what_is_not_durable_is_brought_forward_wholly_or_not_at_all(store: PartitionStore) -> None:
-    """A kill before the write: the message is where it was, and only there."""
+    """A power cut before the write: the message is where it was, and only there."""
     (position,) = put(store, DAY_MS)
+    size = log_of(store._folder.path).stat().st_size
     assert store.release(0, position, START_MS) is not None
-    store = reopened(store)
-    assert [each.position for each in store.listed(0)] == [position]
+    folder = killed(store)
+    os.truncate(log_of(folder), size + 10)
+    assert [each.position for each in PartitionStore(folder).listed(0)] == [position]
 
 
 def test_a_message_that_is_due_earlier_stays(store: PartitionStore) -> None:

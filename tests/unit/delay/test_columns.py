@@ -10,8 +10,8 @@ from sidecar.core.messages.fields import Field
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.delay.columns import BothColumns, HeldColumns, packed_headers
-from sidecar.delay.disk.blocks import Held
 from sidecar.delay.headers import pack_headers, unpack_attached, unpack_headers
+from sidecar.delay.rows import Held
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode
 from tests.support.rocketmq_bytes import Stored, stored

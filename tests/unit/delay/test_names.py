@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.disk import names as keys_module
-from sidecar.delay.disk.blocks import NO_TIMESTAMP, Block, Held
-from sidecar.delay.disk.hour import HOUR_MS, HourFile
-from sidecar.delay.disk.hours import PARKED_FROM
-from sidecar.delay.disk.names import Names, decoded, encoded, key_of, keys_of, matching
 from sidecar.delay.headers import pack_headers
 from sidecar.delay.interface import Row
-from sidecar.delay.names.cancels import FOUND_AT_ONCE
-from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.partitions import FOUND_AT_ONCE, PartitionStore
+from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, PARKED_FROM, Held, Kind
 from sidecar.errors import StateError
+from tests.support.failing_rows import BROKEN, failing
+from tests.support.partition_store import flushed, reopened
 
 START_MS = 500_000 * HOUR_MS
 ALL = 1 << 62
@@ -38,7 +33,7 @@ def cancelled(store: PartitionStore, number: int, below: dict[bytes, int], lowes
 
 def flush(store: PartitionStore) -> None:
     """Let the files have all."""
-    store._lanes.flush()
+    flushed(store)
 
 
 @pytest.fixture
@@ -105,9 +100,7 @@ def test_a_later_process_finds_names_and_what_was_ended(tmp_path: Path, store: P
     store.put(number, [row(3, b"x"), row(4, b"y")])
     assert cancelled(store, number, {b"x": 2}) == [0, 1]
     store.sync()
-    store._journal.close()
-    store._folder.close()
-    again = PartitionStore(tmp_path / "store")
+    again = reopened(store)
     assert again.held(number) == 3
     assert cancelled(again, number, {b"x": ALL}) == [2, 3]
     assert cancelled(again, number, {b"y": ALL}) == [4]
@@ -129,19 +122,36 @@ def test_steps_are_short_while_messages_go_to_their_files(store: PartitionStore)
     assert store.held(number) == 0
 
 
-def test_what_is_appended_to_files_after_a_search_is_found(store: PartitionStore) -> None:
-    """The names of a file are read once, and kept."""
+def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore) -> None:
+    """Nothing is ended, and a later search finds all."""
     number = store.number(b"p")
     store.put(number, [row(0, b"x")])
-    flush(store)
-    assert cancelled(store, number, {b"y": ALL}) == []
-    store.put(number, [row(1, b"x"), row(2, b"y")])
-    flush(store)
-    assert cancelled(store, number, {b"x": ALL}) == [0, 1]
+    with failing(store, "iter", error=BROKEN), pytest.raises(StateError, match="cannot read"):
+        cancelled(store, number, {b"x": ALL})
+    assert cancelled(store, number, {b"x": ALL}) == [0]
 
 
-def test_a_search_ends_with_its_hour(store: PartitionStore) -> None:
-    """An hour that is over has nothing to find."""
+@pytest.mark.parametrize("end", ["kept", "kept unread", "cancelled", "void", "named"])
+def test_nothing_is_left_of_a_name_whose_message_has_ended(store: PartitionStore, end: str) -> None:
+    """Whatever ended it."""
+    number = store.number(b"p")
+    (position,) = store.put(number, [row(0, b"x")])
+    store.sync()
+    if end == "kept":
+        store.take_due(number, ALL, 9, 1 << 20, lambda _: True)
+    if end.startswith("kept"):
+        store.keep(number, b"", position + 1, 0)
+    elif end == "cancelled":
+        store.cancel(number, position)
+    elif end == "void":
+        store.void(number, 0, 1)
+    else:
+        cancelled(store, number, {b"x": ALL})
+    assert [*store._database.under(Kind.NAME)] == [*store._database.under(Kind.ROW)] == []
+
+
+def test_a_search_ends_with_its_messages(store: PartitionStore) -> None:
+    """What has ended meanwhile is not found."""
     number = store.number(b"p")
     positions = store.put(number, [row(origin, b"x") for origin in range(2 * FOUND_AT_ONCE)])
     store.sync()
@@ -150,72 +160,4 @@ def test_a_search_ends_with_its_hour(store: PartitionStore) -> None:
         pass
     assert len(ended) == FOUND_AT_ONCE
     store.keep(number, b"", positions[-1] + 1, positions[-1] + 1)
-    store._lanes.drop(positions[0] // (HOUR_MS << SEQUENCE_BITS))
-    assert [*search] == []
-
-
-def test_a_file_that_cannot_be_read_is_an_error(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is ended, and a later search finds all."""
-    number = store.number(b"p")
-    store.put(number, [row(0, b"x")])
-    flush(store)
-
-    def broken(*_: object) -> bytes:
-        raise OSError(5, "broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.pread", broken)
-        with pytest.raises(StateError):
-            cancelled(store, number, {b"x": ALL})
-    assert cancelled(store, number, {b"x": ALL}) == [0]
-
-
-def test_a_block_without_names_is_as_it_was_before_there_were_any(tmp_path: Path) -> None:
-    """So is the table of one with names: an earlier version reads its messages, and passes over the keys."""
-    plain, with_names = HourFile(tmp_path, 1), HourFile(tmp_path, 2)
-    for file, name in ((plain, None), (with_names, b"x")):
-        _, origin, _, _, _, _, headers, value = row(7, name)
-        payload = headers + (value or b"")
-        file.pending = Block()
-        file.pending.add_row(_table_row(5, origin, len(headers)), payload)
-        file.flush()
-        assert file.size == 32 + 56 + len(payload) + (0 if name is None else 8 + 4)
-        assert file.load() == []
-        (held,) = file.read([0])
-        assert (held.origin, held.headers, held.value) == (origin, headers, value)
-
-
-def _table_row(position: int, origin: int, header_bytes: int) -> bytes:
-    row = np.zeros(14, "<u4")
-    row[0], row[2] = position, origin
-    raw = bytearray(row.tobytes())
-    raw[44:48] = ((1 << 32) - 1).to_bytes(4, "little")
-    raw[48:52] = header_bytes.to_bytes(4, "little")
-    return bytes(raw)
-
-
-def test_damaged_keys_are_none(tmp_path: Path) -> None:
-    """The messages are still there."""
-    keys = np.array([key_of(0, b"x", 3)], np.uint64)
-    raw = encoded(keys)
-    assert decoded(raw).tolist() == keys.tolist()
-    assert decoded(raw[:-1] + bytes([raw[-1] ^ 1])).tolist() == []
-    assert decoded(raw[1:]).tolist() == []
-    assert encoded(keys[:0]) == b""
-
-
-def test_keys_are_found_whatever_pieces_they_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pieces of one bound, with the blocks of the messages; equal checksums of other names are found, too."""
-    monkeypatch.setattr(keys_module, "PIECE_MAX", 8)
-    names = Names()
-    for block in range(20):
-        keys = [key_of(1, b"n%d" % (number % 3), number) for number in range(3)]
-        names.add_keys(np.array(keys, np.uint64), 10 * block, 1_000 * block)
-    names.add_keys(np.empty(0, np.uint64), 200, 20_000)
-    wanted = keys_of(1, [b"n2", b"other"])
-    pieces = list(names.find(wanted))
-    assert len(pieces) > 1
-    assert sorted(number for piece in pieces for number in piece) == [10 * block + 2 for block in range(20)]
-    assert {names.block_at(10 * block + 2) for block in range(20)} == {1_000 * block for block in range(20)}
-    assert matching(np.array([key_of(1, b"n2", 5), key_of(2, b"n2", 6)], np.uint64), wanted) == [5]
-    assert matching(np.empty(0, np.uint64), wanted) == []
+    assert not any(search)

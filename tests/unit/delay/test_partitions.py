@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay import adoption, journal, lanes, partitions, readers
-from sidecar.delay.disk import hour, hours
-from sidecar.delay.disk.blocks import DUE_MAX_MS, NO_TIMESTAMP, Unread
-from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.wal import CHECKPOINT, Wal
+from sidecar.delay.database import DAMAGED
 from sidecar.delay.interface import Row
+from sidecar.delay.partition import COUNTS_MAX
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import DUE_MAX_MS, HOUR_MS, NO_TIMESTAMP, Kind, Unread
 from sidecar.errors import StateError
-from tests.support.partition_store import (
-    END,
-    START_HOUR,
-    START_MS,
-    TAGS,
-    file_of,
-    logs,
-    origins,
-    reopened,
-    round_of,
-    rows,
-)
+from tests.support import failing_rows
+from tests.support.failing_rows import BROKEN, failing
+from tests.support.partition_store import END, START_MS, TAGS, killed, log_of, origins, reopened, round_of, rows
 
 
 @pytest.fixture
@@ -63,29 +52,11 @@ def test_a_partition_keeps_its_number_and_the_store_its_id(store: PartitionStore
 
 def test_a_partition_too_many_is_refused(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known ones have their numbers still."""
-    monkeypatch.setattr(partitions, "PARTITIONS_MAX", 1)
+    monkeypatch.setattr("sidecar.delay.stored.PARTITIONS_MAX", 1)
     store.number(b"a")
     with pytest.raises(StateError, match="has 1 partitions, and can have no more"):
         store.number(b"b")
     assert dict(store.names()) == {b"a": store.number(b"a")}
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"\x0a\0\0\0\0", b"\x01\x02\0\0\0\0\0", b"\x08\x02\0\0\0\x09\0", b"\x07\x02\0\0\0\0\0"],
-    ids=["kind", "sizes", "partition", "bitmap"],
-)
-def test_a_record_of_another_form_is_an_error_of_its_log(store: PartitionStore, body: bytes) -> None:
-    """Its checksum is right, and nothing of it is passed over."""
-    synced(store, b"a", START_MS)
-    folder = store._folder.path
-    store.close()
-    log = Wal(folder, 99)
-    log.write(body)
-    log.close()
-    with pytest.raises(StateError, match=f"{log.path.name} cannot be read") as told:
-        PartitionStore(folder)
-    assert told.value.hint == "use the version of Sidecar that wrote it, or a later one"
 
 
 def test_two_processes_cannot_have_one_folder(store: PartitionStore) -> None:
@@ -104,31 +75,10 @@ def test_partitions_do_not_wait_for_each_other(store: PartitionStore) -> None:
     assert not origins(store, b)
 
 
-def test_an_hour_leaves_memory_when_no_partition_reads_it(store: PartitionStore) -> None:
-    """A partition that is not taken from keeps none there, and has its messages later."""
-    a, _ = synced(store, b"a", 0, HOUR_MS, 2 * HOUR_MS)
-    b, _ = synced(store, b"b", 0)
-    assert origins(store, a) == [0, 1, 2]
-    assert list(store._lanes._loaded._hours) == [START_HOUR + 2]
-    assert origins(store, b) == [0]
-
-
-def test_loaded_hours_are_bounded(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition whose hour was unloaded goes on where it was."""
-    monkeypatch.setattr(readers, "LOADED_MESSAGES_MAX", 2)
-    a, _ = synced(store, b"a", 0, 1, 2)
-    b, _ = synced(store, b"b", HOUR_MS)
-    assert origins(store, a, limit=1) == [0]
-    assert origins(store, b) == [0]
-    assert len(store._lanes._loaded._hours) == 1
-    assert origins(store, a) == [1, 2]
-
-
 # Taking
 
 
-@pytest.mark.parametrize("is_filed", [False, True])
-def test_a_message_may_be_left_unread(store: PartitionStore, monkeypatch: pytest.MonkeyPatch, is_filed: bool) -> None:
+def test_a_message_may_be_left_unread(store: PartitionStore) -> None:
     """Of its content nothing is read; it has a position, an epoch and an origin, and is taken."""
     number = store.number(b"a")
     other = bytes(12)
@@ -136,21 +86,31 @@ def test_a_message_may_be_left_unread(store: PartitionStore, monkeypatch: pytest
         number, [(START_MS, at, 7, 1, (TAGS, other)[at % 2], b"k", b"h", bytes(99)) for at in range(6)]
     )
     store.sync()
-    if is_filed:
-        store._lanes.flush()
-    store._lanes.next(number)
-    sizes: list[int] = []
-    pread = os.pread
-    store._lanes._loaded.wheel(number, store._lanes._hours[START_HOUR])
-    monkeypatch.setattr("os.pread", lambda fd, size, at: sizes.append(size) or pread(fd, size, at))
     taken = store.take_due(number, END, 9, 1 << 20, TAGS.__eq__)
     assert [(each.position, each.epoch, each.origin) for each in taken] == [
         (p, 7, at) for at, p in enumerate(positions)
     ]
     assert [type(each) is Unread for each in taken] == [True, False] * 3
     assert [(each.key, each.headers, each.value) for each in taken[:2]] == [(None, b"", None), (b"k", b"h", bytes(99))]
-    assert sum(size > 60 for size in sizes) == 3 * is_filed
     assert store.take_due(number, END, 9, 1 << 20) == []
+
+
+def test_next_is_the_position_of_what_is_to_come(store: PartitionStore) -> None:
+    """Before anything is read, and after each step; None at the end, or if what was left is cancelled."""
+    number, (first, second, third) = synced(store, b"a", 5, 7, HOUR_MS)
+    assert store.next(number) == first
+    assert not origins(store, number, first)
+    origins(store, number, limit=1)
+    assert store.next(number) == second
+    (earlier,) = store.put(number, rows(6, first=3))
+    assert store.next(number) == earlier
+    for position in earlier, second, third:
+        store.cancel(number, position)
+    store.rewind(number)
+    assert store.next(number) == first
+    store.sync()
+    origins(store, number)
+    assert store.next(number) is None
 
 
 def test_a_message_comes_back_as_it_was_put(store: PartitionStore) -> None:
@@ -192,29 +152,16 @@ def test_bytes_and_number_are_bounded(store: PartitionStore) -> None:
     assert not origins(store, number)
 
 
-def test_next_is_never_above_what_is_to_come(store: PartitionStore) -> None:
-    """It is the start of an hour before the hour is read, and None at the end."""
-    number, (first, second) = synced(store, b"a", 5, 7)
-    assert store.next(number) == START_MS << SEQUENCE_BITS
-    assert not origins(store, number, START_MS + 1 << SEQUENCE_BITS)
-    assert store.next(number) == first
-    origins(store, number, limit=1)
-    assert store.next(number) == second
-    origins(store, number)
-    assert store.next(number) is None
-
-
 def test_a_position_is_above_all_that_was_taken_or_seen(store: PartitionStore) -> None:
-    """By any partition, and after a restart above what was seen."""
-    a, _ = synced(store, b"a", 9)
-    b = store.number(b"b")
-    (taken,) = [message.position for message in store.take_due(a, END, 9, 9)]
-    assert store.put(b, rows(0))[0] > taken
-    store.keep(a, b"", 0, taken + (5 << SEQUENCE_BITS))
+    """Of its partition, and after a restart above what was seen."""
+    number, _ = synced(store, b"a", 9)
+    (taken,) = [message.position for message in store.take_due(number, END, 9, 9)]
+    assert store.put(number, rows(0))[0] > taken
+    store.keep(number, b"", 0, taken + (5 << SEQUENCE_BITS))
     store.sync()
     for _ in range(2):
         store = reopened(store)
-        assert store.put(b, rows(0))[0] > taken + (5 << SEQUENCE_BITS)
+        assert store.put(number, rows(0))[0] > taken + (5 << SEQUENCE_BITS)
 
 
 def test_an_ownership_that_begins_anew_takes_what_is_not_ended(store: PartitionStore) -> None:
@@ -248,20 +195,16 @@ def test_a_message_is_found_by_its_position(store: PartitionStore) -> None:
 
 
 def test_what_is_below_the_watermark_is_ended(store: PartitionStore) -> None:
-    """In this process and the next, with the state; the number that is held is right without reading files."""
+    """In this process and the next, with the state."""
     number, positions = synced(store, b"a", *range(10), HOUR_MS, 2 * HOUR_MS)
     origins(store, number, limit=6)
     store.keep(number, b"one", positions[4], 0)
-    assert (store.held(number), store.state(number)) == (8, b"one")
-    store.close()
-    sizes = {path: path.stat().st_size for path in store._folder.path.glob("*.delay")}
-    for path in sizes:
-        path.rename(path.with_suffix(".away"))
-    other = PartitionStore(store._folder.path)
-    assert (other.held(number), other.state(number)) == (8, b"one")
-    for path in sizes:
-        path.with_suffix(".away").rename(path)
-    assert origins(other, number) == [*range(4, 12)]
+    for _ in range(2):
+        assert (store.held(number), store.state(number)) == (8, b"one")
+        assert [store.find(number, position) is None for position in positions[:6]] == [True] * 4 + [False] * 2
+        store.sync()
+        store = reopened(store)
+    assert origins(store, number) == [*range(4, 12)]
 
 
 @pytest.mark.parametrize("kind", ["in an hour", "in a later hour"])
@@ -324,30 +267,6 @@ def test_a_cancelled_message_never_comes(store: PartitionStore) -> None:
         assert origins(store, number) == [0]
 
 
-def test_an_hour_without_messages_that_are_not_ended_has_no_file(store: PartitionStore) -> None:
-    """Once every partition is past it, also those that nobody takes from; positions are not given out again."""
-    a, _ = synced(store, b"a", 0, HOUR_MS)
-    b, positions = synced(store, b"b", 0)
-    origins(store, a)
-    store.keep(a, b"", START_MS + HOUR_MS << SEQUENCE_BITS, 0)
-    for _ in range(3):
-        round_of(store)
-    store.sync()
-    store = reopened(store)
-    path = file_of(store._folder.path)
-    assert path.exists()
-    assert origins(store, b) == [0]
-    store.keep(b, b"", positions[0] + 1, 0)
-    store.keep(a, b"", 0, START_MS + HOUR_MS << SEQUENCE_BITS)
-    size = store.disk_bytes()
-    for _ in range(3):
-        round_of(store)
-    assert not path.exists()
-    assert store.disk_bytes() < size
-    store = reopened(store)
-    assert store.put(b, rows(0))[0] > START_MS + HOUR_MS << SEQUENCE_BITS
-
-
 # Durability
 
 
@@ -370,275 +289,158 @@ def test_changes_are_durable_when_their_job_has_ended(store: PartitionStore) -> 
 
 
 def test_what_was_not_synced_may_be_lost_as_a_whole(store: PartitionStore) -> None:
-    """A record is there, or it is not: a put, its partition, the state and the known origins."""
-    number = store.number(b"a")
-    store.put(number, rows(0))
-    store.keep(number, b"state", 0, 0)
-    store.sync()
-    (log,) = store._folder.path.glob("*.wal")
-    os.truncate(log, log.stat().st_size - 1)
-    store = reopened(store)
-    assert not store.names()
+    """Messages, what is counted of them, and the known origins: all of a write, or nothing."""
+    number, _ = synced(store, b"a", 0)
+    size = log_of(store._folder.path).stat().st_size
+    store.put(number, rows(1, 2, first=1))
+    folder = killed(store)
+    os.truncate(log_of(folder), size + 60)
+    store = PartitionStore(folder)
+    assert (store.held(number), list(store.known(number)), origins(store, number)) == (1, [0], [0])
     assert not store.damages
 
 
-@pytest.mark.parametrize("by_second", [False, True])
-def test_a_checkpoint_is_written_while_messages_come(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, by_second: bool
-) -> None:
-    """At each moment a kill costs nothing and repeats nothing; so where sequence numbers count within a second."""
-    for module in (hour, hours, lanes) if by_second else ():
-        monkeypatch.setattr(module, "SECOND_SEQUENCES", 0)
-    monkeypatch.setattr(lanes, "_FLUSH_FILES", 1)
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 1_000)
-    number, path, origin, switched = store.number(b"a"), store._folder.path, 0, 0
-    for _ in range(12):
-        store.put(number, rows(*range(0, 5 * HOUR_MS, HOUR_MS), first=origin, value=bytes(60)))
-        origin += 5
-        before = logs(path)
-        round_of(store)
-        switched += logs(path) != before
-        copy = path / f"copy-{origin}"
-        copy.mkdir()
-        for file in filter(Path.is_file, path.iterdir()):
-            (copy / file.name).write_bytes(file.read_bytes())
-        other = PartitionStore(copy)
-        taken = origins(other, number)
-        assert (sorted(taken), other.held(number), len(other.known(number))) == ([*range(origin)], origin, origin)
-    assert switched >= 4
-    assert len(logs(path)) <= 2
-
-
-def test_a_checkpoint_has_nothing_that_came_after_its_job_began(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the log does not have is not half there after a kill: no message, no origin, no state, no cancel."""
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
-    number, (first, _) = synced(store, b"a", 0, 1)
-    store.put(number, rows(2, first=2))
-    job = store.begin_sync()
-    assert job is not None
-    store.cancel(number, first)
-    store.put(number, rows(3, first=3))
-    store.floor(number, 1)
-    store.keep(number, b"later", 0, 0)
-    job.run()
-    assert job.is_saved
+def test_many_writes_are_counted_once(store: PartitionStore) -> None:
+    """A start reads few counts, and has what was put, ended and known."""
+    number, first = store.number(b"a"), COUNTS_MAX * 2 + 10
+    for origin in range(first):
+        (position,) = store.put(number, rows(origin * 60_000, first=origin))
+        if origin % 3 == 0:
+            store.cancel(number, position)
+    store.sync()
+    assert len([*store._database.under(Kind.COUNT)]) <= COUNTS_MAX + 1
+    before = store.hours(), store.disk_bytes(), list(store.known(number))
     store = reopened(store)
-    assert (store.held(number), store.state(number), list(store.known(number))) == (3, None, [0, 1, 2])
-    assert origins(store, number) == [0, 1, 2]
+    assert (store.hours(), store.disk_bytes(), list(store.known(number))) == before
+    assert store.put(number, rows(0, first=first))[0] & (1 << SEQUENCE_BITS) - 1 >= 20
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_each_log_that_was_written_is_made_durable(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
-) -> None:
-    """The old one and the next, whether a job or a sync instead of it does so; a power cut takes nothing."""
-    sizes: dict[str, int] = {}
-    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.update({_name(fd): os.fstat(fd).st_size}))
-    monkeypatch.setattr(lanes, "_FLUSH_FILES", 0)
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
-    number, _ = synced(store, b"a", 0, HOUR_MS)
-    store.put(number, rows(1, first=2))
-    job = store.begin_sync()
-    if is_late:
-        store.put(number, rows(2, first=3))
-        store.sync()
-    elif job is not None:
-        job.run()
-        store.ended_sync(job, None)
-    assert len(logs(store._folder.path)) == 2
-    assert store.synced == store.changes
-    for name in logs(store._folder.path):
-        os.truncate(store._folder.path / name, sizes.get(name, 0))
-    monkeypatch.setattr(lanes, "_FLUSH_FILES", 32)
-    store = reopened(store)
-    assert sorted(origins(store, number)) == [*range(3 + is_late)]
-
-
-def test_a_clean_start_has_nothing_to_repeat(store: PartitionStore) -> None:
-    """The log is empty after `close`."""
-    synced(store, b"a", 0)
-    store.close()
-    assert {path.stat().st_size for path in store._folder.path.glob("*.wal")} == {0}
-
-
-def test_bytes_on_disk_are_counted(store: PartitionStore) -> None:
-    """As the files are, before a checkpoint and after it, and in the next process."""
-    for _ in range(2):
-        synced(store, b"a", 0, HOUR_MS)
-        for end in ("kill", "close"):
-            paths = [*store._folder.path.glob("*.wal"), *store._folder.path.glob("*.delay")]
-            assert store.disk_bytes() == sum(path.stat().st_size for path in paths)
-            if end == "close":
-                store.close()
-            store = reopened(store)
+def test_bytes_of_what_waits_are_counted(store: PartitionStore) -> None:
+    """What was taken waits until it is ended; so it is in the next process."""
+    number, positions = synced(store, b"a", 0, 1, HOUR_MS)
+    one = store.disk_bytes() // 3
+    assert one > 50
+    origins(store, number, limit=2)
+    assert store.disk_bytes() == 3 * one
+    store.keep(number, b"", positions[1], 0)
+    store.cancel(number, positions[2])
+    assert store.disk_bytes() == one
+    store.sync()
+    assert reopened(store).disk_bytes() == one
 
 
 # The disk
 
 
-def test_a_full_disk_loses_nothing_that_is_in_memory(store: PartitionStore) -> None:
-    """`begin_sync` says what to do; when there is room again, the next one makes everything durable."""
-    number = store.number(b"a")
-    store.put(number, rows(0))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
-        for _ in range(2):
+def test_a_full_disk_refuses_a_change_as_a_whole(store: PartitionStore) -> None:
+    """Nothing is held or ended, and all goes on when there is room again."""
+    number, positions = synced(store, b"a", 0, HOUR_MS)
+    assert origins(store, number, limit=1) == [0]
+    before = store.changes, store.hours(), store.state(number), list(store.known(number)), store.disk_bytes()
+    with failing(store, "write"):
+        for change in (
+            lambda: store.put(number, rows(2, first=2)),
+            lambda: store.adopt(number, [(END, 2, 0, 0, NO_TAGS, None, b"", b"")]),
+            lambda: store.keep(number, b"state", positions[0] + 1, 0),
+            lambda: store.cancel(number, positions[1]),
+            lambda: store.release(number, positions[1], 0),
+        ):
             with pytest.raises(StateError, match="No space left on device") as caught:
-                store.begin_sync()
+                change()
             assert "free space" in caught.value.hint
-        store.put(number, rows(1, first=1))
-        assert not origins(store, number)
-    round_of(store)
-    store = reopened(store)
-    assert origins(store, number) == [0, 1]
-
-
-def test_a_full_disk_stops_what_memory_cannot_hold(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group is refused as a whole, before anything of it is held."""
-    monkeypatch.setattr(adoption, "RECORD_BYTES_MAX", 100)
-    number = store.number(b"a")
-    store.put(number, rows(0, value=bytes(200)))
-    changes = store.changes
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
-        with pytest.raises(StateError, match="No space left on device"):
-            store.put(number, rows(1, first=1))
-    assert (store.held(number), store.changes, list(store.known(number))) == (1, changes, [0])
+    assert before == (store.changes, store.hours(), store.state(number), [*store.known(number)], store.disk_bytes())
+    store.keep(number, b"state", positions[0] + 1, 0)
+    store.put(number, rows(2, first=2))
+    store.sync()
+    assert origins(store, number) == [2, 1]
+    assert origins(reopened(store), number) == [2, 1]
 
 
 def test_a_log_that_could_not_be_made_durable_is_not_trusted_again(store: PartitionStore) -> None:
     """Nothing counts as durable, nothing more is taken in, and the next process has what was written."""
     number = store.number(b"a")
     store.put(number, rows(0))
-    job = store.begin_sync()
-    assert job is not None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdatasync", _failing)
+    with failing(store, "flush_wal", error=BROKEN):
+        job = store.begin_sync()
+        assert job is not None
         with pytest.raises(OSError, match="Input/output error") as caught:
             job.run()
     store.ended_sync(job, caught.value)
     assert store.synced == 0
+    folder = killed(store)
     for call in store.begin_sync, store.sync, lambda: store.put(number, rows(1)), store.close:
         with pytest.raises(StateError, match="Input/output error"):
             call()
-    assert not origins(store, number)
-    store = reopened(store)
-    assert origins(store, number) == [0]
+    assert origins(PartitionStore(folder), number) == [0]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_tried_again(
-    store: PartitionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages are durable meanwhile, and the old log stays until then."""
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
-    number, _ = synced(store, b"a", 0)
-    with monkeypatch.context() as patch:
-        patch.setattr("sidecar.files.put", _full)
-        for origin in range(1, 4):
-            store.put(number, rows(origin, first=origin))
-            job = store.begin_sync()
-            assert job is not None
-            with pytest.raises(OSError, match="No space left on device") as caught:
-                job.run()
-            store.ended_sync(job, caught.value)
-            assert store.synced == store.changes
-        assert len(logs(store._folder.path)) == 2
-    round_of(store)
-    assert len(logs(store._folder.path)) == 1
-    store = reopened(store)
-    assert origins(store, number) == [0, 1, 2, 3]
-
-
-def test_a_sync_takes_over_from_a_job(store: PartitionStore) -> None:
-    """A job that comes late does nothing, and its end is ignored."""
+def test_a_disk_that_was_full_for_a_while_costs_nothing(store: PartitionStore) -> None:
+    """What could not be made durable is, once there is room; until then each attempt fails."""
     number = store.number(b"a")
     store.put(number, rows(0))
     job = store.begin_sync()
     assert job is not None
-    store.put(number, rows(1, first=1))
-    store.sync()
+    store.ended_sync(job, OSError(errno.ENOSPC, "full"))
+    with failing(store, "put"):
+        for call in store.begin_sync, store.sync:
+            with pytest.raises(StateError, match="No space left on device"):
+                call()
+    assert store.broken is None
+    round_of(store)
     assert store.synced == store.changes
-    store.put(number, rows(2, first=2))
+    assert origins(store, number) == [0]
+
+
+def test_a_job_that_comes_late_does_not_count(store: PartitionStore) -> None:
+    """A sync took its place."""
+    number = store.number(b"a")
+    job = store.begin_sync()
+    assert job is not None
+    store.put(number, rows(0))
+    store.sync()
+    store.put(number, rows(1, first=1))
     job.run()
-    assert not job.is_logged
     store.ended_sync(job, None)
     assert store.synced == store.changes - 1
 
 
-def test_a_sync_counts_what_a_job_has_done_or_not(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that a job could not make durable is not trusted afterwards, though its end was not told."""
-    monkeypatch.setattr(journal, "WAL_BYTES_MAX", 0)
-    synced(store, b"a", 0)
-    job = store.begin_sync()
-    assert job is not None
-    with monkeypatch.context() as patch:
-        patch.setattr("sidecar.files.sync", _failing)
-        with pytest.raises(OSError, match="Input/output error"):
-            job.run()
-    for _ in range(2):
-        with pytest.raises(StateError, match="Input/output error"):
-            store.sync()
+def test_damage_that_is_found_in_writing_ends_all_writes(store: PartitionStore) -> None:
+    """The next start copies what can be read: it finds a mark."""
+    number, _ = synced(store, b"a", 0)
+    with (
+        failing(store, "write", error=failing_rows.DAMAGED),
+        pytest.raises(StateError, match="is damaged: start again"),
+    ):
+        store.put(number, rows(1))
+    assert "is damaged: start again, and what can be read is kept" in str(store.broken)
+    with pytest.raises(StateError, match="is damaged"):
+        store.put(number, rows(1))
+    folder = killed(store)
+    assert (folder / DAMAGED).exists()
+    store = PartitionStore(folder)
+    assert (origins(store, number), store.state(number), [*store.known(number)]) == ([0], None, [0])
+    assert [damage.messages for damage in store.damages] == [0]
+    assert not (folder / DAMAGED).exists()
 
 
-def test_a_store_without_its_checkpoint_is_refused(store: PartitionStore) -> None:
-    """Nothing else says which partition a message belongs to; the folder stays as it is, and is free."""
-    synced(store, b"a", 0)
-    store.close()
-    path = store._folder.path / CHECKPOINT
-    for damage in (lambda: path.write_bytes(b"damaged"), path.unlink):
-        damage()
-        with pytest.raises(StateError, match=f"{path} cannot be used"):
-            PartitionStore(store._folder.path)
-    assert list(store._folder.path.glob("*.delay"))
+def test_a_folder_that_was_moved_is_noticed(store: PartitionStore) -> None:
+    """What is written there now is not found by the next process."""
+    assert store.in_place()
+    (store._folder.path / "rows").rename(store._folder.path / "away")
+    assert not store.in_place()
 
 
-def test_a_store_that_could_not_begin_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that was full at the very first start leaves nothing that is taken for damage."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
-        with pytest.raises(StateError, match="No space left on device"):
-            PartitionStore(tmp_path)
-    PartitionStore(tmp_path).close()
-
-
-def test_a_file_that_cannot_be_read_is_read_later(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the disk is a `StateError`; after it all comes once."""
-    number, _ = synced(store, b"a", *range(5))
-    store.close()
-    store = PartitionStore(store._folder.path)
-    assert origins(store, number, limit=2) == [0, 1]
-    with monkeypatch.context() as patch:
-        patch.setattr("sidecar.delay.disk.hour.read_held", _failing)
-        with pytest.raises(StateError, match="cannot read"):
-            origins(store, number)
-    assert origins(store, number) == [2, 3, 4]
-
-
-def test_a_file_that_was_cut_off_costs_what_it_lacks(store: PartitionStore) -> None:
-    """It is told with its count, and what is held is right again; other hours are as they were."""
-    number, _ = synced(store, b"a", 0, 1, HOUR_MS)
-    store.close()
-    path = file_of(store._folder.path)
-    os.truncate(path, 10)
-    store = PartitionStore(store._folder.path)
-    assert origins(store, number) == [2]
-    assert [(damage.path, damage.messages) for damage in store.damages] == [(path, 2)]
-    assert store.held(number) == 1
-
-
-def test_a_file_that_is_removed_while_it_is_read_costs_what_is_left_in_it(store: PartitionStore) -> None:
-    """What was taken already is held until its watermark."""
-    number, positions = synced(store, b"a", 0, 1, 2)
-    store.close()
-    store = PartitionStore(store._folder.path)
-    assert origins(store, number, limit=1) == [0]
-    file_of(store._folder.path).unlink()
-    assert not origins(store, number)
-    assert store.held(number) == 1
-    store.keep(number, b"", positions[0] + 1, 0)
-    assert store.held(number) == 0
+def test_no_other_user_can_read_what_is_held(store: PartitionStore) -> None:
+    """Whatever the umask: the files are in a folder of this user alone."""
+    before = os.umask(0)
+    try:
+        synced(store, b"a", 0, HOUR_MS)
+        path = PartitionStore(store._folder.path / "new" / "store")._folder.path
+    finally:
+        os.umask(before)
+    for each in (store._folder.path / "rows", path / "rows"):
+        assert stat.S_IMODE(each.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(each.stat().st_mode) for each in path.iterdir() if each.is_file()} == {0o600}
 
 
 @pytest.mark.parametrize("row", [rows(-START_MS - 1), [(DUE_MAX_MS + 1, 0, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"")]])
@@ -648,31 +450,3 @@ def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list
     with pytest.raises(ValueError, match=f"due_ms lie between 0 and {DUE_MAX_MS}"):
         store.put(number, rows(0) + row)
     assert store.held(number) == 0
-
-
-def _name(fd: int) -> str:
-    return Path(f"/proc/self/fd/{fd}").readlink().name
-
-
-def _full(*_: object) -> NoReturn:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _failing(*_: object) -> NoReturn:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-def test_all_files_are_private(store: PartitionStore) -> None:
-    """They have messages: logs, hours and the checkpoint, whatever the umask."""
-    path, modes = store._folder.path, dict[str, int]()
-    before = os.umask(0)
-    try:
-        synced(store, b"a", 0, HOUR_MS)
-        modes |= {each.name: each.stat().st_mode & 0o777 for each in path.iterdir()}
-        assert logs(path) and modes.keys() >= {*logs(path)}
-        store.close()
-        modes |= {each.name: each.stat().st_mode & 0o777 for each in path.iterdir()}
-    finally:
-        os.umask(before)
-    assert CHECKPOINT in modes and any(name.endswith(".delay") for name in modes)
-    assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}

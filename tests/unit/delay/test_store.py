@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
-from sidecar.delay import store
-from sidecar.delay.disk import hour
-from sidecar.delay.disk.blocks import DUE_MAX_MS, PUT_BYTES_MAX, Held, read_held
-from sidecar.delay.disk.hour import HOUR_MS
-from sidecar.delay.disk.wal import CHECKPOINT
+from sidecar.core.snapshots import seal
+from sidecar.delay import database, salvage, store
+from sidecar.delay.rows import DUE_MAX_MS, HOUR_MS, PUT_BYTES_MAX
 from sidecar.delay.store import DelayStore
 from sidecar.errors import StateError
+from tests.support import partition_store
+from tests.support.failing_rows import BROKEN, failing
 
 START_MS = 500_000 * HOUR_MS
 LATER_MS = START_MS + 10 * HOUR_MS
 
 
-def killed(held: DelayStore) -> None:
-    """The end of a process that had no time to end."""
-    held._wal.close()
-    held._folder.close()
+def killed(held: DelayStore) -> Path:
+    """The folder as it is after the end of a process that had no time to end."""
+    return partition_store.killed(held._store)
 
 
 def filled(path: Path, count: int = 10, hours: int = 1) -> Sequence[int]:
@@ -70,7 +71,7 @@ def test_nothing_is_due_before_its_millisecond(tmp_path: Path) -> None:
     """At its millisecond it is, after all that was due before; `next_ms` says when."""
     with DelayStore(tmp_path) as held:
         later, sooner = held.put(START_MS + 8, b"later"), held.put(START_MS + 7, b"sooner")
-        assert held.next_ms() == START_MS
+        assert held.next_ms() == START_MS + 7
         assert not held.due(START_MS + 6)
         assert held.next_ms() == START_MS + 7
         assert [message.position for message in held.due(START_MS + 7)] == [sooner]
@@ -89,7 +90,7 @@ def test_a_time_in_the_past_is_now(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_position_stands_for_one_message_for_ever(tmp_path: Path, *, restarts: bool) -> None:
-    """A message for a past hour whose file is gone gets a position that none had."""
+    """A message for a past hour gets a position that none had, though those are gone."""
     first, _ = filled(tmp_path, 2, hours=2)
     held = DelayStore(tmp_path)
     held.settle(message.position for message in held.due(LATER_MS))
@@ -97,7 +98,6 @@ def test_a_position_stands_for_one_message_for_ever(tmp_path: Path, *, restarts:
     if restarts:
         held.close()
         held = DelayStore(tmp_path)
-    assert not list(tmp_path.glob(f"{START_MS // HOUR_MS}-*.delay"))
     assert held.put(START_MS, b"another") > first
     held.close()
 
@@ -138,8 +138,8 @@ def test_times_beyond_all_positions_are_no_error(tmp_path: Path) -> None:
         assert len(held.list(-5, 1 << 70)) == len(held.due(1 << 70)) == 2
 
 
-def test_a_million_in_one_second_have_positions_of_their_own(tmp_path: Path) -> None:
-    """Beyond the sequence numbers of an hour and of a second, messages get the next second; so after a restart."""
+def test_a_million_in_one_millisecond_have_positions_of_their_own(tmp_path: Path) -> None:
+    """Beyond the sequence numbers of an hour and of a millisecond, they get the next one; so after a restart."""
     count = (1 << SEQUENCE_BITS) + 1_000
     with DelayStore(tmp_path) as held:
         positions = list(held.put_many([START_MS + 3] * count, [b""] * count))
@@ -147,9 +147,9 @@ def test_a_million_in_one_second_have_positions_of_their_own(tmp_path: Path) -> 
     with DelayStore(tmp_path) as held:
         positions += held.put_many([START_MS + 3, START_MS + 3_000_000], [b"", b""])
         assert len(set(positions)) == count + 3
-        assert max(positions[:-3]) >> SEQUENCE_BITS == START_MS + 1_000
+        assert max(positions[:-3]) >> SEQUENCE_BITS == START_MS + 4
         assert [position >> SEQUENCE_BITS for position in positions[-3:]] == [
-            START_MS + 3_000_000, START_MS + 1_000, START_MS + 3_000_000
+            START_MS + 3_000_000, START_MS + 4, START_MS + 3_000_000
         ]  # fmt: skip
 
 
@@ -182,235 +182,191 @@ def test_a_list_has_what_is_held_by_time(tmp_path: Path) -> None:
         assert [entry.origin for entry in held.list()] == [8, 7]
 
 
-def test_a_past_hour_whose_messages_are_settled_has_no_file(tmp_path: Path) -> None:
-    """Though there was little to write, and one log is there at a time."""
-    filled(tmp_path, 6, hours=3)
+def test_what_is_settled_frees_its_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a call for it, though other messages wait."""
+    monkeypatch.setattr(database, "ENDED_BYTES_MAX", 1 << 20)
     with DelayStore(tmp_path) as held:
-        for message in held.due(START_MS + 2 * HOUR_MS):
-            held.settle([message.position])
+        held.put(LATER_MS, b"later")
+        for first in range(0, 8_000, 1_000):
+            held.put_many([START_MS + first] * 1_000, [os.urandom(4_000)] * 1_000)
+        while due := held.due(START_MS + HOUR_MS):
+            held.settle(message.position for message in due)
             held.sync()
-        assert [path.stem.split("-")[0] for path in tmp_path.glob("*.delay")] == [str(START_MS // HOUR_MS + 2)]
-        assert len(list(tmp_path.glob("*.wal"))) == 1
+        until_s = time.monotonic() + 20
+        while (most := sum(each.stat().st_size for each in (tmp_path / "rows").iterdir())) > 20 << 20:
+            assert time.monotonic() < until_s, most
+            time.sleep(0.05)
 
 
 # Damage
 
 
-@pytest.mark.parametrize("size", [0, 10, 100])
-def test_a_file_that_was_cut_off_costs_what_it_lacks(tmp_path: Path, size: int) -> None:
-    """The rest is due, and the damage is told with file and count."""
-    filled(tmp_path, 10, hours=2)
-    (path, _) = sorted(tmp_path.glob("*.delay"))
-    os.truncate(path, size)
-    with DelayStore(tmp_path) as held:
-        assert values(held) == [b"1", b"3", b"5", b"7", b"9"]
-        assert [(damage.path, damage.messages) for damage in held.damages] == [(path, 5)]
-        assert len(held) == 5
+def damaged(path: Path, count: int = 1_000) -> DelayStore:
+    """A store with messages of two hours in a file of which a bit was flipped, after the damage was found."""
+    with DelayStore(path) as held:
+        held.put_many([START_MS + i % 2 * HOUR_MS for i in range(count)], [b"%04d" % i * 50 for i in range(count)])
+        file = partition_store.flushed(held._store)
+    assert file is not None
+    flip(file, file.stat().st_size // 4)
+    held = DelayStore(path)
+    with pytest.raises(StateError, match="is damaged: start again, and what can be read is kept"):
+        held.due(LATER_MS, count)
+    return held
 
 
 def test_a_flipped_bit_costs_one_block(tmp_path: Path) -> None:
-    """In head, table or payload; the blocks before and behind it stay."""
-    for name, at in ("head", 20), ("table", 40), ("payload", -1):
-        folder = tmp_path / name
-        for _ in range(3):
-            filled(folder)
-        (path,) = folder.glob("*.delay")
-        block = path.stat().st_size // 3
-        flip(path, block + at % block)
-        with DelayStore(folder) as held:
-            assert len(values(held)) == 20
-            assert [damage.messages for damage in held.damages] == [10]
-
-
-def test_a_file_that_is_removed_while_it_is_read_costs_what_is_left_in_it(tmp_path: Path) -> None:
-    """What is out already can be settled, and does not come again."""
-    filled(tmp_path, 10, hours=2)
+    """The next start keeps all that is before and behind it, and says how many are lost of which hour."""
+    held = damaged(tmp_path)
+    assert len(held.damages) == 1
+    with pytest.raises(StateError, match="is damaged"):
+        held.close()
     with DelayStore(tmp_path) as held:
-        out = held.due(START_MS, 2)
-        for path in tmp_path.glob(f"{START_MS // HOUR_MS}-*.delay"):
-            path.unlink()
-        assert values(held) == [b"1", b"3", b"5", b"7", b"9"]
-        held.settle(message.position for message in out)
-        assert [damage.messages for damage in held.damages] == [3]
-        assert len(held) == 5
+        (damage,) = held.damages
+        assert "messages that are due within the hour from 2027-01-15T08:00:00" in damage.reason
+        assert 0 < damage.messages < 100
+        left = values(held)
+        assert len(left) == len(held) == 1_000 - damage.messages
+        assert left == sorted(left, key=lambda value: (int(value[:4]) % 2, value))  # type: ignore[index]
+    with DelayStore(tmp_path) as held:
+        assert not held.damages
+        assert len(held) == len(left)
 
 
-def test_a_file_that_cannot_be_read_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the disk is a `StateError`; after it all comes, but for what is out."""
+def test_nothing_is_written_once_damage_was_found(tmp_path: Path) -> None:
+    """What is put then would not be in the copy."""
+    held = damaged(tmp_path)
+    for call in (lambda: held.put_many([START_MS], [b""]), held.sync, held.close):
+        with pytest.raises(StateError, match="is damaged"):
+            call()
+
+
+def test_a_copy_that_a_crash_has_ended_is_made_again(tmp_path: Path) -> None:
+    """At any moment: with half a copy, or with a whole one."""
+    with pytest.raises(StateError, match="is damaged"):
+        damaged(tmp_path).close()
+    (tmp_path / salvage.COPY).mkdir()
+    other = tmp_path.with_name("other")
+    shutil.copytree(tmp_path, other)
+    with DelayStore(tmp_path) as held:
+        left = len(held)
+    (other / "rows").rename(other / salvage.OLD)
+    (other / salvage.COPY).rmdir()
+    shutil.copytree(tmp_path / "rows", other / salvage.COPY)
+    (other / database.DAMAGED).unlink()
+    with DelayStore(other) as held:
+        assert len(held) == left > 900
+
+
+@pytest.mark.parametrize("lost", ["identity", "rows/CURRENT", "rows/*.sst", "rows/MANIFEST-*"])
+def test_a_folder_that_lacks_something_is_refused(tmp_path: Path, lost: str) -> None:
+    """Nothing else says what was held; the folder stays as it is."""
     filled(tmp_path)
     with DelayStore(tmp_path) as held:
-        out = [message.value for message in held.due(START_MS, 2)]
-        with monkeypatch.context() as patch:
-            patch.setattr(hour, "read_held", _failing)
-            with pytest.raises(StateError, match="cannot read"):
-                held.due(START_MS)
-        assert out + values(held) == [b"%d" % i for i in range(10)]
+        partition_store.flushed(held._store)
+    for path in tmp_path.glob(lost):
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(StateError, match="cannot be used") as told:
+            DelayStore(tmp_path)
+        assert "restore the folder" in told.value.hint
 
 
-def test_a_file_that_cannot_be_read_hides_none_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken of the hour before is returned; the error comes with the next call."""
-    filled(tmp_path, 4, hours=2)
-    with DelayStore(tmp_path) as held, monkeypatch.context() as patch:
-        held.due(START_MS, 1)
-        held.cancel(held.put(START_MS + HOUR_MS, b""))
-        calls: Iterator[Callable[..., Held | None]] = iter([read_held, _failing])
-        patch.setattr(hour, "read_held", lambda *place: next(calls)(*place))
-        assert [message.value for message in held.due(LATER_MS)] == [b"2"]
-        patch.setattr(hour, "read_held", read_held)
-        assert values(held) == [b"1", b"3"]
-
-
-@pytest.mark.parametrize("lost", ["removed", "damaged"])
-def test_without_the_checkpoint_all_that_is_in_the_files_is_held(tmp_path: Path, lost: str) -> None:
-    """Once each, those of the log too; what was settled may be due again, which is told."""
+def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+    """In words."""
     filled(tmp_path)
-    held = DelayStore(tmp_path)
-    held.put_many([START_MS + HOUR_MS], [b"from the log"])
-    held.settle(message.position for message in held.due(START_MS, 3))
-    held.sync()
-    killed(held)
-    if lost == "removed":
-        (tmp_path / CHECKPOINT).unlink()
-    else:
-        flip(tmp_path / CHECKPOINT, 40)
-    with DelayStore(tmp_path) as held:
-        assert "settled messages may be due again" in held.damages[0].reason
-        assert values(held) == [*[b"%d" % i for i in range(3, 10)], b"from the log"]
+    (tmp_path / "identity").write_bytes(seal("PartitionStore", 99, b""))
+    with pytest.raises(StateError, match="this is no snapshot of PartitionStore in version 1"):
+        DelayStore(tmp_path)
 
 
-def test_what_was_not_durable_is_not_taken_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process wrote ahead to the hours' files, and never synced, is gone, also without the checkpoint."""
-    monkeypatch.setattr("sidecar.delay.disk.hours.BUFFERED_BYTES_MAX", 0)
-    filled(tmp_path, 1)
-    held = DelayStore(tmp_path)
-    for _ in range(5):
-        held.put_many([START_MS, START_MS + HOUR_MS], [b"never synced" * 10, b"never synced"])
-    killed(held)
-    filled(tmp_path, 1)
-    (tmp_path / CHECKPOINT).unlink()
-    with DelayStore(tmp_path) as held:
-        assert values(held) == [b"0", b"0"]
-
-
-def test_a_flipped_bit_in_the_log_costs_one_record(tmp_path: Path) -> None:
-    """What was written behind it is held, and the damage is told."""
-    held = DelayStore(tmp_path)
+def written(path: Path) -> tuple[Path, Path]:
+    """The folder and the log of a process that was killed after three writes."""
+    held = DelayStore(path)
     for i in range(3):
-        held.put(START_MS, b"%d" % i)
+        held.put(START_MS, b"%d" % i * 100)
         held.sync()
-    killed(held)
-    (log,) = tmp_path.glob("*.wal")
-    flip(log, log.stat().st_size // 2)
-    with DelayStore(tmp_path) as held:
-        assert values(held) == [b"0", b"2"]
-        assert [damage.path for damage in held.damages] == [log]
+    folder = killed(held)
+    return folder, partition_store.log_of(folder)
+
+
+def test_a_flipped_bit_in_the_log_costs_what_is_beside_it(tmp_path: Path) -> None:
+    """The damage is told."""
+    folder, log = written(tmp_path / "store")
+    flip(log, log.read_bytes().index(b"1" * 100))
+    with DelayStore(folder) as held:
+        assert values(held)[0] == b"0" * 100
+        assert [damage.path for damage in held.damages] == [folder / "rows"]
+
+
+@pytest.mark.parametrize("tail", [b"", bytes(100), b"\xa5" * 100])
+def test_a_log_that_lost_its_end_is_as_after_a_power_cut(tmp_path: Path, tail: bytes) -> None:
+    """The last write may be missing as a whole, and nothing is told: it was not durable."""
+    folder, log = written(tmp_path / "store")
+    os.truncate(log, log.read_bytes().index(b"2" * 100) + 50)
+    log.write_bytes(log.read_bytes() + tail)
+    with DelayStore(folder) as held:
+        assert values(held) == [b"0" * 100, b"1" * 100]
+        assert not held.damages
 
 
 # The disk
 
 
-def test_a_full_disk_loses_nothing_that_is_in_memory(tmp_path: Path) -> None:
-    """`sync` says what to do; when there is room again, the next one makes everything durable."""
-    held = DelayStore(tmp_path)
+def test_a_full_disk_refuses_a_group_as_a_whole(tmp_path: Path) -> None:
+    """It says what to do; when there is room again, all goes on."""
+    held = DelayStore(tmp_path / "store")
     held.put(START_MS, b"first")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
+    (out,) = held.due(START_MS)
+    with failing(held._store, "write"):
         for _ in range(2):
             with pytest.raises(StateError, match="No space left on device") as caught:
-                held.sync()
+                held.put_many([START_MS] * 2, [b"", b""])
             assert "free space" in caught.value.hint
-        held.put(START_MS, b"second")
+            with pytest.raises(StateError, match="No space left on device"):
+                held.settle([out.position])
+        assert len(held) == 1
+    held.put(START_MS, b"second")
     held.sync()
-    killed(held)
-    with DelayStore(tmp_path) as held:
+    with DelayStore(killed(held)) as held:
         assert values(held) == [b"first", b"second"]
 
 
 def test_a_full_disk_stops_what_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group is refused as a whole, before anything of it is held."""
-    monkeypatch.setattr(store, "CHANGES_BYTES_MAX", 100)
-    held = DelayStore(tmp_path)
-    held.put(START_MS, bytes(200))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
-        with pytest.raises(StateError, match="No space left on device"):
-            held.put_many([START_MS] * 2, [b"", b""])
-    assert len(held) == 1
-    held.put(START_MS, b"")
-    held.close()
+    """Messages that are put one by one wait in memory, up to a number; all of them are held once there is room."""
+    monkeypatch.setattr(store, "WAITING_MAX", 2)
+    held = DelayStore(tmp_path / "store")
+    with failing(held._store, "write"):
+        positions = [held.put(START_MS, b"%d" % i) for i in range(2)]
+        for call in (lambda: held.put(START_MS, b"no room"), held.sync, lambda: held.due(START_MS)):
+            with pytest.raises(StateError, match="No space left on device"):
+                call()
+        assert len(held) == 2
+    assert [message.position for message in held.due(START_MS)] == positions
+    held.put(START_MS, b"2")
+    held.sync()
+    with DelayStore(killed(held)) as held:
+        assert values(held) == [b"0", b"1", b"2"]
 
 
 def test_a_log_that_could_not_be_made_durable_is_not_trusted_again(tmp_path: Path) -> None:
     """A second `sync` that succeeds would prove nothing: the store must be opened again."""
     held = DelayStore(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdatasync", _failing)
-        held.put(START_MS, b"first")
-        with pytest.raises(StateError, match="Input/output error"):
-            held.sync()
-    with pytest.raises(StateError, match="Input/output error"):
+    held.put(START_MS, b"first")
+    with failing(held._store, "flush_wal", error=BROKEN), pytest.raises(StateError, match="Input/output error"):
         held.sync()
-    killed(held)
-
-
-def test_files_that_could_not_be_made_durable_leave_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is kept until another process has repeated it."""
-    monkeypatch.setattr(store, "WAL_BYTES_MAX", 10)
-    held = DelayStore(tmp_path)
-    held.put(START_MS, b"first")
-    with monkeypatch.context() as patch:
-        patch.setattr("sidecar.files.sync", _failing)
+    for call in held.sync, held.close:
         with pytest.raises(StateError, match="Input/output error"):
-            held.sync()
-    held.put(START_MS, b"second")
-    held.close()
-    for path in tmp_path.glob("*.delay"):
-        os.truncate(path, 0)
+            call()
+
+
+def test_a_file_that_cannot_be_read_is_read_later(tmp_path: Path) -> None:
+    """An error of the disk is a `StateError`; after it all comes, but for what is out."""
+    filled(tmp_path)
     with DelayStore(tmp_path) as held:
-        assert values(held) == [b"first", b"second"]
-
-
-def test_a_checkpoint_whose_end_is_unknown_is_not_written_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may name the next log: what this process wrote to its own would never be repeated."""
-    held = DelayStore(tmp_path)
-    held.put(START_MS, b"first")
-    held.sync()
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "WAL_BYTES_MAX", 0)
-        patch.setattr("sidecar.files.put", lambda path, data: path.write_bytes(data) and _failing())
-        with pytest.raises(StateError, match="Input/output error"):
-            held.sync()
-    held.put(START_MS, b"second")
-    with pytest.raises(StateError, match="Input/output error"):
-        held.sync()
-    killed(held)
-    with DelayStore(tmp_path) as held:
-        assert values(held) == [b"first"]
-
-
-def test_a_start_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is there until what it has is durable elsewhere."""
-    held = DelayStore(tmp_path)
-    held.put(START_MS, b"first")
-    held.sync()
-    killed(held)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
-        for _ in range(2):
-            with pytest.raises(StateError, match="No space left on device"):
-                DelayStore(tmp_path)
-    with DelayStore(tmp_path) as held:
-        assert values(held) == [b"first"]
-
-
-def test_a_store_that_could_not_begin_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that was full at the very first start leaves nothing that is taken for damage."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", _full)
-        with pytest.raises(StateError, match="No space left on device"):
-            DelayStore(tmp_path)
-    with DelayStore(tmp_path) as held:
-        assert not held.damages
+        out = [message.value for message in held.due(START_MS, 2)]
+        with failing(held._store, "iter", error=BROKEN), pytest.raises(StateError, match="cannot read"):
+            held.due(START_MS)
+        assert out + values(held) == [b"%d" % i for i in range(10)]
 
 
 def test_a_folder_that_cannot_be_read_is_told_at_the_start(tmp_path: Path) -> None:
@@ -422,10 +378,6 @@ def test_a_folder_that_cannot_be_read_is_told_at_the_start(tmp_path: Path) -> No
             DelayStore(tmp_path)
     with DelayStore(tmp_path) as held:
         assert len(held) == 10
-
-
-def _full(*_: object) -> NoReturn:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _failing(*_: object) -> NoReturn:

@@ -19,7 +19,7 @@ from sidecar.delay.changelog.kafka.clients import admin_config, reader_config
 from sidecar.delay.changelog.kafka.topics import number_of
 from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
-from sidecar.delay.disk.blocks import ORIGIN_MAX
+from sidecar.delay.rows import ORIGIN_MAX
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.sources.kafka.offsets import Offsets
 from sidecar.sources.kafka.reach import ClientErrors, await_topics, forbidden, is_forbidden, text_of

@@ -16,7 +16,7 @@ from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.delay.changelog.reach import REACH_KEY, read_reach
 from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.takeover import Start
-from sidecar.delay.disk.blocks import ORIGIN_MAX
+from sidecar.delay.rows import ORIGIN_MAX
 from sidecar.owner import Owner
 
 ALL = 1 << 62

@@ -19,7 +19,7 @@ from sidecar.core.partition_state import LaneState, Other, PartitionState, Share
 from sidecar.core.parts import Part
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Parked, Run, TopicPartition, Verdict
-from sidecar.delay.disk.blocks import Held
+from sidecar.delay.rows import Held
 from tests.simulation.delayed import TP, Circumstances
 
 E = TypeVar("E")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,14 +12,16 @@ import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay import journal
 from sidecar.delay.changelog import cache as cache_module
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.disk import hours
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.hour import HOUR_MS
+from sidecar.delay.database import DAMAGED
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, Kind
+from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
+from tests.support import failing_rows
+from tests.support.failing_rows import failing
+from tests.support.partition_store import flushed, log_of
 
 DUE_MS = 1_000 * HOUR_MS
 END = 1 << 62
@@ -35,7 +38,6 @@ def vouch(cache: LocalCache, table: bytes) -> None:
     cache.sync()
     cache.vouch(point, table)
     cache.sync()
-    cache.allow(point)
 
 
 @pytest.fixture
@@ -46,11 +48,8 @@ def number(tmp_path: Path) -> int:
         number = cache.begin_partition(b"p")
         put(cache, number, *range(100))
         cache.drop(cache.begin_partition(b"other"))
-        while not cache.asks:
-            cache._journal._do(cache._journal.begin_sync(ends=True))
         vouch(cache, b"first")
-        cache.sync()
-        assert list((tmp_path / "c").glob("*.delay"))
+        flushed(cache)
         put(cache, number, 100)
         vouch(cache, b"second")
     return number
@@ -78,7 +77,7 @@ def test_partitions_that_are_not_retained_are_dropped(tmp_path: Path, number: in
     """Nothing is known of them, and their space is given back."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([])
-        assert (cache.held(number), cache.hours()) == (0, {})
+        assert (dict(cache.names()), cache.hours(), cache.disk_bytes()) == ({}, {}, 0)
 
 
 def test_messages_of_spare_partitions_are_not_counted(tmp_path: Path, number: int) -> None:
@@ -90,11 +89,35 @@ def test_messages_of_spare_partitions_are_not_counted(tmp_path: Path, number: in
         assert (before, sum(cache.hours().values())) == (0, 101)
 
 
-def test_a_number_is_never_used_again(tmp_path: Path, number: int) -> None:
-    """Rows of an earlier partition may be in the files."""
+def test_a_number_is_not_used_again_while_its_rows_are_there(tmp_path: Path, number: int) -> None:
+    """They are removed once a later point is vouched for."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([])
-        assert cache.begin_partition(b"p") not in {0, 1, 2}
+        begun = cache.begin_partition(b"p")
+        assert begun != number
+        assert (cache.held(begun), cache.next(begun)) == (0, None)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        cache.retain([number])
+        assert cache.held(number) == 101
+        cache.drop(number)
+        vouch(cache, b"third")
+        assert not [*cache._database.under(Kind.ROW)]
+
+
+def test_numbers_come_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takeover takes one, and there are 65,536."""
+    for module in ("changelog.cache", "stored"):
+        monkeypatch.setattr(f"sidecar.delay.{module}.PARTITIONS_MAX", 4)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        cache.retain([])
+        kept = cache.begin_partition(b"kept")
+        for _ in range(9):
+            number = cache.begin_partition(b"p")
+            assert number != kept
+            put(cache, number, 1)
+            assert cache.held(number) == 1
+            cache.drop(number)
+            vouch(cache, b"")
 
 
 def cut(path: Path) -> None:
@@ -109,8 +132,8 @@ def zero(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "harm"),
-    [("*.delay", Path.unlink), ("*.delay", cut), ("*.wal", Path.unlink), ("*.wal", zero)]
-    + [("checkpoint", harm) for harm in (Path.unlink, cut, zero)],
+    [("rows/*.sst", Path.unlink), ("rows/*.sst", cut), ("rows/MANIFEST-*", zero), ("rows/CURRENT", Path.unlink)]
+    + [(IDENTITY, harm) for harm in (Path.unlink, cut, zero)],
 )
 def test_files_that_are_damaged_are_not_used(
     tmp_path: Path, number: int, pattern: str, harm: Callable[[Path], None]
@@ -119,55 +142,63 @@ def test_files_that_are_damaged_are_not_used(
     for path in (tmp_path / "c").glob(pattern):
         harm(path)
     with closing(LocalCache(tmp_path / "c")) as cache:
-        assert (cache.vouched, cache.names(), list((tmp_path / "c").glob("*.delay"))) == (None, {b"": 0}, [])
+        assert (cache.vouched, dict(cache.names()), cache.damages) == (None, {}, [])
 
 
-def test_a_log_that_lost_its_end_has_what_was_vouched_for_before(tmp_path: Path, number: int) -> None:
+def test_a_log_that_lost_its_end_has_what_was_vouched_for_before(tmp_path: Path) -> None:
     """As after a loss of power; the changelog tells whether it is too old."""
-    (log,) = (path for path in (tmp_path / "c").glob("*.wal") if path.stat().st_size)
-    cut(log)
-    with closing(LocalCache(tmp_path / "c")) as cache:
+    cache = LocalCache(tmp_path / "c")
+    cache.retain([])
+    number = cache.begin_partition(b"p")
+    put(cache, number, 1)
+    vouch(cache, b"first")
+    put(cache, number, 2)
+    cache.sync()
+    folder = tmp_path / "copy"
+    vouch(cache, b"second")
+    shutil.copytree(tmp_path / "c", folder)
+    raw = log_of(folder).read_bytes()
+    os.truncate(log_of(folder), raw.rindex(b"second") + 3)
+    with closing(LocalCache(folder)) as cache:
         cache.retain([number])
-        assert (cache.vouched, cache.held(number)) == (b"first", 100)
+        assert (cache.vouched, cache.held(number), list(cache.known(number))) == (b"first", 1, [1])
 
 
-def test_a_log_whose_last_record_is_damaged_is_not_used(tmp_path: Path, number: int) -> None:
-    """What follows it tells that it was durable."""
-    (log,) = (path for path in (tmp_path / "c").glob("*.wal") if path.stat().st_size)
-    raw = bytearray(log.read_bytes())
-    at = raw.rindex(b"x" * 100)  # the message that was put before the last point
-    raw[at] ^= 1
-    log.write_bytes(raw)
-    with closing(LocalCache(tmp_path / "c")) as cache:
+def test_a_log_that_is_damaged_before_its_end_is_not_used(tmp_path: Path) -> None:
+    """What follows tells that it was durable."""
+    cache = LocalCache(tmp_path / "c")
+    cache.retain([])
+    number = cache.begin_partition(b"p")
+    put(cache, number, 1)
+    vouch(cache, b"first")
+    folder = tmp_path / "copy"
+    shutil.copytree(tmp_path / "c", folder)
+    raw = bytearray(log_of(folder).read_bytes())
+    raw[raw.rindex(b"x" * 100)] ^= 1
+    log_of(folder).write_bytes(raw)
+    with closing(LocalCache(folder)) as cache:
         assert cache.vouched is None
 
 
 def test_files_that_were_found_damaged_are_not_used_again(tmp_path: Path, number: int) -> None:
-    """A block is checked when its hour is read."""
-    for path in (tmp_path / "c").glob("*.delay"):
-        zero(path)
+    """A block is checked when it is read."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         cache.retain([number])
         assert cache.vouched == b"second"
-        cache.take_due(number, END, 1, 1)
+        with failing(cache, "iter", error=failing_rows.DAMAGED), pytest.raises(StateError, match="is damaged"):
+            cache.take_due(number, END, 1, 1)
         assert "is damaged" in cache.loss
+    assert (tmp_path / "c" / DAMAGED).exists()
     with closing(LocalCache(tmp_path / "c")) as cache:
-        assert cache.vouched is None
+        assert (cache.vouched, cache.damages, (tmp_path / "c" / DAMAGED).exists()) == (None, [], False)
 
 
-def test_files_of_an_earlier_version_are_not_used(tmp_path: Path) -> None:
+def test_files_that_nobody_vouched_for_are_not_used(tmp_path: Path) -> None:
     """They have no table."""
     with closing(PartitionStore(tmp_path / "c")) as store:
         store.number(b"p\0 1")
     with closing(LocalCache(tmp_path / "c")) as cache:
-        assert (cache.vouched, cache.names()) == (None, {b"": 0})
-
-
-def test_files_with_many_numbers_are_not_used(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takeover takes one, and there are 65,536."""
-    monkeypatch.setattr(cache_module, "NUMBERS_MAX", 3)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        assert (cache.vouched, cache.names()) == (None, {b"": 0})
+        assert (cache.vouched, dict(cache.names())) == (None, {})
 
 
 def test_files_in_use_are_left_alone(tmp_path: Path, number: int) -> None:
@@ -175,22 +206,48 @@ def test_files_in_use_are_left_alone(tmp_path: Path, number: int) -> None:
     with closing(LocalCache(tmp_path / "c")):
         with pytest.raises(StateError, match="in use"):
             LocalCache(tmp_path / "c")
-        assert list((tmp_path / "c").glob("*.delay"))
+        assert list((tmp_path / "c" / "rows").glob("*.sst"))
 
 
-def test_a_log_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint is written that nobody has vouched for, and the files are not used again."""
-    monkeypatch.setattr(journal, "ASKED_BYTES_MAX", 1_000)
+def test_what_undoes_changes_does_not_grow_without_bound(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If nobody vouches for a point for long, the files are not used again."""
+    monkeypatch.setattr(cache_module, "UNDO_BYTES_MAX", 1_000)
     with closing(LocalCache(tmp_path / "c")) as cache:
-        cache.retain([])
-        number = cache.begin_partition(b"p")
-        while not cache.asks:
-            put(cache, number, 1)
-            cache._journal._do(cache._journal.begin_sync(ends=True))
-        put(cache, number, *range(2, 100))
-        for _ in range(3):
-            cache.sync()
-        assert not cache.asks
+        cache.retain([number])
+        cache.use(number)
+        put(cache, number, *range(200, 300))
+        assert not [*cache._database.under(Kind.UNDO)]
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        assert cache.vouched is None
+
+
+def test_a_lapse_ends_with_the_next_point(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was vouched for then is found."""
+    monkeypatch.setattr(cache_module, "UNDO_BYTES_MAX", 1_000)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        cache.retain([number])
+        cache.use(number)
+        put(cache, number, *range(200, 300))
+        vouch(cache, b"third")
+        put(cache, number, 300)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        cache.retain([number])
+        assert (cache.vouched, cache.held(number)) == (b"third", 201)
+
+
+def test_what_came_before_a_lapse_cannot_be_vouched_for(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing undoes what came behind such a point."""
+    monkeypatch.setattr(cache_module, "UNDO_BYTES_MAX", 1_000)
+    with closing(LocalCache(tmp_path / "c")) as cache:
+        cache.retain([number])
+        cache.use(number)
+        point = cache.point()
+        put(cache, number, *range(200, 300))
+        cache.vouch(point, b"too late")
     with closing(LocalCache(tmp_path / "c")) as cache:
         assert cache.vouched is None
 
@@ -199,30 +256,6 @@ def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:
     """A message can be taken before it is durable here: the broker has it."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         number = cache.number(b"p")
-        cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
-        assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"x"]
-
-
-def test_the_space_of_partitions_that_left_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of an hour to come is removed when nothing is left there, and the hour can be used again."""
-    monkeypatch.setattr(hours, "WASTE_BYTES_MAX", 1 << 20)
-    with closing(LocalCache(tmp_path / "c")) as cache:
-        for take in range(4):
-            number = cache.number(b"p%d" % take)
-            cache.adopt(
-                number,
-                [
-                    (DUE_MS << SEQUENCE_BITS | i, i, 1, NO_TIMESTAMP, NO_TAGS, None, b"", bytes(4096))
-                    for i in range(500)
-                ],
-            )
-            assert cache.held(number) == 500
-            cache.sync()
-            cache.drop(number)
-            for _ in range(8):
-                cache.sync()
-        assert cache.disk_bytes() < 1 << 20
-        number = cache.number(b"last")
         cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
         assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"x"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,11 @@ from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.disk.blocks import POSITION_MAX
+from sidecar.delay.rows import POSITION_MAX
 from sidecar.errors import StateError
+from tests.support.failing_rows import DAMAGED, failing
 from tests.support.model_changelog import ModelChangelog, ModelLog
+from tests.support.partition_store import flushed
 
 TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", RecordLineage(1, 7)
 DUE_MS = 1_000_000
@@ -47,25 +49,17 @@ def store(log: ModelLog, cache: LocalCache) -> ChangelogStore:
     store.own(NAME, number, TP, LINEAGE, TakenOver(7, 1, None, BitMap64(), [], [], is_lost=False))
     store.put(number, [(DUE_MS, origin, 0, 0, NO_TAGS, None, b"", b"%d" % origin) for origin in range(100)])
     store.sync()
-    cache._lanes.flush()
+    flushed(cache)
     return store
 
 
-def overwrite(path: Path) -> None:
-    """Put zeros in the place of all bytes."""
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-@pytest.mark.parametrize("harm", [overwrite, Path.unlink])
 def test_what_a_damaged_file_has_lost_is_not_passed_over(
-    store: ChangelogStore, log: ModelLog, tmp_path: Path, harm: Callable[[Path], None]
+    store: ChangelogStore, cache: LocalCache, log: ModelLog
 ) -> None:
     """Neither is a later message delivered, nor a state kept that ends it; the daemon stops, and restores it."""
-    for path in (tmp_path / "cache").glob("*.delay"):
-        harm(path)
     number = store.number(NAME)
     records = list(log.records)
-    with pytest.raises(StateError, match="is restored at the next start"):
+    with failing(cache, "iter", error=DAMAGED), pytest.raises(StateError, match="is damaged"):
         store.take_due(number, POSITION_MAX, 1_000, 1 << 20)
     with pytest.raises(StateError, match="is restored at the next start"):
         store.keep(number, b"", DUE_MS + 1 << SEQUENCE_BITS, 0)
@@ -77,8 +71,7 @@ def test_what_a_damaged_file_has_lost_is_not_passed_over(
 def test_files_that_were_removed_are_no_reason_to_wait(store: ChangelogStore, tmp_path: Path) -> None:
     """The daemon stops instead, and restores them."""
     assert store.broken is None
-    for path in (tmp_path / "cache").glob("*.wal"):
-        path.unlink()
+    (tmp_path / "cache" / "rows").rename(tmp_path / "away")
     assert store.in_place()
     assert "was moved or removed" in str(store.broken)
 

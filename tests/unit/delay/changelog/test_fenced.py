@@ -13,8 +13,8 @@ from sidecar.delay.changelog.reach import REACH_KEY, Handed, read_reach
 from sidecar.delay.changelog.records import MESSAGE, RecordLineage, read_message_key
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
 from sidecar.delay.interface import Row
+from sidecar.delay.rows import NO_TIMESTAMP
 from sidecar.errors import StateError
 from tests.support.changelog_scene import LINEAGE, NAME, TP
 from tests.support.model_changelog import ModelCache

@@ -21,7 +21,7 @@ from sidecar.delay.changelog.records import (
     state_entry,
     topic_hash,
 )
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
+from sidecar.delay.rows import NO_TIMESTAMP
 from tests.support.partition_store import TAGS
 
 LINEAGE = RecordLineage((1 << 64) - 1, (1 << 32) - 1)

@@ -18,8 +18,7 @@ from sidecar.delay.changelog.records import (
 )
 from sidecar.delay.changelog.store import NOT_OWNED, UNACKNOWLEDGED_BYTES_MAX, ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.hours import PARKED_FROM
+from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM
 from sidecar.errors import StateError
 from tests.support.changelog_scene import END, LINEAGE, NAME, TP, Scene
 from tests.support.model_changelog import ModelCache, ModelChangelog

@@ -25,7 +25,7 @@ from sidecar.delay.changelog.records import (
     state_entry,
 )
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.disk.changes import PlacedRow
+from sidecar.delay.rows import PlacedRow
 from sidecar.errors import ConfigError
 from tests.support.model_changelog import ModelLog
 from tests.support.partition_store import TAGS

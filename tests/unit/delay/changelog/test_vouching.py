@@ -12,8 +12,7 @@ from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_key, message_value
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.vouching import SPARE_S
-from sidecar.delay.disk.blocks import NO_TIMESTAMP
-from sidecar.delay.disk.hours import PARKED_FROM
+from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM
 from tests.support.changelog_scene import LINEAGE, NAME, Scene
 from tests.support.model_changelog import ModelCache
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sidecar import files
-from sidecar.delay.disk.wal import CHECKPOINT
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.partitions import PartitionStore
+from sidecar.delay.stored import IDENTITY
 from sidecar.errors import NoStateError, StateError, UnavailableError
 from tests.support.partition_store import END, killed, rows
 
@@ -27,36 +27,23 @@ def held(folder: Path, *dues: int) -> PartitionStore:
 
 def test_a_folder_that_a_process_uses_is_not_read(tmp_path: Path) -> None:
     """The process is named; once it has ended, its folder is read."""
-    store = held(tmp_path, 5, 6)
+    store = held(tmp_path / "store", 5, 6)
     with pytest.raises(UnavailableError, match=f"in use by pid {os.getpid()}"):
-        OfflineStore(tmp_path)
-    killed(store)
-    assert len(OfflineStore(tmp_path).listed(0, 0, END, 10, None)) == 2
+        OfflineStore(tmp_path / "store")
+    assert len(OfflineStore(killed(store)).listed(0, 0, END, 10, None)) == 2
 
 
 def test_a_process_can_start_while_the_folder_is_read(tmp_path: Path) -> None:
     """The reader finds out that its answer may be of two moments, also if that process has ended."""
-    killed(held(tmp_path, 5))
-    offline = OfflineStore(tmp_path)
+    folder = killed(held(tmp_path / "store", 5))
+    offline = OfflineStore(folder)
     offline.check()
-    store = PartitionStore(tmp_path)
+    store = PartitionStore(folder)
     with pytest.raises(UnavailableError, match="in use by pid"):
         offline.check()
-    killed(store)
+    store.close()
     with pytest.raises(UnavailableError, match="has used"):
         offline.check()
-
-
-def test_a_log_larger_than_what_a_process_keeps_in_memory_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it is appended to the files."""
-    killed(held(tmp_path, *range(1_000)))
-    monkeypatch.setattr("sidecar.delay.lanes.BUFFERED_BYTES_MAX", 100)
-    monkeypatch.setattr("sidecar.delay.disk.hours.HOUR_BYTES_MAX", 100)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert sum(OfflineStore(tmp_path).hours().values()) == 1_000
-    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
@@ -73,39 +60,29 @@ def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
 
 
 def _newer(folder: Path) -> None:
-    raw = bytearray((folder / CHECKPOINT).read_bytes())
+    raw = bytearray((folder / IDENTITY).read_bytes())
     raw[24] += 1  # the version
-    (folder / CHECKPOINT).write_bytes(raw)
+    (folder / IDENTITY).write_bytes(raw)
 
 
-@pytest.mark.parametrize("change", [_newer, lambda folder: (folder / CHECKPOINT).unlink()])
+@pytest.mark.parametrize("change", [_newer, lambda folder: (folder / IDENTITY).unlink()])
 def test_a_folder_that_cannot_be_understood_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    """Exit 73: another version wrote its checkpoint, or there is none."""
-    killed(held(tmp_path, 5))
-    change(tmp_path)
-    with pytest.raises(StateError, match="checkpoint cannot be used") as refused:
-        OfflineStore(tmp_path)
+    """Exit 73: another version wrote it, or something is missing."""
+    folder = killed(held(tmp_path / "store", 5))
+    change(folder)
+    with pytest.raises(StateError, match="cannot be used") as refused:
+        OfflineStore(folder)
     assert refused.value.exit_code == 73
-
-
-def test_a_log_with_changes_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    """Exit 73 with the cure."""
-    store = held(tmp_path, 5)
-    store._journal._log.write(b"\x63\0\0\0\0")
-    killed(store)
-    with pytest.raises(StateError, match="99") as refused:
-        OfflineStore(tmp_path)
-    assert "or a later one" in refused.value.hint
 
 
 def test_files_that_may_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 73; the hint names the daemon's user."""
-    killed(held(tmp_path, 5))
+    folder = killed(held(tmp_path / "store", 5))
 
     def refuse(path: Path) -> bytes:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(files, "read_from", refuse)
-    with pytest.raises(StateError, match="checkpoint: Permission denied") as refused:
-        OfflineStore(tmp_path)
+    with pytest.raises(StateError, match="identity: Permission denied") as refused:
+        OfflineStore(folder)
     assert (refused.value.exit_code, "user of the daemon" in refused.value.hint) == (73, True)

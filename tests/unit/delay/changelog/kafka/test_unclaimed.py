@@ -19,7 +19,7 @@ from sidecar.delay.changelog.kafka.topics import number_of
 from sidecar.delay.changelog.kafka.unclaimed import PATIENCE_S, CommitLook, Unclaimed, UnclaimedRestorer
 from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.takeover import Start
-from sidecar.delay.disk.blocks import ORIGIN_MAX
+from sidecar.delay.rows import ORIGIN_MAX
 from sidecar.errors import CredentialsError, SidecarError, UnavailableError
 from sidecar.sources.kafka.offsets import LogBounds
 from sidecar.state.offset_map import Identity, encode

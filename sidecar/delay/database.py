@@ -1,0 +1,307 @@
+"""The sorted map of a store, in RocksDB: opened, read, written, made durable. Does not interpret its content.
+
+A write is atomic. It is in a log at once, which outlives the process, and durable after a job: what a power cut takes
+is a suffix of all writes. What is removed frees its space when RocksDB merges its files. It has threads of its own for
+that; a block that it finds damaged there, or in reading, ends all writes: the next start copies what can be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    WriteBatch,
+)
+
+from sidecar import files
+from sidecar.delay.interface import FileDamage
+from sidecar.delay.rows import Kind, Pair
+from sidecar.delay.wal import has_write_behind
+from sidecar.errors import StateError
+from sidecar.state.folder import StateFolder
+
+ROWS = "rows"
+"""The folder of the database in that of its store."""
+DAMAGED = "damaged"
+"""Exists if a block was found damaged."""
+WRITTEN_BYTES, READ_BYTES = 16 << 20, 8 << 20
+"""Memory of what is written and not in files yet, of which there may be two; and of what was read."""
+_BLOCK_BYTES = 16 << 10
+ENDED_BYTES_MAX = 64 << 20
+"""Bytes of ended messages at which a file is begun, so that their space is freed though nothing else is written."""
+_CALLS = errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT
+_ERRORS = {os.strerror(number): number for number in _CALLS}
+_FULL = errno.ENOSPC, errno.EDQUOT
+_CORRUPTION = re.compile(r"Corruption|bad block|checksum mismatch")
+
+
+class DamageError(Exception):
+    """A file is damaged."""
+
+
+def options(*, skips_damage: bool = False) -> Options:
+    """How the database is opened.
+
+    Args:
+        skips_damage: Whether its log is read behind damage, too; else up to there.
+    """
+    found, table = Options(raw_mode=True), BlockBasedOptions()
+    found.create_if_missing(True)  # noqa: FBT003
+    found.set_compression_type(DBCompressionType.none())
+    found.set_write_buffer_size(WRITTEN_BYTES)
+    found.set_max_write_buffer_number(2)
+    mode = DBRecoveryMode.skip_any_corrupted_record if skips_damage else DBRecoveryMode.point_in_time
+    found.set_wal_recovery_mode(mode())
+    found.set_keep_log_file_num(1)
+    found.set_max_log_file_size(1 << 20)
+    found.set_stats_dump_period_sec(0)
+    table.set_block_cache(Cache(READ_BYTES))
+    table.set_block_size(_BLOCK_BYTES)
+    found.set_block_based_table_factory(table)
+    return found
+
+
+def opened(path: Path) -> tuple[Rdict, bool]:
+    """The database of a folder, and whether its log is damaged before its end: what is beside that was not read.
+
+    A log that only lost its end is as after a power cut.
+    """
+    logs = [log for log in path.glob("*.log") if log.stat().st_size]
+    if not logs:
+        return Rdict(str(path), options()), False
+    whole = Rdict(str(path), options(), access_type=AccessType.read_only())
+    last = whole.latest_sequence_number()
+    whole.close()
+    is_damaged = any(has_write_behind(log.read_bytes(), last) for log in logs)
+    return Rdict(str(path), options(skips_damage=is_damaged)), is_damaged
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise errors of RocksDB, which have one class, as what they are.
+
+    Raises:
+        DamageError: A file is damaged.
+        OSError: The system refused a call.
+    """
+    try:
+        yield
+    except (OSError, ValueError, TypeError, StateError, DamageError):
+        raise
+    except Exception as error:
+        text = str(error)
+        if _CORRUPTION.search(text):
+            raise DamageError(text) from error
+        number = next((each for words, each in _ERRORS.items() if words in text), None)
+        raise (OSError(text) if number is None else OSError(number, os.strerror(number))) from error
+
+
+class SyncJob:
+    """Makes all changes so far durable.
+
+    Args:
+        changes: Their number.
+    """
+
+    def __init__(self, rows: Rdict, changes: int) -> None:
+        self._rows, self.changes = rows, changes
+
+    def run(self) -> None:
+        """Make them durable, on any thread: others run meanwhile.
+
+        Raises:
+            OSError: It failed.
+        """
+        try:
+            with translated():
+                self._rows.flush_wal(True)  # noqa: FBT003
+        except DamageError as error:
+            raise OSError(str(error)) from error
+
+
+class RowDatabase:
+    """For one thread of one process, but for its jobs.
+
+    Args:
+        folder: The folder of the store.
+        damages: Gets the damage that is found.
+
+    Raises:
+        OSError: The system refused a call.
+        DamageError: The database cannot be opened.
+    """
+
+    def __init__(self, folder: StateFolder, damages: list[FileDamage]) -> None:
+        self._folder = folder
+        self.path = folder.path / ROWS
+        self.damages = damages
+        self.changes = self.synced = 0
+        self.broken: OSError | None = None
+        """Why nothing more can be made durable."""
+        self._is_full = False
+        """Whether the disk was full, and nothing was written since."""
+        self._job: SyncJob | None = None
+        self._ended_bytes = 0
+        files.make_folder(self.path)
+        self.path.chmod(0o700)  # RocksDB's files are readable for all
+        with translated():
+            self._rows, is_damaged = opened(self.path)
+        if is_damaged:
+            damages.append(FileDamage(self.path, "its log is damaged: what was written there last may be missing", 0))
+        self._identity = self.path.stat().st_ino
+
+    @contextmanager
+    def errors(self, verb: str) -> Iterator[None]:
+        """Raise errors as `StateError`, with the folder and the cure."""
+        with self._folder.errors(verb):
+            try:
+                with translated():
+                    yield
+            except DamageError as error:
+                self._found_damage(error)
+                raise StateError(str(self.broken)) from error
+            except OSError as error:
+                self._is_full = self._is_full or error.errno in _FULL
+                raise
+
+    def _found_damage(self, error: DamageError) -> None:
+        """Note that the next start copies what can be read."""
+        with suppress(OSError):
+            files.put(self._folder.path / DAMAGED, str(error).encode())
+        if self.broken is None:
+            self.damages.append(FileDamage(self.path, str(error), 0))
+        self.broken = OSError(f"{self.path} is damaged: start again, and what can be read is kept ({error})")
+
+    # Reading
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+        found: bytes | None = self._rows.get(key)
+        return found
+
+    def under(self, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[Pair]:
+        """The pairs whose keys begin with `start`, in [first, end), in order, as they are now."""
+        return pairs(self._rows.iter(), start, first, end)
+
+    def cursor(self) -> RdictIter:
+        """An iterator of RocksDB over all pairs as they are now, for any thread."""
+        return self._rows.iter()
+
+    # Writing
+
+    def write(self, batch: WriteBatch, ended_bytes: int = 0) -> None:
+        """Write a change, as a whole or not at all.
+
+        Args:
+            ended_bytes: Bytes of rows that it removes.
+
+        Raises:
+            StateError: Nothing was written.
+        """
+        with self.errors("write"):
+            if self.broken is not None:
+                raise self.broken
+            self._rows.write(batch)
+            self._ended_bytes += ended_bytes
+            if self._ended_bytes > ENDED_BYTES_MAX:
+                self._ended_bytes = 0
+                self._rows.flush(False)  # noqa: FBT003
+        self.changes += 1
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the files are where they were opened: if not, what is written is lost."""
+        try:
+            return self.path.stat().st_ino == self._identity
+        except OSError:
+            return False
+
+    def begin_sync(self) -> SyncJob | None:
+        """A job that makes all changes so far durable; None if they are, or if one is under way."""
+        self._check()
+        if self._job is not None or self.synced == self.changes:
+            return None
+        self._job = SyncJob(self._rows, self.changes)
+        return self._job
+
+    def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
+        """Count the changes before a job as durable, unless it failed with an error.
+
+        After an error the system may have dropped what it could not write, so a second attempt would prove nothing.
+        """
+        if job is not self._job:
+            return
+        self._job = None
+        if error is None:
+            self.synced = max(self.synced, job.changes)
+        else:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        """Note that a job failed: on a full disk RocksDB goes on by itself, once there is room."""
+        self._is_full = self._is_full or error.errno in _FULL
+        if not self._is_full:
+            self.broken = self.broken or error
+
+    def _check(self) -> None:
+        """Refuse what cannot succeed.
+
+        Raises:
+            StateError: Nothing can be written, at present or any more.
+        """
+        with self.errors("write"):
+            if self.broken is not None:
+                raise self.broken
+            if self._is_full:
+                self._rows.put(Kind.ROOM, b"")
+                self._is_full = False
+
+    def sync(self) -> None:
+        """Make all changes durable now."""
+        self._check()
+        job = self._job = SyncJob(self._rows, self.changes)
+        with self.errors("write"):
+            try:
+                job.run()
+            except OSError as error:
+                self._failed(error)
+                raise
+        self.ended_sync(job, None)
+
+    def close(self) -> None:
+        """Close the files, so that the next start has no log to repeat; harmless when repeated."""
+        with suppress(Exception):  # what is damaged cannot be closed
+            if self.broken is None:
+                self._rows.flush()
+            self._rows.close()
+
+
+def pairs(cursor: RdictIter, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[Pair]:
+    """The pairs whose keys begin with `start`, in [first, end), in order."""
+    cursor.seek(max(start, first))
+    while cursor.valid():
+        key = cursor.key()
+        if not key.startswith(start) or (end is not None and key >= end):
+            return
+        yield key, cursor.value()
+        cursor.next()
+    cursor.status()
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all that it has."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,267 @@
+"""What a store of held messages tells, without changing anything. It has no thread and no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+from rocksdict import RdictIter
+
+from sidecar.core.messages.tag_index import ENTRY_BYTES
+from sidecar.delay.database import pairs
+from sidecar.delay.interface import LISTED_MAX, StorePlace
+from sidecar.delay.partition import HeldPartition
+from sidecar.delay.rows import (
+    COUNT_KEY,
+    PARKED_FROM,
+    PARKED_HOUR,
+    POSITION_MAX,
+    Held,
+    Kind,
+    ListedRow,
+    Pair,
+    hour_of,
+    listed,
+    origin_in,
+    position_in,
+    prefix,
+    tags_in,
+    unpacked,
+)  # fmt: skip
+from sidecar.errors import StateError
+
+PARTITIONS_MAX = 1 << 16
+VERSION = 1
+_TAGS = np.dtype([("mask", "<u8"), ("rules", "<u4")])
+assert _TAGS.itemsize == ENTRY_BYTES
+
+
+class Pairs(Protocol):
+    """A sorted map."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+        ...
+
+    def under(self, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The pairs whose keys begin with `start`, in [first, end), in order."""
+        ...
+
+    def cursor(self) -> RdictIter:
+        """An iterator of RocksDB over all pairs as they are now, for any thread."""
+        ...
+
+    def errors(self, verb: str) -> AbstractContextManager[None]:
+        """Raise errors as those of the program."""
+        ...
+
+
+def tag_columns(rows: Sequence[Pair]) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """The entries of tags of rows: the hashes of the rules, and the masks."""
+    entries = np.frombuffer(b"".join(tags_in(value) for _, value in rows), _TAGS)
+    return entries["rules"], entries["mask"]
+
+
+class HeldView:
+    """Messages as they were at one moment, in the order of positions; for any thread.
+
+    Args:
+        lowest: The lowest position of each partition that is wanted, by its number.
+        end: The position behind the last.
+    """
+
+    def __init__(self, database: Pairs, lowest: Mapping[int, int], end: int) -> None:
+        self._database, self._end = database, min(end, PARKED_FROM)
+        # Not a snapshot of the library, which does not keep what is removed later.
+        self._cursors = [(number, at, database.cursor()) for number, at in lowest.items()]
+
+    def pieces(self, size: int) -> Iterator[Sequence[Pair]]:
+        """Rows, about so many at once; all at one position are in one piece.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        piece: list[Pair] = []
+        with self._database.errors("read"):
+            for key, value in heapq.merge(*(self._of(*each) for each in self._cursors), key=_place):
+                if len(piece) >= size and position_in(piece[-1][0]) != position_in(key):
+                    yield piece
+                    piece = []
+                piece.append((key, value))
+        if piece:
+            yield piece
+
+    def _of(self, number: int, lowest: int, cursor: RdictIter) -> Iterator[Pair]:
+        start = prefix(Kind.ROW, number)
+        first, end = (start + each.to_bytes(8, "big") for each in (lowest, self._end))
+        return pairs(cursor, start, first, end)
+
+
+def _place(pair: Pair) -> bytes:
+    return pair[0][3:11] + pair[0][1:3]
+
+
+class HeldRows:
+    """Held messages of several partitions in a sorted map.
+
+    Args:
+        path: The folder of the store.
+        identity: 48 random bits.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+
+    parked_from = PARKED_FROM
+    """The lowest position that is no due time."""
+
+    def __init__(self, database: Pairs, path: Path, identity: int) -> None:
+        self._rows, self.id = database, identity
+        self._partitions: dict[int, HeldPartition] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._waiting_bytes = 0
+        with database.errors("read"):
+            try:
+                self._load()
+            except ValueError as error:
+                raise unusable(path, error) from error
+
+    def _load(self) -> None:
+        for key, raw in self._rows.under(Kind.PARTITION):
+            number = int.from_bytes(key[1:], "big")
+            partition = self._partitions[number] = HeldPartition.decoded(number, raw)
+            self._numbers[partition.name] = number
+        for key, raw in self._rows.under(Kind.COUNT):
+            _, number, count = COUNT_KEY.unpack(key)
+            if number in self._partitions:
+                self._partitions[number].add_count(count, raw)
+        self._waiting_bytes = sum(partition.nbytes for partition in self._partitions.values())
+
+    def names(self) -> Mapping[bytes, int]:
+        """The numbers of all partitions."""
+        return self._numbers
+
+    def place(self, number: int) -> StorePlace:
+        """Where the messages of a partition are."""
+        return StorePlace(self.id, f"{self.id:x}.{number}")
+
+    def state(self, number: int) -> bytes | None:
+        """The last state given to `keep`."""
+        return self._partitions[number].state
+
+    def known(self, number: int) -> BitMap64:
+        """Origins of all messages that were put, at or above the floor, as a copy."""
+        return self._partitions[number].known.copy()
+
+    def held(self, number: int) -> int:
+        """Number of messages that are not ended, without parked parts."""
+        return self._partitions[number].messages_before(hour_of(self.parked_from))
+
+    def hours(self) -> dict[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
+        totals: dict[int, int] = {}
+        for partition in self._counted():
+            for hour, found in partition.hours.items():
+                if found.messages and hour < PARKED_HOUR:
+                    totals[hour] = totals.get(hour, 0) + found.messages
+        return totals
+
+    def _counted(self) -> Iterable[HeldPartition]:
+        return self._partitions.values()
+
+    def disk_bytes(self) -> int:
+        """Bytes of what is not ended."""
+        return self._waiting_bytes
+
+    def next(self, number: int) -> int | None:
+        """The position below which the partition has nothing to take; None if there is nothing at all."""
+        partition = self._partitions[number]
+        if partition.following == 0:
+            with self._rows.errors("read"):
+                first, end = partition.at(partition.cursor), partition.at(self.parked_from)
+                found = next(self._rows.under(partition.rows, first, end), None)
+            partition.following = None if found is None else position_in(found[0])
+        return partition.following
+
+    def _found(self, partition: HeldPartition, position: int) -> list[tuple[bytes, bytes]]:
+        """The rows at a position: several until all but one are removed."""
+        if position < partition.watermark or position > POSITION_MAX:
+            return []
+        return list(self._rows.under(partition.at(position)))
+
+    def find(self, number: int, position: int) -> Held | None:
+        """A message that is not ended, taken or not.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        partition = self._partitions.get(number)
+        if partition is None:
+            return None
+        with self._rows.errors("read"):
+            return next((unpacked(*pair) for pair in self._found(partition, position)), None)
+
+    def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
+        """The origins of messages that are not ended, by position.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        partition = self._partitions[number]
+        with self._rows.errors("read"):
+            found = [(position, self._found(partition, position)) for position in positions]
+        return {position: origin_in(rows[0][1]) for position, rows in found if rows}
+
+    def parked(self, number: int) -> list[Held]:
+        """The parked parts that are kept, in no order, without their values.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        partition = self._partitions[number]
+        first = partition.at(max(PARKED_FROM, partition.watermark))
+        with self._rows.errors("read"):
+            return [unpacked(*pair)._replace(value=None) for pair in self._rows.under(partition.rows, first)]
+
+    def listed(
+        self, number: int, first: int = 0, end: int = POSITION_MAX, limit: int = LISTED_MAX, origin: int | None = None
+    ) -> list[ListedRow]:
+        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        partition, found = self._partitions[number], list[ListedRow]()
+        begin, behind = partition.at(max(first, partition.cursor)), partition.at(min(end, PARKED_FROM))
+        with self._rows.errors("read"):
+            for key, value in self._rows.under(partition.rows, begin, behind):
+                if origin is None or origin_in(value) == origin:
+                    found.append(listed(key, value))
+                    if len(found) == limit:
+                        break
+        return found
+
+    def view(self, lowest: Mapping[int, int], end: int) -> HeldView:
+        """What some partitions have now that was not taken, for any thread; it takes no time.
+
+        Args:
+            lowest: The lowest position of each partition, by its number.
+            end: The position behind the last.
+        """
+        partitions = self._partitions
+        lowest = {number: max(at, partitions[number].cursor) for number, at in lowest.items() if number in partitions}
+        return HeldView(self._rows, lowest, end)
+
+
+def unusable(path: object, why: object) -> StateError:
+    """The error of a store that cannot be used."""
+    return StateError(
+        f"delayed messages: {path} cannot be used: {why}",
+        hint="restore the folder; or move it away, and the messages that it holds are lost",
+    )

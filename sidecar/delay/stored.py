@@ -1,0 +1,212 @@
+"""Held messages of several partitions in a folder: opened, changed as a whole, made durable. Ends and takes nothing."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from sidecar import files
+from sidecar.core.snapshots import seal, unseal
+from sidecar.delay.database import ROWS, DamageError, RowDatabase, SyncJob
+from sidecar.delay.interface import FileDamage
+from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
+from sidecar.delay.reading import PARTITIONS_MAX, VERSION, HeldRows, unusable
+from sidecar.delay.rows import Kind, hour_of, prefix
+from sidecar.delay.salvage import salvage
+from sidecar.errors import StateError
+from sidecar.state.folder import StateFolder
+
+IDENTITY = "identity"
+"""Says that the folder has a database, of which version, and what it is called in names."""
+_KIND = "PartitionStore"
+
+
+def identity_of(path: Path) -> int | None:
+    """The 48 random bits that were drawn when a folder was new; None if it is.
+
+    Raises:
+        StateError: It has a database of another version, or one without its identity.
+        OSError: It cannot be read.
+    """
+    raw = files.read_from(path / IDENTITY)
+    is_there = (path / ROWS / "CURRENT").exists()
+    try:
+        if raw is not None and not is_there:
+            raise ValueError(f"{path / ROWS} is missing, or damaged")
+        return None if raw is None else int.from_bytes(unseal(_KIND, VERSION, raw), "big")
+    except ValueError as error:
+        raise unusable(path, error) from error
+
+
+class StoredRows(HeldRows):
+    """Rows that outlive the process.
+
+    Args:
+        path: A folder; created if it is missing.
+
+    Raises:
+        StateError: The folder cannot be used, or another process uses it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = StateFolder(path)
+        self.damages: list[FileDamage] = []
+        """Damage found since the start."""
+        try:
+            self._open(path)
+        except BaseException:
+            self._folder.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        with self._folder.errors("read"):
+            try:
+                salvage(path, self.damages)
+                identity = identity_of(path)
+                self._database = RowDatabase(self._folder, self.damages)
+            except (DamageError, FileNotFoundError) as error:
+                raise unusable(path, error) from error
+            self.is_new = identity is None
+            try:
+                self._prepare(self._database)
+                super().__init__(self._database, path, secrets.randbits(48) if identity is None else identity)
+                if identity is None and self._partitions:
+                    raise unusable(path, f"{IDENTITY} is missing")
+                if identity is None:
+                    files.put(path / IDENTITY, seal(_KIND, VERSION, self.id.to_bytes(8, "big")))
+            except BaseException:
+                self._database.close()
+                raise
+        self._unsynced: list[tuple[int, int]] = []
+        """Changes with messages that are not durable, and their lowest positions."""
+        self._free = max(self._partitions, default=-1) + 1
+        """The number of the next new partition."""
+
+    def _prepare(self, database: RowDatabase) -> None:
+        """Change what an earlier process wrote, before it is read."""
+
+    # Writing
+
+    def _write(self, partition: HeldPartition, change: Write, *, folds: bool = False) -> None:
+        """Write a change, and count it.
+
+        Args:
+            folds: Whether its origins are all that are known from now on.
+
+        Raises:
+            StateError: Nothing was written.
+        """
+        if change.hours or change.origins or folds:
+            if folds or partition.counts - partition.first_count >= COUNTS_MAX:
+                folds = True
+                partition.save(change)  # what is left out of a count is before the mark
+                self._fold(partition, change)
+            else:
+                change.put(partition.count_key(partition.counts), partition.counted(change))
+        ended = sum(-nbytes for _, nbytes in change.hours.values() if nbytes < 0)
+        self._send(partition, change, ended)
+        self._waiting_bytes += partition.apply(change)
+        if folds:
+            partition.first_count = partition.counts
+            past, hours = hour_of(partition.mark), partition.hours
+            partition.hours = {hour: each for hour, each in hours.items() if each.messages or hour >= past}
+        if change.hours or change.origins or folds:
+            partition.counts += 1
+
+    def _send(self, partition: HeldPartition, change: Write, ended_bytes: int) -> None:  # noqa: ARG002  # see `LocalCache`
+        """Write a change of a partition."""
+        self._database.write(change.batch, ended_bytes)
+
+    def _fold(self, partition: HeldPartition, change: Write) -> None:
+        """Put one count in the place of all."""
+        with self._database.errors("read"):
+            for key, raw in list(self._database.under(prefix(Kind.COUNT, partition.number))):
+                change.remove(key, raw)
+        change.put(partition.count_key(partition.counts), partition.folded(change))
+
+    def _remove_range(self, change: Write, first: bytes, end: bytes) -> None:
+        """Remove keys of ended messages."""
+        change.batch.delete_range(first, end)
+
+    # Partitions
+
+    def number(self, name: bytes) -> int:
+        """The number of a partition; a new one is permanent, and durable with the next sync.
+
+        Raises:
+            StateError: There are too many.
+        """
+        number = self._numbers.get(name)
+        if number is not None:
+            return number
+        if len(self._partitions) >= PARTITIONS_MAX:
+            raise StateError(
+                f"delayed messages: {self._folder.path} has {PARTITIONS_MAX} partitions, and can have no more",
+                hint="let this sidecar read fewer topics, or begin with another folder when it holds nothing",
+            )
+        partition, change = HeldPartition(self._free, name, following=None), Write()
+        partition.save(change)
+        self._write(partition, change)
+        self._partitions[partition.number] = partition
+        self._numbers[name] = partition.number
+        self._free = self._next_free()
+        return partition.number
+
+    def _next_free(self) -> int:
+        return self._free + 1
+
+    # Durability
+
+    @property
+    def changes(self) -> int:
+        """Number of writes so far."""
+        return self._database.changes
+
+    @property
+    def synced(self) -> int:
+        """Number of those that are durable."""
+        return self._database.synced
+
+    @property
+    def broken(self) -> OSError | None:
+        """Why nothing more can be made durable; None if it can."""
+        return self._database.broken
+
+    def poll(self) -> None:
+        """Do nothing: `ended_sync` reports durable changes."""
+
+    def in_place(self) -> bool:
+        """Whether the files are where they were opened: if not, what is written is lost."""
+        return self._database.in_place
+
+    def begin_sync(self) -> SyncJob | None:
+        """A job that makes all changes so far durable; `ended_sync` must follow. None if all are, or one is under way.
+
+        Raises:
+            StateError: They cannot be: open the store again.
+        """
+        return self._database.begin_sync()
+
+    def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
+        """Count the changes before a job as durable, unless it failed with an error."""
+        self._database.ended_sync(job, error)
+
+    def sync(self) -> None:
+        """Make all changes durable now; a job that is under way no longer counts.
+
+        Raises:
+            StateError: It failed.
+        """
+        self._database.sync()
+
+    def close(self) -> None:
+        """Make everything durable, and free the folder.
+
+        Raises:
+            StateError: It failed; the folder is free nevertheless.
+        """
+        try:
+            self.sync()
+        finally:
+            self._database.close()
+            self._folder.close()
