@@ -66,7 +66,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The state at the broker; earlier versions wrote no ancestors, still earlier ones no stamps."""
+    """The state at the broker."""
 
     state: PartitionState
     stamp: Stamp | None = None

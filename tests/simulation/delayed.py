@@ -247,7 +247,8 @@ class Broker:
         found = decode(text, item.state.watermark, identity, b"rule")
         if found.state != item.state:
             raise BrokenPromiseError("codec", f"{item.state} came back as {found}")
-        self.before.append(self.found)
+        if self.found.stamp is not None or self.incarnation == 1:  # what an operator set would be obeyed again
+            self.before.append(self.found)
         self.found = Committed(found.state, *found[3:])
         if self.found.stamp is not None and self.found.stamp.token not in self.line[-1:]:
             self.line.append(self.found.stamp.token)
@@ -362,7 +363,8 @@ class Host:
         """What the broker's commit and the state folder tell."""
         committed, incarnation = self._world.broker.found, self._world.broker.incarnation
         memory = self.memory[1] if self.memory is not None and self.memory[0] == incarnation else None
-        found = recall(committed, memory, SameLog(), is_outdated=self.is_outdated)
+        is_nothing = committed.stamp is None and memory is not None  # all commits are lost
+        found = recall(None if is_nothing else committed, memory, SameLog(), is_outdated=self.is_outdated)
         knows = memory is None or memory.stamp.token not in self._world.broker.line[-NAMED_OWNERS:]
         if not self._world.has_lost and (found.compared or not (knows or found.whose is Basis.BROKER)):
             self._world.blamed = f"{committed} is taken for a loss of {memory}"
