@@ -96,7 +96,7 @@ def in_child(work: Callable[..., T], *args: object) -> tuple[T, float]:
 
 
 def _send(pipe: Connection, work: Callable[..., object], args: Sequence[object]) -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts over
     before = _memory_mib("VmRSS")
     pipe.send((work(*args), _memory_mib("VmHWM") - before))
     os._exit(0)

@@ -132,7 +132,7 @@ static void abandon(void) {
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, abandon); }
 
-/* Then codes begin anew. */
+/* Then codes start over. */
 static void forget_tags(reader *r) {
   memo_clear(&r->memo);
   give(r->place_of);
@@ -284,7 +284,7 @@ API int fl_poll(reader *r, int most, int timeout_ms) {
   return r->nruns;
 }
 
-/* Takes more, up to so many, behind the messages of the last poll, of which none was sorted; cuts the runs anew. */
+/* Takes more, up to so many, behind the messages of the last poll, of which none was sorted; cuts the runs again. */
 API int fl_poll_more(reader *r, int most, int timeout_ms) {
   HOLD(r->lock);
   if (!r->queue) return CLOSED;

@@ -178,7 +178,7 @@ class Committer:
         self._order.forget_partitions(tps)
         self._record.commits.forget_partitions(tps)
 
-    def begin_anew(self, tp: TopicPartition) -> None:
+    def start_over(self, tp: TopicPartition) -> None:
         """Drop a partition's unwritten ids: under its new incarnation, earlier ids do not identify duplicates."""
         self._order.forget_ids(tp)
         self._pipeline.count_unwritten(self._order.unwritten_bytes)

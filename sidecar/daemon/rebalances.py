@@ -63,7 +63,7 @@ class RebalanceListener:
         self._reloading -= here
         for assignment in assignments:
             if not assignment.resumed:
-                self._committer.begin_anew(assignment.tp)
+                self._committer.start_over(assignment.tp)
         self._delays.assigned(assignments)
         self._feed.take_partitions(assignments)
         names = [f"{assignment.tp}@{assignment.state.watermark}" for assignment in assignments]

@@ -165,7 +165,7 @@ def test_a_message_can_be_fetched_again(origin: Origin, topic: str, open_: Open)
 
 
 def test_a_commit_of_another_incarnation_is_not_made(origin: Origin, topic: str, open_: Open) -> None:
-    """A state that was made before its partition was taken anew is never told to be durable, and changes nothing."""
+    """A state that was made before its partition was taken again is never told to be durable, and changes nothing."""
     state = MemoryState()
     reading = open_(state)
     send(origin, topic, VALUES)

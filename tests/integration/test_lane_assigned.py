@@ -70,7 +70,7 @@ class Owner:
         self.consumer.incremental_unassign(places(some))
         self.owned -= some
 
-    def assign_anew(self, tps: Iterable[TopicPartition]) -> None:
+    def assign_again(self, tps: Iterable[TopicPartition]) -> None:
         """Give them up, and take them at once."""
         self.unassign(tps)
         self.assign(tps)
@@ -90,7 +90,7 @@ class Owner:
             assert message.error() is None, message.error()
             self.strayed += 1
             tp = TopicPartition(message.topic() or "", message.partition() or 0)
-            self.assign_anew([tp])
+            self.assign_again([tp])
         for run in self.lane.read(timeout_s)[0]:
             assert isinstance(run, Run)
             assert run.tp in self.owned - self.paused, f"{run.tp} is not read now"
@@ -120,7 +120,7 @@ def test_partitions_that_come_and_go_at_once_lose_nothing(
         owner.assign(tps)
         for step in range(STEPS):
             some = chance.sample(tps, chance.randint(1, PARTITIONS))
-            chance.choice([owner.unassign, owner.assign, owner.pause, owner.assign_anew, owner.assign_anew])(some)
+            chance.choice([owner.unassign, owner.assign, owner.pause, owner.assign_again, owner.assign_again])(some)
             if chance.random() < 0.3:
                 owner.read(0)
             if step % BURST == 0:

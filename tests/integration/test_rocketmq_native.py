@@ -101,7 +101,7 @@ def test_a_topic_made_again_while_it_is_read(node: RocketMqNode, source: dict[st
     assert made_again(node, source, tmp_path, [("flowing", 0.0)], 4_000).exact
 
 
-def test_where_a_queue_begins_anew_outlasts_a_late_commit(node: RocketMqNode, source: dict[str, Any]) -> None:
+def test_where_a_queue_starts_over_outlasts_a_late_commit(node: RocketMqNode, source: dict[str, Any]) -> None:
     """A commit of the killed child that the broker takes after ours is overwritten before the next child reads."""
     bodies = Bodies(node)
     bodies.send(100)

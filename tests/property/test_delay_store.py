@@ -114,7 +114,7 @@ class World:
         flushed(self.store._store)
 
     def fail(self, _: int) -> None:
-        """A write cannot be made durable: the store is opened anew."""
+        """A write cannot be made durable: the store is opened again."""
         with failing(self.store._store, "flush_wal", error=BROKEN), pytest.raises(StateError):
             self.store.sync()
         self.kill(0)

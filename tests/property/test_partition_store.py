@@ -309,7 +309,7 @@ class World:
         self.changed()
 
     def rewind(self, number: int) -> None:
-        """An ownership begins anew."""
+        """An ownership starts over."""
         of_name, model = self.pick(number)
         self.store.rewind(of_name)
         model.cursor = model.watermark
@@ -405,7 +405,7 @@ class World:
                     change(number)
 
     def fail(self, _: int) -> None:
-        """A write cannot be made durable: the store is opened anew."""
+        """A write cannot be made durable: the store is opened again."""
         with failing(self.store, "flush_wal", error=BROKEN), pytest.raises(StateError):
             self.store.sync()
         with pytest.raises(StateError):

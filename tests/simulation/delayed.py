@@ -945,7 +945,7 @@ class World:
         following.start()
 
     def _lose(self) -> None:
-        """The broker loses its newest commits, and perhaps the owner is replaced before it commits anew."""
+        """The broker loses its newest commits, and perhaps the owner is replaced before it commits again."""
         before, memory = self.broker.before, self.hosts[0].memory
         if before:
             # The known limit: what only a commit settled that is in no folder, or in that of another host, comes again;

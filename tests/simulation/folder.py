@@ -82,7 +82,7 @@ class Folder:
         )
 
     def load(self, life: Life, pipeline: Pipeline, below: int) -> bool:
-        """Load the window of this incarnation; whether it is to be written anew."""
+        """Load the window of this incarnation; whether it is to be written again."""
         found = self._windows.get((life.number, life.scope))
         return found is not None and pipeline.load_settled(TPS[life.number], found, below)
 

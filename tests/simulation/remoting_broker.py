@@ -97,7 +97,7 @@ class SimulatedBroker:
         """To which of them what is committed of a queue belongs."""
         self._flushed_of: dict[int, int] = {}
         self._beyond: set[int] = set()
-        """Queues of which more is committed than they had when they lost their end: nobody has set it anew yet."""
+        """Queues of which more is committed than they had when they lost their end: nobody has set it again yet."""
         self._flushed_beyond: set[int] = set()
         self.resets: dict[int, int] = {}
         self.obeyed_at_s = 0.0

@@ -179,7 +179,7 @@ def wait_for_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     _without(monkeypatch, keep_rows=False)
 
 
-def name_requests_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def name_requests_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask under attempt ids that no process had before."""
     init, numbers = Attempts.__init__, count()
     monkeypatch.setattr(Attempts, "__init__", lambda self, place: init(self, f"{place}{next(numbers)}"))
@@ -188,7 +188,7 @@ def name_requests_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "mistake",
     [
-        wait_for_the_broker, name_requests_anew, forget_members, forget_what_is_settled
+        wait_for_the_broker, name_requests_again, forget_members, forget_what_is_settled
     ],
 )  # fmt: skip
 def test_a_mistake_in_order_is_found(

@@ -36,7 +36,7 @@ def read_on_in_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look_at_nothing_that_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a message beyond the old end, however many there are anew."""
+    """Wait for a message beyond the old end, however many new ones there are."""
     monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.LOOK_EVERY_S", 1e9)
 
 

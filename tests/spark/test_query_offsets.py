@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, PositionError
 from sidecar.spark.query import offsets
-from sidecar.spark.query.offsets import ANEW, Place, ended, kept, parsed
+from sidecar.spark.query.offsets import START_OVER, Place, ended, kept, parsed
 from sidecar.spark.ranges import walk
 from sidecar.spark.ranges.broker import BrokerRanges, LogExtent, OnGap
 from sidecar.spark.ranges.walk import Offsets, Span, Walk
@@ -21,7 +21,7 @@ QUEUE = TopicPartition("q", 3, "broker:x/ä")
 
 def walk_of(on_gap: OnGap = "stop") -> Walk:
     """The rules of a query's walk."""
-    return Walk(cast("BrokerRanges", None), on_gap, "the option topics", "the option on_gap", ANEW)
+    return Walk(cast("BrokerRanges", None), on_gap, "the option topics", "the option on_gap", START_OVER)
 
 
 def begin(logs: FakeLogs, start: Place) -> Offsets:

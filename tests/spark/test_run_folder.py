@@ -152,7 +152,7 @@ def test_a_task_that_was_given_up_removes_nothing_that_is_needed(tmp_path: Path)
         assert (version, len(found)) == (number, number)
 
 
-def test_windows_begin_anew_with_what_they_had(tmp_path: Path) -> None:
+def test_windows_start_over_with_what_they_had(tmp_path: Path) -> None:
     """For a query whose numbers begin with 0 again, twice in a row: with the ids of the wanted version alone."""
     folder, capacity = tmp_path / "0", 1_000
     for life in range(3):

@@ -79,7 +79,7 @@ def resolve(settings: Settings, root: Path) -> RunProgress:
 def test_the_next_in_line_is_delivered_when_the_winner_is_a_dead_letter(
     kafka: Broker, postgresql: Database, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
-    """One of the two that lost is delivered, the other is its duplicate; a driver that starts anew has their books."""
+    """One of the two that lost is delivered, the other is its duplicate; a new driver has their books."""
     with committed(kafka, make_topic(3), postgresql, tmp_path) as (settings, receiver):
         progress = resolve(settings, tmp_path)
         assert Counter(row[3] for row in receiver.rows()) == Counter([value_hash(TWIN), value_hash(OTHER)])

@@ -170,7 +170,7 @@ def offsets(spark: SparkSession, path: Path) -> list[int]:
 
 
 def forget_tables(spark: SparkSession) -> None:
-    """Let Spark's Delta read the logs of all tables anew, as another process does."""
+    """Let Spark's Delta read the logs of all tables again, as another process does."""
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 

@@ -157,13 +157,13 @@ class Node:
         self._ids = 0
 
     def link(self, address: str) -> Link:
-        """A connection that is kept, and made anew when the other side was gone."""
+        """A connection that is kept, and made again when the other side was gone."""
         if address not in self._links:
             self._links[address] = Link(address, self._sign)
         return self._links[address]
 
     def forget_links(self) -> None:
-        """Connect anew from here on."""
+        """Connect again from here on."""
         for link in self._links.values():
             link.close()
         self._links = {}
@@ -171,7 +171,7 @@ class Node:
     def ask_broker(
         self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b"", *, broker: str = BROKER
     ) -> tuple[Any, bytes]:
-        """Ask the broker; a connection that broke since the last question is made anew."""
+        """Ask the broker; a connection that broke since the last question is made again."""
         for again in (True, False):
             try:
                 return self.link(self.brokers()[broker]).ask(code, fields, body)

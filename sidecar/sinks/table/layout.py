@@ -16,7 +16,7 @@ ALL: Final = (*ROW, LABEL, DATE)
 PARTITIONS_MAX: Final = 200
 """Number of partitions in one addition from which small files are reported."""
 FILE_ROWS_MIN: Final = 1_000
-_ANEW: Final = "or start over with another path of the table and, on Spark, another spark.checkpoint"
+_START_OVER: Final = "or start over with another path of the table and, on Spark, another spark.checkpoint"
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ def partitions_of(
         raise ConfigError(
             f"the table {path} is partitioned by {_listed(there)}, and {layout.place(key)} needs {_listed(wanted)}: "
             "the partitions of a Delta table cannot be changed",
-            hint=f"Remove {layout.place(key)}; {_ANEW}",
+            hint=f"Remove {layout.place(key)}; {_START_OVER}",
         )
     if unknown := [name for name in there if name not in COLUMNS]:
         raise ConfigError(
@@ -117,7 +117,7 @@ def refuse_lost(before: Sequence[str], after: Sequence[str], key: str) -> None:
     if lost := [name for name in before if name.casefold() not in names]:
         raise ConfigError(
             f"{key} leaves out {_listed(lost)}, which the table has: its rows would be null there from now on",
-            hint=f"Columns may only be added. Keep these, and leave them out when you read; {_ANEW}",
+            hint=f"Columns may only be added. Keep these, and leave them out when you read; {_START_OVER}",
         )
 
 

@@ -311,8 +311,8 @@ class KafkaSource:
         client, partitions = self._client, self._partitions
         partitions.tend()  # before consume(): messages of the old id must not be taken for the new one's
         found = client.read(timeout_s)
-        if anew := {tp for topic in client.made_again.take().items() for tp in partitions.reload_topic(*topic)}:
-            found = [each for each in found if each.tp not in anew]
+        if reloaded := {tp for topic in client.made_again.take().items() for tp in partitions.reload_topic(*topic)}:
+            found = [each for each in found if each.tp not in reloaded]
         if client.failure is None:
             partitions.take_given()
         client.check()

@@ -103,7 +103,7 @@ def ended(
 
 
 VERSION = 1
-ANEW = "start over with another checkpoint"
+START_OVER = "start over with another checkpoint"
 
 
 def begin(logs: Logs, start: Place, name: str = "") -> Reached:
@@ -124,7 +124,7 @@ def parsed(offsets: Offsets) -> Reached:
     if offsets.get("v") != VERSION:
         raise PositionError(
             f"the checkpoint has offsets of version {offsets.get('v')}, and this program knows {VERSION}: use the "
-            f"version of Sidecar that wrote them, or {ANEW}"
+            f"version of Sidecar that wrote them, or {START_OVER}"
         )
     next_, firsts, skipped = (by_partition(offsets[key]) for key in ("next", "from", "skipped"))
     return Reached(next_, firsts, offsets["ids"], offsets["name"], skipped)

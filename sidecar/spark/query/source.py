@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from sidecar.errors import ConfigError
-from sidecar.spark.query.offsets import ANEW, begin, ended, kept, parsed
+from sidecar.spark.query.offsets import START_OVER, begin, ended, kept, parsed
 from sidecar.spark.query.options import Broker, Query, parse_options
 from sidecar.spark.query.task import Counted, CountedRange, begin_ids, read_span
 from sidecar.spark.ranges.broker import patiently
@@ -84,7 +84,7 @@ def counted(source: type[DataSource], accumulator: Accumulator[Counted]) -> type
 def walk_of(query: Query) -> Walk:
     """The rules of a query's walk."""
     key = "the option on_gap"
-    return Walk(query.broker, query.on_gap, "the option topics", key, ANEW, query.offsets_max, query.log)
+    return Walk(query.broker, query.on_gap, "the option topics", key, START_OVER, query.offsets_max, query.log)
 
 
 class QueryReader(DataSourceReader):

@@ -15,7 +15,7 @@ from sidecar.core.books import Books
 from sidecar.core.records import Message, TopicPartition
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.errors import PositionError, StateError
-from sidecar.spark.query.offsets import ANEW
+from sidecar.spark.query.offsets import START_OVER
 from sidecar.spark.query.options import Query
 from sidecar.spark.ranges.broker import ExpiredError, gap, patiently
 from sidecar.spark.ranges.rows import LaneRows, MessageRows, Sieve
@@ -156,7 +156,7 @@ def read_span(query: Query, span: Span, tell: Callable[[Books], None] | None = N
 def _refuse_replaced(query: Query, span: Span) -> None:
     """Raise an error if the topic was created again: Kafka's client continues in the new one at the old offset."""
     if span.topic_id and patiently(partial(query.broker.topic_id, span.tp.topic)) != span.topic_id:
-        raise PositionError(f"{span.tp.topic} was deleted and created again: {ANEW}")
+        raise PositionError(f"{span.tp.topic} was deleted and created again: {START_OVER}")
 
 
 def _recall(query: Query, sieve: Sieve, span: Span) -> Windows:
@@ -188,7 +188,7 @@ def _again(query: Query, span: Span, reached: int) -> Iterator[Sequence[Message]
         yield from query.broker.messages(span.tp, reached, span.start)
     except ExpiredError as error:
         if query.on_gap == "stop":
-            raise PositionError(f"{gap(span.tp, reached, error.low, 'the option on_gap')}; or {ANEW}") from error
+            raise PositionError(f"{gap(span.tp, reached, error.low, 'the option on_gap')}; or {START_OVER}") from error
         if error.low < span.start:
             yield from query.broker.messages(span.tp, error.low, span.start)
 
@@ -198,12 +198,12 @@ def _missing(windows: Windows, span: Span) -> StateError:
     if windows.versions():
         return StateError(
             f"{span.tp}: {windows.folder} has only message ids of later micro-batches: the checkpoint is an older "
-            f"copy. Restore it as it was last, or {ANEW}"
+            f"copy. Restore it as it was last, or {START_OVER}"
         )
     return StateError(
         f"{span.tp}: no message ids of earlier micro-batches are in {windows.folder}: the option state names another "
         "folder than before or one that driver and executors do not share, the folder was lost, or dedup was changed. "
-        f"Restore it, or {ANEW}"
+        f"Restore it, or {START_OVER}"
     )
 
 

@@ -34,7 +34,7 @@ Places: TypeAlias = dict[str, dict[str, int]]
 OnGap: TypeAlias = Literal["stop", "log_start"]
 """The treatment of a partition whose log begins behind the offset up to which it was read."""
 ON_GAP: Final = get_args(OnGap)
-ANEW: Final = "start over with another spark.checkpoint"
+START_OVER: Final = "start over with another spark.checkpoint"
 """A hint within error texts, since Spark passes on only those."""
 RETRY_S = 0.5
 PATIENCE_S = 30.0
@@ -179,11 +179,11 @@ class BrokerRanges:
             UnavailableError: The cluster does not answer.
         """
 
-    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:  # noqa: ARG002
+    def claim(self, cluster_id: str, folder: Path, topic: str, *, refresh: bool = False) -> str:  # noqa: ARG002
         """The identity under which a checkpoint reads the topic: its name, where `read` compares messages.
 
         Args:
-            anew: Whether to ask the cluster now; otherwise an answer of the last 5 s suffices.
+            refresh: Whether to ask the cluster now; otherwise an answer of the last 5 s suffices.
 
         Raises:
             PositionError: The topic was created again since.

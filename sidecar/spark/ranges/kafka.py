@@ -132,8 +132,8 @@ class KafkaRanges(BrokerRanges):
     # Topics that were created again
 
     @override
-    def claim(self, cluster_id: str, folder: Path, topic: str, *, anew: bool = False) -> str:
-        now = _topic_id(self.source, cluster_id, topic, anew=anew)
+    def claim(self, cluster_id: str, folder: Path, topic: str, *, refresh: bool = False) -> str:
+        now = _topic_id(self.source, cluster_id, topic, refresh=refresh)
         known = read_or_make(folder / "topics" / topic, now.encode).decode()
         if known != now:
             raise PositionError(
@@ -144,7 +144,7 @@ class KafkaRanges(BrokerRanges):
 
     @override
     def topic_id(self, topic: str) -> str:
-        return _topic_id(self.source, "", topic, anew=True)
+        return _topic_id(self.source, "", topic, refresh=True)
 
     # Messages
 
@@ -312,16 +312,16 @@ def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
     return min(max(offset, low), high)
 
 
-def _topic_id(kafka: KafkaSettings, cluster_id: str, topic: str, *, anew: bool) -> str:
+def _topic_id(kafka: KafkaSettings, cluster_id: str, topic: str, *, refresh: bool) -> str:
     """The topic's id for a task; empty if the broker has none.
 
     Args:
         cluster_id: Id of the cluster; empty if it is known to have topic ids.
-        anew: Whether to request it now; otherwise an answer may be 5 s old.
+        refresh: Whether to request it now; otherwise an answer may be 5 s old.
     """
     key = kafka.bootstrap_servers, topic
     at_s, known = _found.get(key, (-KNOWN_FOR_S, ""))
-    if not anew and time.monotonic() - at_s < KNOWN_FOR_S:
+    if not refresh and time.monotonic() - at_s < KNOWN_FOR_S:
         return known
     client = _clients.get(kafka.bootstrap_servers)
     if client is None:

@@ -86,7 +86,7 @@ class Walk(NamedTuple):
         on_gap: Behavior where messages expired before they were read.
         topics: The setting that names the topics.
         key: The setting of `on_gap`.
-        anew: The last remedy, within errors: Spark passes on only their text.
+        start_over: The last remedy, within errors: Spark passes on only their text.
         offsets_max: Limit of offsets in a micro-batch.
         log: Format and level of the log: planning has a process of its own, which must configure it.
     """
@@ -95,7 +95,7 @@ class Walk(NamedTuple):
     on_gap: OnGap
     topics: str
     key: str
-    anew: str
+    start_over: str
     offsets_max: int = 0
     log: tuple[str, str] = ("json", "info")
 
@@ -115,7 +115,7 @@ class Walk(NamedTuple):
             ids = logs.topic_ids(sorted({tp.topic for tp in bounds}))
             for topic in {tp.topic: None for tp in known}:
                 if ids.get(topic, "") != at.ids.get(topic, ""):
-                    raise PositionError(f"{topic} was deleted and created again: {self.anew}")
+                    raise PositionError(f"{topic} was deleted and created again: {self.start_over}")
         begun = {tp: known.get(tp, at.firsts.get(tp, found.low)) for tp, found in bounds.items()}
         skipped = self._behind(begun, bounds)
         begun |= skipped
@@ -138,15 +138,15 @@ class Walk(NamedTuple):
     def _refuse_lost(self, logs: Logs, known: Mapping[TopicPartition, int], bounds: Bounds) -> None:
         for tp, offset in known.items():
             if not logs.is_read(tp.topic):
-                raise PositionError(f"{tp.topic} was removed from {self.topics}: add it again, or {self.anew}")
+                raise PositionError(f"{tp.topic} was removed from {self.topics}: add it again, or {self.start_over}")
             if why := lost(tp, offset, bounds[tp].high if tp in bounds else None):
-                raise PositionError(f"{why}; restore it or access to it, or {self.anew}")
+                raise PositionError(f"{why}; restore it or access to it, or {self.start_over}")
 
     def _behind(self, begun: Mapping[TopicPartition, int], bounds: Bounds) -> dict[TopicPartition, int]:
         found = expired(begun, lows_of(bounds))
         if found and self.on_gap == "stop":
             tp, low = next(iter(found.items()))
-            raise PositionError(f"{gap(tp, begun[tp], low, self.key)}; or {self.anew}")
+            raise PositionError(f"{gap(tp, begun[tp], low, self.key)}; or {self.start_over}")
         return found
 
 

@@ -26,7 +26,7 @@ from sidecar.spark.failures import AGAIN, failure_of
 from sidecar.spark.metrics import MicroBatches
 from sidecar.spark.ranges import broker_of
 from sidecar.spark.ranges.broker import (
-    ANEW,
+    START_OVER,
     BrokerRanges,
     LogExtent,
     OnGap,
@@ -88,7 +88,7 @@ class Gaps:
             lows = lows_of(patiently(logs.bounds))
         found = next((Gap(tp, begun[tp], low) for tp, low in sorted(expired(begun, lows).items())), None)
         if found is not None and self._on_gap == "stop":
-            raise PositionError(found.text, hint=f"set it, or {ANEW}")
+            raise PositionError(found.text, hint=f"set it, or {START_OVER}")
         return found
 
     def leaves_connector(self, pending: int) -> bool:
@@ -304,7 +304,7 @@ class SparkRun:
             if gone := [topic for topic in error.topics if topic in self._folder.known_topics()]:
                 raise PositionError(
                     f"{error}, and this checkpoint has read {', '.join(gone)}: it was deleted, or may not be read",
-                    hint=f"restore the topic or access to it, take it out of the file, or {ANEW}",
+                    hint=f"restore the topic or access to it, take it out of the file, or {START_OVER}",
                 ) from error
             raise
 

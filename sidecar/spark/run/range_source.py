@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from sidecar.core.records import TopicPartition
 from sidecar.spark.ranges.broker import (
-    ANEW,
+    START_OVER,
     BrokerRanges,
     LogExtent,
     OnGap,
@@ -79,7 +79,7 @@ class RangePlanner(RangeReader):
     @override
     def _walk(self) -> Walk:
         plan, key = self._plan, "spark.on_gap"
-        return Walk(plan.broker, plan.on_gap, plan.broker.topics_key, key, ANEW, plan.offsets_max, plan.log)
+        return Walk(plan.broker, plan.on_gap, plan.broker.topics_key, key, START_OVER, plan.offsets_max, plan.log)
 
     @override
     def _parsed(self, offsets: Offsets) -> Reached:

@@ -172,7 +172,7 @@ def opened(plan: RunPlan, span: Span, found: RangeMessages | None = None) -> Tas
     topic_id = claim()
 
     def confirm() -> None:
-        patiently(partial(claim, anew=True))
+        patiently(partial(claim, refresh=True))
 
     scope, ids_scope = checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id)
     return TaskRange(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder, span.expired)

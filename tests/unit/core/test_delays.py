@@ -67,7 +67,7 @@ def test_a_step_forward_is_followed_when_it_has_lasted() -> None:
 
 
 def test_a_step_forward_that_is_taken_back_delivers_nothing_early() -> None:
-    """An hour ahead for half a minute changes nothing, and another such step has to last anew."""
+    """An hour ahead for half a minute changes nothing, and another such step has to last again."""
     clock = SteadyClock()
     clock.read(0.0, NOON_MS)
     for _ in range(2):

@@ -105,7 +105,7 @@ def test_a_step_is_short_and_what_comes_meanwhile_waits(scene: Scene) -> None:
     assert not scene.cancels.is_searching(TP)
 
 
-def test_a_search_that_failed_begins_anew_with_what_came_meanwhile(scene: Scene) -> None:
+def test_a_search_that_failed_starts_over_with_what_came_meanwhile(scene: Scene) -> None:
     """What it has ended before is ended; the core hears nothing before all is searched."""
     scene.store.fails_at = 1
     scene.ask(b"x", 1)

@@ -255,7 +255,7 @@ def test_nothing_waits_for_ids(how: str) -> None:
         assert how == "stop" or ORDERS not in life.supervisor.pipeline.partitions
 
 
-def test_a_partition_that_comes_back_is_restored_anew() -> None:
+def test_a_partition_that_comes_back_is_restored_again() -> None:
     """What was sorted for an earlier ownership is not taken for the later one's."""
     with living() as life:
         life.state.slow.go_on.set()

@@ -177,7 +177,7 @@ def test_what_waits_for_the_main_thread_is_bounded(scene: Scene, monkeypatch: py
 def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reading begins anew, and what a zombie put is void then."""
+    """The reading starts over, and what a zombie put is void then."""
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     first = scene.owner(1)
     second = scene.owner()
@@ -346,7 +346,7 @@ def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene, mo
     assert not scene.threads[0].is_alive()
 
 
-def test_a_partition_that_comes_back_is_taken_over_anew(scene: Scene) -> None:
+def test_a_partition_that_comes_back_is_taken_over_again(scene: Scene) -> None:
     """What the first takeover brings does not count."""
     epoch = scene.owner(1, 2)
     scene.takeovers.begin_takeover(assignment(TP, epoch), None)
@@ -491,7 +491,7 @@ def test_the_core_has_the_partition_when_it_was_taken_over() -> None:
     assert fed.pipeline.assign.call_args.args[0] == TP
 
 
-def test_the_source_gives_a_stale_partition_anew() -> None:
+def test_the_source_gives_a_stale_partition_again() -> None:
     """Another process has claimed it, or its offset does not fit; before anything more of it is read."""
     fed = Fed()
     fed.takeovers.stale.return_value = {TP: "another process has claimed it"}
@@ -504,7 +504,7 @@ def test_the_source_gives_a_stale_partition_anew() -> None:
 
 
 def test_the_source_does_not_go_on_from_an_outdated_folder() -> None:
-    """It is told before it gives the partition anew."""
+    """It is told before it gives the partition again."""
     fed = Fed()
     fed.takeovers.outdated, fed.takeovers.stale.return_value = {TP}, {TP: "a later owner", OTHER: "claimed"}
     fed.poll()

@@ -151,7 +151,7 @@ def test_a_topic_gets_the_message_and_its_story() -> None:
 
 
 def test_what_the_broker_does_not_take_is_told() -> None:
-    """The same client goes on; one that has failed for good is made anew."""
+    """The same client goes on; one that has failed for good is made again."""
     topic = Topic()
     topic.store.store([letter(3)])
     producer = topic.made[0]
@@ -174,7 +174,7 @@ def test_what_the_broker_does_not_take_is_told() -> None:
 @pytest.mark.parametrize(
     "cause", [ck.KafkaException(ck.KafkaError(ck.KafkaError._FATAL, "gave up")), SystemError("gave up")]
 )
-def test_a_client_that_gave_up_is_made_anew(cause: Exception) -> None:
+def test_a_client_that_gave_up_is_made_again(cause: Exception) -> None:
     """Whichever way it says so."""
     topic = Topic()
     topic.store.store([letter(3)])

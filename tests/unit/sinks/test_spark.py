@@ -160,7 +160,7 @@ def landed(config: Settings, *firsts: int) -> str:
 
 
 @pytest.mark.parametrize("again", ["removed", "another"])
-def test_a_zone_that_begins_anew_has_a_new_writer(tmp_path: Path, again: str) -> None:
+def test_a_zone_that_starts_over_has_a_new_writer(tmp_path: Path, again: str) -> None:
     """A query that had read a zone goes on with all rows of one made in its place, whose numbers begin at 0."""
     old = landed(settings(tmp_path), 0, 3, 6)
     zone = tmp_path / "zone" if again == "removed" else tmp_path / "other"

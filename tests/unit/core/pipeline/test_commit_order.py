@@ -112,7 +112,7 @@ def test_a_partition_that_was_given_up_is_not_named() -> None:
     order.forget_partitions([A])
 
 
-def test_a_partition_that_begins_anew_has_no_ids_of_before() -> None:
+def test_a_partition_that_starts_over_has_no_ids_of_before() -> None:
     """Those that could not be written yet are dropped, and so are those that are being written."""
     order = CommitOrder()
     order.begin_commit([item(A, 1), item(B, 2)])

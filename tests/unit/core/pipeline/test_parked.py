@@ -223,7 +223,7 @@ def test_a_stop_does_not_wait_for_what_is_parked() -> None:
 
 
 def test_a_window_does_not_know_what_is_parked() -> None:
-    """After a crash with other rules all above the watermark is read again: a part there is dropped, and cut anew."""
+    """After a crash with other rules all above the watermark is read again: a part there is dropped, and cut again."""
     shell = Shell()
     record = parked(shell)
     assert [list(offsets) for offsets in shell.core.partitions[TP].unsettled()] == [[0, 1, 2]]
@@ -332,7 +332,7 @@ def test_a_lost_partition_takes_its_parked_parts_along() -> None:
     assert shell.core.delivery.idle
 
 
-def test_other_rules_do_not_cut_delayed_messages_anew_that_are_parked() -> None:
+def test_other_rules_do_not_cut_delayed_messages_again_that_are_parked() -> None:
     """Their positions are left out when all above the watermark is read again."""
     shell = Shell(tp=TP.store)
     record = Parked(1, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)

@@ -52,7 +52,7 @@ def test_the_first_messages_are_all_unwanted(sorting: object) -> None:
     assert (len(told(shell)), shell.pipeline.intake.unwanted.is_all) == (1, False)
 
 
-def test_other_rules_begin_anew() -> None:
+def test_other_rules_start_over() -> None:
     """Messages that were wanted by the rules before do not count."""
     shell = Shell()
     shell.read((0, 1, None, b"x"))

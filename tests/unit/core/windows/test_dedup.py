@@ -211,7 +211,7 @@ def test_a_dump_leaves_out_what_is_not_settled() -> None:
 
 
 def test_keys_are_apart() -> None:
-    """A number seen under one key is new under another; a forgotten key begins anew."""
+    """A number seen under one key is new under another; a forgotten key starts over."""
     seen: Deduplicator[str] = Deduplicator(10, bitmap=False)
     assert seen.add("a", 1)
     assert seen.deduplicate("b", [1, 1, 2]) == [1, 2]

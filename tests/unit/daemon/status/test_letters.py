@@ -36,7 +36,7 @@ def test_kinds_are_by_group_and_the_beginning_of_the_reason(store: Store, tmp_pa
     assert (found[0].first_at_ms, found[0].last_at_ms) == (0, 2)
 
 
-def test_kinds_are_counted_anew_when_a_letter_comes_or_goes(store: Store, tmp_path: Path) -> None:
+def test_kinds_are_counted_again_when_a_letter_comes_or_goes(store: Store, tmp_path: Path) -> None:
     """What is remembered is of the letters that are there."""
     letters = PageLetters(tmp_path, None)
     store.letters.put([letter(1)])

@@ -97,7 +97,7 @@ def fail(scene: Scene) -> None:
 
 
 def test_a_broker_is_silent_since_the_request_that_failed(scene: Scene) -> None:
-    """The wait for its answer counts; later failures begin nothing anew."""
+    """The wait for its answer counts; later failures start nothing again."""
     fail(scene)
     scene.now_s += SILENT_S - TIMEOUT_S - 0.1
     assert not scene.ends.silent

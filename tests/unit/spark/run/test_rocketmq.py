@@ -215,7 +215,7 @@ def test_a_filter_in_sql_is_checked_at_the_start(inquiry: type[Inquiry], monkeyp
 
 
 def test_single_messages_are_read_by_one_client_until_it_fails(inquiry: type[Inquiry]) -> None:
-    """A broker that is back may have another address, so it is asked for anew."""
+    """A broker that is back may have another address, so it is asked for again."""
     with ExitStack() as stack:
         _, message_at = job_broker(settings()).single(stack)
         assert inquiry.opened == 0

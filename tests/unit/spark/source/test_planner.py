@@ -218,7 +218,7 @@ def test_removed_lines_change_no_decision(lines: Lines, restarts: bool) -> None:
 
 @pytest.mark.usefixtures("short_segments")
 def test_what_no_line_tells_is_forgotten(lines: Lines) -> None:
-    """A running query begins anew when half of its lines are removed: its memory follows the zone's."""
+    """A running query starts over when half of its lines are removed: its memory follows the zone's."""
     query = Query(lines)
     for number in range(200):
         land(lines, "a", 1, first=number)

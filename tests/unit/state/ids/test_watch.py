@@ -209,7 +209,7 @@ def test_files_outlive_the_database(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_folder_that_was_moved_away_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_folder_that_was_moved_away_is_not_started_over(tmp_path: Path) -> None:
     """Files are made again in their own folder alone: what was moved with `state.db` may come back."""
     store = filled(tmp_path / "state")
     (tmp_path / "state").rename(tmp_path / "away")

@@ -46,22 +46,22 @@ def told_when(places: Iterable[tuple[float, Place]]) -> list[Mapping[str, object
     return events
 
 
-def test_a_queue_that_went_on_while_another_began_anew_is_told() -> None:
+def test_a_queue_that_went_on_while_another_started_over_is_told() -> None:
     """With how many of its first messages were skipped, whichever of the two queues came first, and once."""
     for new in ([(0, 0, 200), (1, 2, 210), (1, 3, 220)], [(1, 2, 210), (1, 3, 220), (0, 0, 200)]):
         (found,) = told([*OLD, *new])
         assert (found["topic"], found["broker"], found["partition"], found["skipped"]) == ("orders", "a", 1, 2)
 
 
-def test_a_topic_whose_queues_all_began_anew_is_no_matter() -> None:
+def test_a_topic_whose_queues_all_started_over_is_no_matter() -> None:
     """Also where a later message of a queue came before its first, and where a queue came late."""
     assert not told([*OLD, (0, 0, 200), (1, 0, 210), (0, 1, 220)])
     assert not told([*OLD, (0, 0, 200), (1, 2, 240), (1, 0, 210)])
     assert not told([*OLD, (1, 0, 210), (1, 1, 230), (0, 0, 200), (0, 1, 220)])
 
 
-def test_queues_that_begin_anew_long_after_one_another_are_no_matter() -> None:
-    """A queue that began anew goes on, before and after the other one's first message, a minute later."""
+def test_queues_that_start_over_long_after_one_another_are_no_matter() -> None:
+    """A queue that started over goes on, before and after the other one's first message, a minute later."""
     first, later = [(0, 0, 200), (0, 1, 220)], [(1, 0, 230), (0, 2, 240)]
     assert not told_when([(0.0, place) for place in [*OLD, *first]] + [(60.0, place) for place in later])
 

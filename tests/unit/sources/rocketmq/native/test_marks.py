@@ -66,7 +66,7 @@ def test_what_was_read_after_the_question_is_asked_for_next(held: Held, marks: M
 
 
 def test_another_message_in_its_place_tells_that_a_queue_was_replaced(held: Held, marks: Marks) -> None:
-    """It is told until the queue begins anew, though the new one has messages of its own by then."""
+    """It is told until the queue starts over, though the new one has messages of its own by then."""
     marks.read(TP, QueueMark(6, 1, STORED_MS))
     marks.ask(3 * READ_S)
     held.answer(position=7)

@@ -204,7 +204,7 @@ def test_what_a_broker_had_before_it_went_away_is_not_on_its_disk(rests: bool, c
 
 
 def test_a_commit_of_what_a_queue_was_before_is_nobody_elses() -> None:
-    """One that was on its way when the queue was taken anew may be what the broker has."""
+    """One that was on its way when the queue was taken again may be what the broker has."""
     commits = commits_of(MemoryState())
     commit(commits, 10)
     commits.owned.disown(QUEUE)

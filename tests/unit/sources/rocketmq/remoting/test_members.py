@@ -92,7 +92,7 @@ def test_a_new_member_asks_for_locks_at_once(scene: Scene) -> None:
 
 
 def test_a_broker_that_returned_is_left_to_its_earlier_holders(scene: Scene) -> None:
-    """Locks of new queues are requested 5 s after it is back; heartbeats in between do not begin the wait anew."""
+    """Locks of new queues are requested 5 s after it is back; heartbeats in between do not start the wait again."""
     scene.keep()
     scene.members.locked.clear()
     scene.link.connection = 2

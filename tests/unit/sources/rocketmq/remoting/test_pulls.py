@@ -108,7 +108,7 @@ def test_where_the_last_answer_suggests_it_is_asked_next() -> None:
     ("code", "remark"), [(RETRY, "FOUND"), (2, "system busy"), (MOVED, "OFFSET_OVERFLOW_BADLY")], ids=str
 )
 def test_a_slave_that_refuses_or_lags_costs_no_message(code: int, remark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it left out, or does not have yet, is asked for again at the same offset, and no queue begins anew."""
+    """What it left out, or does not have yet, is asked for again at the same offset, and no queue starts over."""
     monkeypatch.setattr("sidecar.sources.rocketmq.remoting.pulls.EMPTY_DELAY_S", 0.0)
     master, slave = Asked(), Asked()
     pulls = pulling(master, slave)
