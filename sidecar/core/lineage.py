@@ -277,11 +277,12 @@ class Trail:
     """
 
     def __init__(self, known: Iterable[Fingerprint] = ()) -> None:
-        self._kept = list(known)
+        self.kept = list(known)
+        """Oldest first."""
 
     def add_fingerprint(self, newest: Fingerprint) -> None:
         """Add the fingerprint of the last message read, perhaps once more; those beyond it stay."""
-        kept = self._kept
+        kept = self.kept
         index = bisect_left(kept, newest.offset, key=attrgetter("offset"))
         kept[index : index + (index < len(kept) and kept[index].offset == newest.offset)] = [newest]
         # Drop a fingerprint if its neighbours are closer together than half the distance from the older one to the end.
@@ -289,7 +290,3 @@ class Trail:
             if 2 * (kept[i + 1].offset - kept[i - 1].offset) <= newest.offset - kept[i - 1].offset:
                 del kept[i]
         del kept[:-FINGERPRINTS_MAX]
-
-    def dump(self) -> tuple[Fingerprint, ...]:
-        """All fingerprints, oldest first."""
-        return tuple(self._kept)

@@ -57,59 +57,6 @@ class Deliveries:
         return DeliveryCounts(messages, nbytes, self._ages.read(), self._messages.read(), self._bytes.read())
 
 
-class Sending:
-    """Sends ready batches, and claims them first if there is a ledger.
-
-    Nothing of a fenced partition is sent. A failing group is tested with one batch. With `ordered`, a part waits for
-    all parts before it in its lane. With a ledger, rows that are not owned are claimed first.
-    """
-
-    def __init__(
-        self, rules: DeliveryRules, owned: Ownerships, outbox: Outbox, claims: Claiming | None, output: Output
-    ) -> None:
-        self._rules = rules
-        self._owned = owned
-        self._outbox = outbox
-        self._claims = claims
-        self._output = output
-
-    def step(self, now_ms: float) -> None:
-        """Send batches that may be sent by now; claiming continues while all senders are busy."""
-        if self._claims is not None:
-            self._claims.step(now_ms)
-        for batch in self._outbox.batches(Stage.READY):
-            if self._claims is not None and not self._claims.ours(batch, now_ms):
-                self._claim(self._claims, batch, now_ms)
-            elif self._outbox.count(Stage.SENDING) < self._rules.concurrency:
-                if not self._may_go(batch):
-                    self._outbox.put_last(batch)
-                elif alive := batch.alive:
-                    batch = self._outbox.shrink(batch, alive)
-                    self._outbox.move(batch, Event.SENT)
-                    self._output.effects.append(Send(batch))
-                else:
-                    self._outbox.end_batch(batch, "released")
-            elif self._claims is None:
-                break  # with a ledger, later batches can be claimed while all senders are busy
-            else:
-                self._outbox.put_last(batch)
-
-    def _claim(self, claims: Claiming, batch: Batch, now_ms: float) -> None:
-        if not claims.askings.busy and self._may_go(batch):
-            claims.ask(batch, now_ms)
-        else:
-            self._outbox.put_last(batch)
-
-    def _may_go(self, batch: Batch) -> bool:
-        # One send tests whether a failing group works again: more would fail with it, or overtake it if it does.
-        groups, fenced = self._outbox.groups, self._owned.fenced
-        if groups.failing(batch.group) and groups[batch.group].sending:
-            return False
-        if fenced and any(part.tp in fenced for part in batch.parts):
-            return False
-        return not self._rules.ordered or all(self._owned[part.tp].outstanding.is_next(part) for part in batch.alive)
-
-
 A_COMMIT = "a commit"
 """Wait reason of a batch whose promises are not durable yet."""
 
@@ -127,6 +74,9 @@ class FailingGroup(NamedTuple):
 class Delivery:
     """Owns all batches from cut to end.
 
+    Nothing of a fenced partition is sent. A failing group is tested with one batch. With `ordered`, a part waits for
+    all parts before it in its lane. With a ledger, rows that are not owned are claimed first.
+
     Args:
         jitter: Uniform in [0, 1).
     """
@@ -134,6 +84,7 @@ class Delivery:
     def __init__(self, rules: DeliveryRules, owned: Ownerships, memory: Memory, jitter: Callable[[], float]) -> None:
         self._memory = memory
         self._rules = rules
+        self._owned = owned
         self.output = Output()
         self.outbox = Outbox()
         self.delivered = Deliveries()
@@ -145,7 +96,6 @@ class Delivery:
         if rules.has_ledger:
             self.claims = Claiming(rules, jitter, owned, self.outbox, self._settlement, self.output)
         self.parker = Parker(rules, owned, self.outbox, memory, self.output)
-        self._sending = Sending(rules, owned, self.outbox, self.claims, self.output)
         self._refusals = Refusals(
             rules, jitter, owned, self.outbox, self._settlement, self.receiver, self.claims, self.parker, self.output
         )
@@ -175,8 +125,42 @@ class Delivery:
         self._refusals.step()
         self.outbox.queue_due(now_ms)
         self.parker.step(now_ms, fetches=fetches)
-        self._sending.step(now_ms)
-        self._trust_again(outstanding)
+        self._send_ready(now_ms)
+        if outstanding and not self.outbox.groups:
+            self.receiver.trust()
+
+    def _send_ready(self, now_ms: float) -> None:
+        """Send ready batches; claiming continues while all senders are busy."""
+        if self.claims is not None:
+            self.claims.step(now_ms)
+        for batch in self.outbox.batches(Stage.READY):
+            if self.claims is not None and not self.claims.ours(batch, now_ms):
+                if not self.claims.askings.busy and self._may_go(batch):
+                    self.claims.ask(batch, now_ms)
+                else:
+                    self.outbox.put_last(batch)
+            elif self.has_free_sender:
+                if not self._may_go(batch):
+                    self.outbox.put_last(batch)
+                elif alive := batch.alive:
+                    batch = self.outbox.shrink(batch, alive)
+                    self.outbox.move(batch, Event.SENT)
+                    self.output.effects.append(Send(batch))
+                else:
+                    self.outbox.end_batch(batch, "released")
+            elif self.claims is None:
+                break  # with a ledger, later batches can be claimed while all senders are busy
+            else:
+                self.outbox.put_last(batch)
+
+    def _may_go(self, batch: Batch) -> bool:
+        # One send tests whether a failing group works again: more would fail with it, or overtake it if it does.
+        group, fenced = self.outbox.groups[batch.group], self._owned.fenced
+        if group.failing_since_ms is not None and group.sending:
+            return False
+        if fenced and any(part.tp in fenced for part in batch.parts):
+            return False
+        return not self._rules.ordered or all(self._owned[part.tp].outstanding.is_next(part) for part in batch.alive)
 
     # Answers
 
@@ -201,7 +185,8 @@ class Delivery:
                 self.receiver.judge(part, (), part.count)
                 self._settlement.finish(part, "delivered", part.count)
             self.outbox.end_batch(batch, "delivered")
-        self._trust_again(outstanding=True)
+        if not self.outbox.groups:
+            self.receiver.trust()
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
         """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked.
@@ -213,7 +198,8 @@ class Delivery:
             raise StrayEventError(f"claim {number}", Stage.ENDED, Event.CLAIMED)
         outstanding = bool(self.outbox.groups)
         self.claims.claimed(number, verdicts, now_ms)
-        self._trust_again(outstanding)
+        if outstanding and not self.outbox.groups:
+            self.receiver.trust()
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
         """Record that dead letters are durable; if not, storing is retried in a second.
@@ -225,11 +211,6 @@ class Delivery:
         if done is not None:
             self._settlement.letters_stored(*done)
             self.outbox.release_durable()
-
-    def _trust_again(self, outstanding: bool) -> None:
-        """Trust the receiver again after the last batch ended: no batch is left that could test it."""
-        if outstanding and not self.outbox.groups:
-            self.receiver.trust()
 
     def forget_partition(self, partition: Partition) -> None:
         """Free the memory of a partition that is given up; parts that are being sent are freed at their answer."""
@@ -259,7 +240,7 @@ class Delivery:
     @property
     def has_free_sender(self) -> bool:
         """Whether fewer batches are being sent than may be at once."""
-        return self.outbox.count(Stage.SENDING) < self._rules.concurrency
+        return self.outbox.busy_senders < self._rules.concurrency
 
     def failing(self) -> list[FailingGroup]:
         """The groups whose last send failed."""
@@ -319,7 +300,9 @@ class DeliveryPipeline(ABC):
         """Do what is due; return all effects since the last step."""
 
     def _apply_outcomes(self, now_ms: float) -> None:
-        for outcome in self.delivery.output.take_outcomes():
+        output = self.delivery.output
+        outcomes, output.outcomes = output.outcomes, []
+        for outcome in outcomes:
             self._apply(outcome, now_ms)
 
     @abstractmethod

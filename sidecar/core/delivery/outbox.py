@@ -12,7 +12,7 @@ from sidecar.core.books import Tally
 from sidecar.core.groups import Groups
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import TopicPartition
-from sidecar.core.states import Event, after
+from sidecar.core.states import Event, StrayEventError, after
 
 
 class Stage(enum.Enum):
@@ -66,6 +66,8 @@ class Outbox:
         """State and number of outstanding batches of each group."""
         self.ended = Tally()
         """Batches that have ended, by result."""
+        self.busy_senders = 0
+        """Number of batches that are being sent."""
         self._queues: dict[Stage, OrderedDict[int, Batch]] = {stage: OrderedDict() for stage in Stage}
         self._stages: dict[int, Stage] = {}
         self._due: list[tuple[float, int]] = []
@@ -95,7 +97,9 @@ class Outbox:
         if first:
             self._queues[following].move_to_end(batch.id, last=False)
         if Stage.SENDING in (stage, following):
-            self.groups[batch.group].sending += 1 if following is Stage.SENDING else -1
+            change = 1 if following is Stage.SENDING else -1
+            self.groups[batch.group].sending += change
+            self.busy_senders += change
 
     def admit(self, parts: list[Part]) -> None:
         """Add a batch of these parts; it is held back until a successor would know of them."""
@@ -134,9 +138,9 @@ class Outbox:
         Raises:
             StrayEventError: It is not being sent.
         """
-        stage = self._stages.get(number, Stage.ENDED)
-        after(TRANSITIONS, f"batch {number}", stage, Event.ANSWERED)
-        batch = self._queues[stage][number]
+        batch = self._queues[Stage.SENDING].get(number)
+        if batch is None:
+            raise StrayEventError(f"batch {number}", self._stages.get(number, Stage.ENDED), Event.ANSWERED)
         self.move(batch, Event.ANSWERED)
         return batch
 

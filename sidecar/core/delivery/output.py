@@ -64,13 +64,13 @@ Outcome: TypeAlias = Settled | Changed | Halved | GivenUp | Carried | Fetched
 
 
 class Output:
-    """Keeps effects and outcomes, in their order, until they are taken."""
+    """Keeps effects until they are taken, and outcomes until they are applied, in their order."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         """Requests to the shell since `take_effects`."""
         self.outcomes: list[Outcome] = []
-        """Outcomes since `take_outcomes`."""
+        """Outcomes that are not applied. They are after each event, so that the next event finds them applied."""
 
     def report(self, event: str, level: str = "info", /, **fields: FieldValue) -> None:
         """Add a log event."""
@@ -80,8 +80,3 @@ class Output:
         """All effects since the last call."""
         effects, self.effects = self.effects, []
         return effects
-
-    def take_outcomes(self) -> list[Outcome]:
-        """All outcomes since the last call. Take them after each event, so that the next event finds them applied."""
-        outcomes, self.outcomes = self.outcomes, []
-        return outcomes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from sidecar.core.batching import halves, pick
+from sidecar.core.claims import ClaimState
 from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Outbox, Stage
 from sidecar.core.delivery.output import Changed, Halved, Output, Settled
@@ -33,7 +34,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.halted = ""
-        """Why the sink refuses every request, without a message at fault; empty if it does not."""
+        """Why the sink refuses every request, without a message at fault; empty once it has evaluated one."""
         self.refuses = False
         """Whether recent refusals are too many to be caused by messages."""
         self._window: deque[tuple[bool, int]] = deque()
@@ -46,10 +47,6 @@ class Receiver:
     def doubted(self) -> bool:
         """Whether requests or messages are refused for the receiver's own fault."""
         return bool(self.halted) or self.refuses
-
-    def halt(self, reason: str) -> None:
-        """Record whether the receiver refuses every request: the reason, empty once it has evaluated one."""
-        self.halted = reason
 
     def judge(self, part: Part, refused: Collection[int], taken: int) -> None:
         """Count rows of a part that were permanently refused, and `taken` others that were accepted."""
@@ -116,35 +113,73 @@ class Receiver:
             self._refused -= gone * was_refused
 
 
-class Retries:
-    """Lengthens the wait each time; failures that no message causes use up no tries.
+PARTIAL_STATUS = 207
+WHOLE_ANSWERS_MAX = 10
+"""Number of answers that list every row of a part as failed, after which a part that once had more rows is assumed to
+be known to the receiver."""
+
+
+class Refusals:
+    """Retries failed batches, and splits refused parts down to the messages at fault.
+
+    The wait before a retry grows each time. Failures that no message causes use up no tries, and nothing is given up
+    while the receiver is doubted.
+
+    The receiver stored no row of a refused part, so the part may be cut again. It knows the name of a part that it
+    accepted partly, so the names of the pieces follow from that.
 
     Args:
         jitter: Uniform in [0, 1).
-        settlement: Takes batches that are given up.
-        receiver: While it is doubted, nothing is given up.
+        settlement: Takes messages that reached their end.
+        claims: Reports halves to the ledger, if there is a ledger.
+        parker: Takes the halves of parked parts.
     """
 
     def __init__(
         self,
         rules: DeliveryRules,
         jitter: Callable[[], float],
+        owned: Ownerships,
         outbox: Outbox,
         settlement: Settlement,
         receiver: Receiver,
+        claims: Claiming | None,
+        parker: Parker,
         output: Output,
     ) -> None:
         self._rules = rules
         self._jitter = jitter
+        self._owned = owned
         self._outbox = outbox
         self._settlement = settlement
         self._receiver = receiver
+        self._claims = claims
+        self._parker = parker
         self._output = output
 
-    def failed(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+    def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
+        """Handle any answer but `Verdict.ACK`, which only ends the failures of receiver and group."""
+        if answer.verdict is not Verdict.HALT:
+            self._receiver.halted = ""
+        if answer.verdict in (Verdict.RETRY, Verdict.HALT):
+            self._failed(batch, answer, now_ms)
+            return
+        groups, name = self._outbox.groups, batch.group
+        since_ms, attempts = groups.recovered(name), groups[name].attempts
+        if since_ms is not None:
+            seconds = round((now_ms - since_ms) / 1000, 3)
+            self._output.report("group.recovered", group=group_label(name), attempts=attempts, seconds=seconds)
+        if answer.verdict is Verdict.PARTIAL:
+            self._partial(batch, answer, now_ms)
+        elif answer.verdict is not Verdict.ACK:
+            self._refuse(batch, answer, now_ms)
+
+    # Retries
+
+    def _failed(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Schedule the batch to be sent again, or give it up."""
         if answer.verdict is Verdict.HALT:
-            self._receiver.halt(answer.reason or "no reason given")
+            self._receiver.halted = answer.reason or "no reason given"
         alive = batch.alive
         if not alive:
             self._outbox.end_batch(batch, "released")
@@ -180,68 +215,7 @@ class Retries:
             wait_ms=round(wait_ms), messages=batch.count,
         )  # fmt: skip
 
-    def recovered(self, name: str, now_ms: float) -> None:
-        """Record a send of this group that got an answer."""
-        groups = self._outbox.groups
-        since_ms, attempts = groups.recovered(name), groups[name].attempts
-        if since_ms is not None:
-            seconds = round((now_ms - since_ms) / 1000, 3)
-            self._output.report("group.recovered", group=group_label(name), attempts=attempts, seconds=seconds)
-
-
-PARTIAL_STATUS = 207
-WHOLE_ANSWERS_MAX = 10
-"""Number of answers that list every row of a part as failed, after which a part that once had more rows is assumed to
-be known to the receiver."""
-
-
-class Refusals:
-    """Splits refused parts down to the messages at fault.
-
-    The receiver stored no row of a refused part, so the part may be cut again. It knows the name of a part that it
-    accepted partly, so the names of the pieces follow from that.
-
-    Args:
-        jitter: Uniform in [0, 1).
-        settlement: Takes messages that reached their end.
-        claims: Reports halves to the ledger, if there is a ledger.
-        parker: Takes the halves of parked parts.
-    """
-
-    def __init__(
-        self,
-        rules: DeliveryRules,
-        jitter: Callable[[], float],
-        owned: Ownerships,
-        outbox: Outbox,
-        settlement: Settlement,
-        receiver: Receiver,
-        claims: Claiming | None,
-        parker: Parker,
-        output: Output,
-    ) -> None:
-        self._rules = rules
-        self._owned = owned
-        self._outbox = outbox
-        self._settlement = settlement
-        self._receiver = receiver
-        self._retries = Retries(rules, jitter, outbox, settlement, receiver, output)
-        self._claims = claims
-        self._parker = parker
-        self._output = output
-
-    def answered(self, batch: Batch, answer: Answer, now_ms: float) -> None:
-        """Handle any answer but `Verdict.ACK`, which only ends the failures of receiver and group."""
-        if answer.verdict is not Verdict.HALT:
-            self._receiver.halt("")
-        if answer.verdict in (Verdict.RETRY, Verdict.HALT):
-            self._retries.failed(batch, answer, now_ms)
-            return
-        self._retries.recovered(batch.group, now_ms)
-        if answer.verdict is Verdict.PARTIAL:
-            self._partial(batch, answer, now_ms)
-        elif answer.verdict is not Verdict.ACK:
-            self._refuse(batch, answer, now_ms)
+    # Refused batches
 
     def _refuse(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Handle a batch that was refused as a whole for some message in it."""
@@ -260,7 +234,7 @@ class Refusals:
     def _refused_alone(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         self._receiver.judge(batch.parts[0], (0,), 0)
         if self._receiver.refuses:
-            self._retries.failed(batch, answer, now_ms)
+            self._failed(batch, answer, now_ms)
             return
         reason = "too_large" if answer.verdict is Verdict.TOO_LARGE else answer.reason or "rejected"
         self._settlement.give_up(batch.parts[0], reason)
@@ -319,7 +293,7 @@ class Refusals:
                 again.append(part)
         if again:
             again_answer = _retry(answer, answer.failed[0].reason)
-            self._retries.failed(self._outbox.shrink(batch, again), again_answer, now_ms)
+            self._failed(self._outbox.shrink(batch, again), again_answer, now_ms)
         else:
             self._outbox.end_batch(batch, "partial")
 
@@ -335,8 +309,10 @@ class Refusals:
     def _some_failed(self, part: Part, failed: Mapping[int, FailedRow], answer: Answer, now_ms: float) -> None:
         """Derive pieces from a part whose name the receiver knows: it repeats its answer, so their names may follow."""
         taken = part.count - len(failed)
-        # Before the part loses rows: the pieces have only the failed rows, with other indices.
-        self._settlement.mark(part, "delivered", but=failed.keys())
+        if (
+            part.hold is not None
+        ):  # before the part loses rows: the pieces have only the failed rows, with other indices
+            self._settlement.mark(part, ClaimState.SUCCESS, but=failed.keys())
         self._output.outcomes.append(Settled(part.tp, "delivered", taken))
         again = {index for index, row in failed.items() if row.retry}
         refused = failed.keys() - again
@@ -349,7 +325,7 @@ class Refusals:
         if refused and not self._receiver.refuses:
             self._settlement.give_up(parts.pop(), reasons)
         for piece in parts:
-            self._retries.failed(self._outbox.begin_batch([piece]), _retry(answer, "207"), now_ms)
+            self._failed(self._outbox.begin_batch([piece]), _retry(answer, "207"), now_ms)
 
 
 def _remembered(part: Part) -> bool:

@@ -110,7 +110,6 @@ class Settlement:
     def __init__(
         self, rules: DeliveryRules, owned: Ownerships, memory: Memory, letters: DeadLetters, output: Output
     ) -> None:
-        self._has_ledger = rules.has_ledger
         self._numbered = rules.numbered
         self._owned = owned
         self._memory = memory
@@ -120,16 +119,14 @@ class Settlement:
     def finish(self, part: Part, outcome: str, count: int) -> None:
         """Settle the part, whose last `count` messages have this outcome; no effect if it is no longer owned."""
         if part.alive:
-            self.mark(part, outcome)  # before `settle`, which may finish the intent and release its withheld entries
+            if part.hold is not None and outcome in ENDS:
+                self.mark(part, ENDS[outcome])  # before `settle`, which may release the intent's withheld entries
             self._output.outcomes.append(Settled(part.tp, outcome, count))
             self._memory.held_bytes -= held_by(part)
             self._owned[part.tp].outstanding.settle(part)
 
-    def mark(self, part: Part, outcome: str, but: Collection[int] = ()) -> None:
-        """Report the end of the part's rows to the ledger, except those whose index is in `but`."""
-        state = ENDS.get(outcome)
-        if not self._has_ledger or part.hold is None or state is None or not part.alive:
-            return
+    def mark(self, part: Part, state: ClaimState, but: Collection[int] = ()) -> None:
+        """Report the end of the part's rows, which are claimed, to the ledger, except those whose index is in `but`."""
         mark = mark_of(self.claimant(part), part.fragments, state, but)
         # A twin may take a dead letter: a name that it was sent under with others must not be sent again then.
         alone = part.primary and part.count == 1

@@ -134,7 +134,7 @@ class Identities:
     def __init__(self, reading: ReadingRules, windows: Deduplicator[TopicPartition]) -> None:
         self._read = reading.ids
         self._odd = reading.odd_ids
-        self._copies = reading.copies
+        self.copies = reading.copies
         self._windows = windows
 
     @property
@@ -205,7 +205,7 @@ class Identities:
 
     def has_copies(self, tp: TopicPartition) -> bool:
         """Whether ids are also looked up in other partitions of the broker, which must be replayed first."""
-        return self._copies is not None and self._copies(tp)
+        return self.copies is not None and self.copies(tp)
 
     def _known_of_origins(self, tp: TopicPartition, numbers: Sequence[int | None]) -> set[int]:
         if not self.has_copies(tp):

@@ -94,7 +94,7 @@ class CommitEntries:
         if self._newest is not None:
             self._trail.add_fingerprint(self._newest)
         stamp = Stamp(self._lineage.token, self._commits)
-        lineage = replace(self._lineage, fingerprints=self._trail.dump())
+        lineage = replace(self._lineage, fingerprints=tuple(self._trail.kept))
         ids, self._ids = self._ids + self._held_ids, array("q")
         marks, self._marks, self._held_ids = tuple(self._marks), [], array("q")
         self._begun_marks |= bool(marks)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from pyroaring import BitMap64
 
 from sidecar.core.batching import Limits
-from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
 from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.outstanding import BegunCommit, CommitEntries, Outstanding
@@ -313,24 +312,6 @@ class Partition:
         """Settle a message id that belongs to no intent."""
         if not self.holding.withholds(number):
             self.dues.journal(number)
-
-    def begin_commit(
-        self, generation: Callable[[TopicPartition], int], *, proves: bool = False
-    ) -> tuple[CommitItem, BegunCommit] | None:
-        """Begin a commit: return its content and what it makes durable, or None if nothing changed.
-
-        Args:
-            generation: Returns that of the window of message ids, if ids are journalled.
-            proves: Whether it is also made to prove that the partition is still owned.
-        """
-        begun = self.dues.begin_commit(self.state(), self.promises.intents, proves=proves)
-        if begun is None:
-            return None
-        item = CommitItem(
-            self.tp, self.scope, begun.state, generation(self.tp) if begun.ids else 0, begun.ids or None, begun.marks,
-            begun.stamp, begun.lineage, puts=self.holding.busy,
-        )  # fmt: skip
-        return item, begun
 
     def acknowledged(self, begun: BegunCommit) -> bool:
         """Handle a commit's success: its promises may be sent. Return whether released entries need another commit."""

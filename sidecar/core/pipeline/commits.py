@@ -36,22 +36,18 @@ class Commits:
         self._identities = identities
         self._dirty: dict[TopicPartition, float] = {}
         self._reloads: dict[TopicPartition, str] = {}
-        self._outstanding: dict[TopicPartition, tuple[Partition, BegunCommit]] = {}
+        self.outstanding: dict[TopicPartition, tuple[Partition, BegunCommit]] = {}
+        """What the commit under way makes durable; empty if there is none."""
         self._next_at_ms = 0.0
-
-    @property
-    def outstanding(self) -> bool:
-        """Whether a commit is under way."""
-        return bool(self._outstanding)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is to be committed or read again, and no commit is under way."""
-        return not (self._dirty or self._outstanding or self._reloads)
+        return not (self._dirty or self.outstanding or self._reloads)
 
     def may_begin(self, now_ms: float) -> bool:
         """Whether a commit that is due may begin."""
-        return not self._outstanding and now_ms >= self._next_at_ms
+        return not self.outstanding and now_ms >= self._next_at_ms
 
     def touch(self, tp: TopicPartition, due_ms: float) -> None:
         """Schedule a commit at `due_ms` for a partition whose state changed."""
@@ -67,33 +63,30 @@ class Commits:
         """Request that a forgotten partition be read again from its committed state."""
         self._reloads[tp] = reason
 
-    def take_reloads(self) -> list[Reload]:
-        """Remove and return the reloads; none during a commit, so that no older state overtakes the state read back."""
-        if self._outstanding:
-            return []
-        reloads = [Reload(tp, reason) for tp, reason in self._reloads.items()]
-        self._reloads.clear()
-        return reloads
+    def due(self, now_ms: float, *, hurry: bool) -> list[Reload | Commit]:
+        """The reloads, and the commit that is due by now; `ended` must follow it.
 
-    def due(self, now_ms: float, *, hurry: bool) -> Commit | None:
-        """Begin the commit that is due by now, if any; `ended` must follow.
+        None during a commit, so that no older state overtakes the state read back. Reloads come before the next commit:
+        otherwise they would wait for its end as well.
 
         Args:
             now_ms: Monotonic time.
             hurry: Whether the commit does not wait for its due time.
         """
-        if not self._dirty or not self.may_begin(now_ms):
-            return None
-        if not hurry and min(self._dirty.values()) > now_ms:
-            return None
+        if self.outstanding:
+            return []
+        effects: list[Reload | Commit] = [Reload(tp, reason) for tp, reason in self._reloads.items()]
+        self._reloads.clear()
+        if not self._dirty or now_ms < self._next_at_ms or (min(self._dirty.values()) > now_ms and not hurry):
+            return effects
         # The listener commits fenced partitions once more, when no part of them is being sent.
         items = self.begin_commit([tp for tp in self._dirty if tp not in self._owned.fenced])
         if not items:
-            return None
+            return effects
         spacing_ms = DUE_SPACING_MS * len(items) if any(item.tp.delayed for item in items) else COMMIT_SPACING_MS
         self.begun_ms = now_ms
         self._next_at_ms = now_ms + min(COMMIT_SPACING_MS, spacing_ms)
-        return Commit(items)
+        return [*effects, Commit(items)]
 
     def begin_commit(self, tps: Iterable[TopicPartition]) -> list[CommitItem]:
         """Begin a commit of these partitions; `ended` must follow. Empty if nothing changed."""
@@ -113,12 +106,14 @@ class Commits:
         partition = self._owned.get(tp)
         if partition is None:
             return None
-        begun = partition.begin_commit(self._identities.generation, proves=proves)
+        begun = partition.dues.begin_commit(partition.state(), partition.promises.intents, proves=proves)
         if begun is None:
             return None
-        item, then = begun
-        self._outstanding[tp] = partition, then
-        return item
+        self.outstanding[tp] = partition, begun
+        return CommitItem(
+            tp, partition.scope, begun.state, self._identities.generation(tp) if begun.ids else 0, begun.ids or None,
+            begun.marks, begun.stamp, begun.lineage, puts=partition.holding.busy,
+        )  # fmt: skip
 
     def held_ids(self) -> Iterator[SettledIds]:
         """Remove and return the ids of messages that the store of delayed messages has, of all partitions.
@@ -131,7 +126,7 @@ class Commits:
 
     def ended(self, results: Mapping[TopicPartition, bool], now_ms: float) -> None:
         """End the outstanding commit; partitions missing in `results` failed and are retried."""
-        sent, self._outstanding = self._outstanding, {}
+        sent, self.outstanding = self.outstanding, {}
         for tp, (partition, begun) in sent.items():
             if partition.ownership is Ownership.LOST:
                 continue

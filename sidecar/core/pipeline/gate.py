@@ -13,40 +13,6 @@ from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import Memory
 from sidecar.core.records import TopicPartition
 
-
-class Origins:
-    """Determines which partitions wait for others.
-
-    Args:
-        identities: Know which partitions have copies.
-        any_copies: Whether any partition may have copies.
-    """
-
-    def __init__(self, owned: Ownerships, identities: Identities, *, any_copies: bool) -> None:
-        self._owned = owned
-        self._identities = identities
-        self._any_copies = any_copies
-
-    def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Partitions with copies of these partitions' messages: they wait until the ids of those are known."""
-        if not self._any_copies or not tps:
-            return set()
-        brokers = {tp.broker for tp in tps}
-        owned = [tp for tp in self._owned if tp.broker in brokers and not tp.delayed]
-        return {tp for tp in owned if self._identities.has_copies(tp)}
-
-    def awaited(self) -> set[TopicPartition]:
-        """Partitions with copies, while others of their broker are replayed: until then it is unknown what was sent."""
-        if not self._any_copies:
-            return set()
-        again = [
-            tp
-            for tp, partition in self._owned.items()
-            if partition.reach.replaying and not tp.delayed and not self._identities.has_copies(tp)
-        ]
-        return self.copies_of(again)
-
-
 HIGH, LOW = 0.8, 0.5
 
 
@@ -75,7 +41,7 @@ class Gate:
     never end.
 
     Args:
-        origins: The partitions that wait for others.
+        identities: Know which partitions have copies of messages of others.
         delivery: The outstanding batches, and the state of the receiver.
     """
 
@@ -84,14 +50,14 @@ class Gate:
         rules: BatchRules,
         orders: Orders,
         owned: Ownerships,
-        origins: Origins,
+        identities: Identities,
         delivery: Delivery,
         memory: Memory,
     ) -> None:
         self._rules = rules
         self._orders = orders
         self._owned = owned
-        self._origins = origins
+        self._identities = identities
         self._delivery = delivery
         self._memory = memory
         self._memory_full = False
@@ -137,51 +103,59 @@ class Gate:
         """Record the memory of a run. Stop if another of this size would exceed the limit: large runs come singly."""
         self._memory_full |= self.held_bytes + run_bytes > self._rules.held_max_bytes
 
-    def wide(self) -> list[Partition]:
-        """Partitions with more than half of `span_max` between watermark and position."""
-        half = self._rules.span_max // 2
-        return [partition for partition in self._owned.values() if partition.reach.span > half]
+    def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Partitions with copies of these partitions' messages: they wait until the ids of those are known."""
+        if self._identities.copies is None or not tps:
+            return set()
+        brokers = {tp.broker for tp in tps}
+        owned = [tp for tp in self._owned if tp.broker in brokers and not tp.delayed]
+        return {tp for tp in owned if self._identities.has_copies(tp)}
+
+    def awaiting(self) -> set[TopicPartition]:
+        """Partitions with copies, while others of their broker are replayed: until then it is unknown what was sent."""
+        if self._identities.copies is None:
+            return set()
+        again = [
+            tp
+            for tp, partition in self._owned.items()
+            if partition.reach.replaying and not tp.delayed and not self._identities.has_copies(tp)
+        ]
+        return self.copies_of(again)
 
     def flow(self, wide: Sequence[Partition]) -> Flow | None:
         """The partitions to be paused from now on; None if they did not change.
 
         Args:
-            wide: The result of `wide` at the beginning of the step.
+            wide: Partitions with more than half of `span_max` between watermark and position, before the step.
         """
-        stopped = self._orders.draining or self._memory_full or self._halted
-        self.spent = frozenset() if stopped else self._spent(wide)
-        paused = self._all_but_what_frees_room() if stopped else self.spent | self._held_back()
-        paused |= self._origins.awaited()
+        orders, owned = self._orders, self._owned
+        is_halted = self._delivery.receiver.doubted or bool(orders.state_lost)
+        if orders.draining or self._memory_full or is_halted:
+            self.spent, paused = frozenset(), self._all_but_what_frees_room(is_halted)
+        else:
+            # A partition whose span is used up is paused until a quarter of it is free again.
+            most, spans = self._rules.span_max, [(each.tp, each.reach) for each in wide if not each.reach.replaying]
+            self.spent = frozenset(
+                tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in self.spent else most)
+            )
+            held_back = set(owned) if orders.resting else set(owned.keys() & orders.leaving)
+            if orders.store_full:  # delayed messages have no room in the store, unless it has them already
+                held_back |= {tp for tp, each in owned.items() if not (tp.delayed or each.holding.is_behind)}
+            paused = self.spent.union(tp for tp in held_back if not owned[tp].reach.replaying)
+        paused |= self.awaiting()
         if paused == self._paused:
             return None
         self._paused = paused
         return Flow(paused)
 
-    @property
-    def _halted(self) -> bool:
-        return self._delivery.receiver.doubted or bool(self._orders.state_lost)
-
-    def _spent(self, wide: Sequence[Partition]) -> frozenset[TopicPartition]:
-        """Partitions whose span is used up, until a quarter of it is free again."""
-        most, before = self._rules.span_max, self.spent
-        spans = [(partition.tp, partition.reach) for partition in wide if not partition.reach.replaying]
-        return frozenset(tp for tp, reach in spans if reach.span > (most * 3 // 4 if tp in before else most))
-
-    def _held_back(self) -> frozenset[TopicPartition]:
-        """Partitions that are being left, or whose messages have no room in the store."""
-        leaving = set(self._owned) if self._orders.resting else set(self._owned.keys() & self._orders.leaving)
-        if self._orders.store_full:
-            leaving |= {tp for tp, owned in self._owned.items() if not (tp.delayed or owned.holding.is_behind)}
-        return frozenset(tp for tp in leaving if not self._owned[tp].reach.replaying)
-
-    def _all_but_what_frees_room(self) -> frozenset[TopicPartition]:
+    def _all_but_what_frees_room(self, is_halted: bool) -> frozenset[TopicPartition]:
         """Partitions to pause for lack of room. Replayed parts are complete only once read: a pause could last forever.
 
         The same holds for a twin claimed by an earlier owner: messages that wait for it make no room.
         """
         is_stuck = self._delivery.idle or self._delivery.awaits_twins
-        if self._halted or (self._memory_full and not is_stuck):
+        if is_halted or (self._memory_full and not is_stuck):
             return frozenset(self._owned)
-        waiting = self._origins.awaited()
+        waiting = self.awaiting()
         replaying = [tp for tp, partition in self._owned.items() if partition.reach.replaying and tp not in waiting]
         return frozenset(self._owned.keys() - set(replaying[:1] if self._memory_full else replaying))

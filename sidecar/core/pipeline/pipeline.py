@@ -49,7 +49,7 @@ from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.parts import Barrier, Batch
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.commits import COMMIT_SPACING_MS, Commits
-from sidecar.core.pipeline.gate import Gate, Orders, Origins
+from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.puts import Puts
 from sidecar.core.pipeline.status import PipelineStatus, open_messages, status_of
 from sidecar.core.records import Parked, Run, TopicPartition
@@ -86,12 +86,11 @@ class Pipeline(DeliveryPipeline):
             self.delivery.parker.lingers_ms, ids=has_ids,
         )  # fmt: skip
         self.commits = Commits(self.partitions, self.intake.identities)
-        self.origins = Origins(self.partitions, self.intake.identities, any_copies=reading.copies is not None)
         self.puts = Puts(self.partitions, self.intake)
         self._is_starved = False
         """Whether a sender was free while the commit was under way."""
         self.orders = orders = Orders()
-        self.gate = Gate(batching, orders, self.partitions, self.origins, self.delivery, self.memory)
+        self.gate = Gate(batching, orders, self.partitions, self.intake.identities, self.delivery, self.memory)
 
     # Ownership
 
@@ -159,7 +158,7 @@ class Pipeline(DeliveryPipeline):
         partition = self.partitions.get(run.tp)
         if partition is None:
             return
-        if run.tp in self.origins.awaited():  # it arrived before the partition could be paused
+        if run.tp in self.gate.awaiting():  # it arrived before the partition could be paused
             self._apply(GivenUp(run.tp, "what its messages may be copies of is read again first"), now_ms)
             return
         reach = partition.reach
@@ -507,21 +506,17 @@ class Pipeline(DeliveryPipeline):
 
     def step(self, now_ms: float) -> list[Effect]:
         """Cut, commit and send what is due; return all effects since the last step."""
-        wide = [] if self.idle else self.gate.wide()
+        half = self._batching.span_max // 2
+        wide = [] if self.idle else [each for each in self.partitions.values() if each.reach.span > half]
         if self.commits.may_begin(now_ms):  # until then, open messages wait for no less than their part would
             leaving = self.partitions.keys() if self.orders.resting else self.orders.leaving
             for parts in self.cutter.step(now_ms, COMMIT_SPACING_MS, self.gate.pressure(), wide, leaving):
                 self.delivery.cut(parts)
                 for part in parts:
                     self.commits.touch(part.tp, now_ms)
-        # Reloads come before the next commit: otherwise they would wait for its end as well.
-        for reload in self.commits.take_reloads():
-            self._output.effects.append(reload)
-        commit = self.commits.due(now_ms, hurry=self.orders.draining or self.orders.resting)
-        if commit is not None:
-            self._output.effects.append(commit)
+        self._output.effects += self.commits.due(now_ms, hurry=self.orders.draining or self.orders.resting)
         self.delivery.step(now_ms, fetches=not self.orders.draining)
-        self._is_starved |= self.commits.outstanding and self.delivery.has_free_sender
+        self._is_starved |= bool(self.commits.outstanding) and self.delivery.has_free_sender
         self._apply_outcomes(now_ms)
         flow = self.gate.flow(wide)
         if flow is not None:
@@ -547,7 +542,7 @@ class Pipeline(DeliveryPipeline):
 
     def copies_of(self, tps: Collection[TopicPartition]) -> set[TopicPartition]:
         """Partitions with copies of messages of these: they wait until the ids of these are known."""
-        return self.origins.copies_of(tps)
+        return self.gate.copies_of(tps)
 
     def patience_ms(self, now_ms: float) -> float:
         """How long nothing need be read or done; infinite if nothing is under way."""

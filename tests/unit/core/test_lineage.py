@@ -280,7 +280,7 @@ def test_fingerprints_stand_at_growing_distances() -> None:
     trail = Trail()
     for offset in range(0, 2_000_000, 997):
         trail.add_fingerprint(Fingerprint(offset, offset))
-    kept = [mark.offset for mark in trail.dump()]
+    kept = [mark.offset for mark in trail.kept]
     assert len(kept) <= FINGERPRINTS_MAX
     newest = kept[-1]
     gaps = [(newest - a, newest - b) for a, b in pairwise(kept[1:])]
@@ -292,4 +292,4 @@ def test_a_message_that_is_read_again_replaces_its_fingerprint() -> None:
     trail = Trail(marks(5, 9))
     trail.add_fingerprint(Fingerprint(5, 77))
     trail.add_fingerprint(Fingerprint(7, 7))
-    assert trail.dump() == (Fingerprint(5, 77), Fingerprint(7, 7), Fingerprint(9, 9))
+    assert trail.kept == [Fingerprint(5, 77), Fingerprint(7, 7), Fingerprint(9, 9)]
