@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,22 +63,17 @@ def _picked(offsets: list[int], reasons: Mapping[int, str]) -> Sequence[int] | d
     return array("q", offsets)
 
 
+@dataclass(slots=True, eq=False)
 class Buffer:
-    """Fragments in offset order. Small ones are joined; arguments of `add_fragment` are never modified.
+    """Fragments in offset order. Small ones are joined; arguments of `add_fragment` are never modified."""
 
-    Args:
-        separator: The bytes between two rows of a fragment.
-    """
-
-    __slots__ = ("count", "fragments", "nbytes", "separator")
-
-    def __init__(self, separator: bytes) -> None:
-        self.separator = separator
-        self.fragments: list[Fragment] = []
-        self.count = 0
-        """Messages, with and without a row."""
-        self.nbytes = 0
-        """Bytes of their body."""
+    separator: bytes
+    """The bytes between two rows of a fragment."""
+    fragments: list[Fragment] = field(default_factory=list)
+    count: int = 0
+    """Messages, with and without a row."""
+    nbytes: int = 0
+    """Bytes of their body."""
 
     def add_fragment(self, fragment: Fragment) -> tuple[int, int]:
         """Append messages that follow all others; return their number, and the bytes of their body."""

@@ -213,7 +213,7 @@ class Cutter:
         """
         parts = None
         if not partition.promises.admits({group for group, _ in opened}, partition.lanes):
-            parts = partition.opening.share(self._rules.limits)
+            parts = partition.share(self._rules.limits)
             self.cuts["groups"] += len(parts)
             self.units.forget_partition(partition.tp)
         for group, fragment in opened:
@@ -305,11 +305,11 @@ class Cutter:
         ways = [way for way in unit.lanes.values() if way[0].tp not in fenced and way[0].promises.may_cut(way[1])]
         if not ways:
             return []
+        partition, lane = ways[0]
         if group is None:
-            partition, lane = ways[0]
-            batches = [[part] for part in partition.opening.cut(lane, self._rules.limits)]
+            batches = [[part] for part in partition.cut_shared(self._rules.limits)]
         else:
-            batches = [self._gather(ways)]
+            batches = [self._gather(ways) if len(ways) > 1 else [partition.cut(lane, self._rules.limits)]]
         self.cuts[reason] += 1
         self.units.refresh(key)
         return batches
@@ -323,7 +323,7 @@ class Cutter:
             header -= len(partition.tp.topic) + len(partition.tp.queue) + PART_HEADER_BYTES
             if parts and (len(parts) == PARTS_MAX or header < 0 or messages < 1 or lane.buffer.first_row_bytes > size):
                 break
-            part = partition.opening.cut(lane, Limits(messages, max(size, 1)))[0]
+            part = partition.cut(lane, Limits(messages, max(size, 1)))
             parts.append(part)
             messages -= part.count
             size -= part.nbytes

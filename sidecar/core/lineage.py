@@ -269,24 +269,16 @@ def inherited(committed: Committed | None, memory: Remembered | None) -> dict[in
     return dict(list(table.items())[-ANCESTORS_MAX:])
 
 
-class Trail:
-    """Fingerprints at growing distances: dense where the log was read last, thin where it was read long ago.
+def extended(trail: Iterable[Fingerprint], newest: Fingerprint) -> tuple[Fingerprint, ...]:
+    """Add the fingerprint of the last message read, perhaps once more; those beyond it stay. All are oldest first.
 
-    Args:
-        known: Fingerprints of an earlier owner, oldest first.
+    Their distances grow: they are dense where the log was read last, thin where it was read long ago.
     """
-
-    def __init__(self, known: Iterable[Fingerprint] = ()) -> None:
-        self.kept = list(known)
-        """Oldest first."""
-
-    def add_fingerprint(self, newest: Fingerprint) -> None:
-        """Add the fingerprint of the last message read, perhaps once more; those beyond it stay."""
-        kept = self.kept
-        index = bisect_left(kept, newest.offset, key=attrgetter("offset"))
-        kept[index : index + (index < len(kept) and kept[index].offset == newest.offset)] = [newest]
-        # Drop a fingerprint if its neighbours are closer together than half the distance from the older one to the end.
-        for i in range(index - 1, 0, -1):
-            if 2 * (kept[i + 1].offset - kept[i - 1].offset) <= newest.offset - kept[i - 1].offset:
-                del kept[i]
-        del kept[:-FINGERPRINTS_MAX]
+    kept = list(trail)
+    index = bisect_left(kept, newest.offset, key=attrgetter("offset"))
+    kept[index : index + (index < len(kept) and kept[index].offset == newest.offset)] = [newest]
+    # Drop a fingerprint if its neighbours are closer together than half the distance from the older one to the end.
+    for i in range(index - 1, 0, -1):
+        if 2 * (kept[i + 1].offset - kept[i - 1].offset) <= newest.offset - kept[i - 1].offset:
+            del kept[i]
+    return tuple(kept[-FINGERPRINTS_MAX:])

@@ -24,20 +24,6 @@ class Barrier:
     durable: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Withheld:
-    """Entries for journal and ledger, written when the whole intent is settled, and not before.
-
-    If they were written earlier, a successor would drop these messages from the intent's part, whose name stands for
-    all of them.
-    """
-
-    ids: array[int] = field(default_factory=partial(array, "q"))
-    """Message ids of settled rows."""
-    errors: list[ClaimEnd] = field(default_factory=list)
-    """Marks of dead letters: a twin may take their keys once no part of the intent can be sent again."""
-
-
 class IntentState(enum.Enum):
     """State of an intent."""
 
@@ -67,6 +53,9 @@ class Intent:
 
     A successor gets it whole or not at all, and cuts the same part under the same name. Therefore nothing is sent
     before its intent is durable, and the intent stays until the last of its parts is settled.
+
+    Entries for journal and ledger are withheld until the whole intent is settled. If they were written earlier, a
+    successor would drop these messages from the intent's part, whose name stands for all of them.
     """
 
     key: int | None
@@ -86,7 +75,10 @@ class Intent:
     """Failed sends of earlier owners and of this one."""
     fresh: set[str] = field(default_factory=set)
     """Groups with a member unknown to the window: a part is skipped only if the window knows all of it."""
-    withheld: _Withheld = field(default_factory=_Withheld)
+    withheld_ids: array[int] = field(default_factory=partial(array, "q"))
+    """Message ids of settled rows."""
+    withheld_errors: list[ClaimEnd] = field(default_factory=list)
+    """Marks of dead letters: a twin may take their keys once no part of the intent can be sent again."""
     record: int | None = None
     """The number of the parked part that it is; None if it is in the state."""
 
@@ -327,8 +319,8 @@ class Part:
 
     def withhold(self, numbers: Iterable[int], *marks: ClaimEnd) -> None:
         """Keep these ids, and marks of dead letters, until the whole intent is settled."""
-        self.intent.withheld.ids.extend(numbers)
-        self.intent.withheld.errors.extend(marks)
+        self.intent.withheld_ids.extend(numbers)
+        self.intent.withheld_errors.extend(marks)
 
     def drop_unframeable(self) -> None:
         """Drop messages without a row; they are settled."""
@@ -409,17 +401,16 @@ class Memory:
     """The bytes held now, without dead letters that are being stored."""
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
     """The open messages of one group in one partition."""
 
-    __slots__ = ("buffer", "group", "key", "live")
-
-    def __init__(self, group: str, separator: bytes) -> None:
-        self.group = group
-        self.key = lane_key(group)
-        self.buffer = Buffer(separator)
-        self.live: list[Part] = []
-        """Parts that are not settled, by first offset: with `ordered`, only the first is sent."""
+    group: str
+    key: int
+    """The group's `lane_key`."""
+    buffer: Buffer
+    live: list[Part] = field(default_factory=list)
+    """Parts that are not settled, by first offset: with `ordered`, only the first is sent."""
 
 
 class Lanes(dict[str, Lane]):
@@ -437,7 +428,7 @@ class Lanes(dict[str, Lane]):
         """The lane of `group`, created if there is none."""
         lane = self.get(group)
         if lane is None:
-            lane = self[group] = Lane(group, self.separator)
+            lane = self[group] = Lane(group, lane_key(group), Buffer(self.separator))
         return lane
 
     def open(self) -> list[Lane]:

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sidecar.core.batching import Limits, halves, held_bytes
+from sidecar.core.batching import Buffer, Limits, halves, held_bytes
 from sidecar.core.books import Books
 from sidecar.core.claims import ClaimEnd
 from sidecar.core.delivery.delivery import DeliveryPipeline
@@ -72,10 +72,9 @@ class RangeCutter:
 
     def _part_without_rows(self, group: str, fragment: Fragment) -> Part:
         """A part of unframeable messages: they must not change where the others are cut."""
-        aside = Lane(group, self._separator)
+        aside = Lane(group, lane_key(group), Buffer(self._separator))
         aside.buffer.add_fragment(fragment)
-        (part,) = self._range.opening.cut(aside, Limits(1, 1))
-        return part
+        return self._range.cut(aside, Limits(1, 1))
 
     def _full(self, lane: Lane) -> str:
         if lane.buffer.count >= self._limits.max_messages:
@@ -95,7 +94,7 @@ class RangeCutter:
                 yield self._cut(lane, "linger")  # a micro-batch lasts as long as the linger: see the trigger
 
     def _cut(self, lane: Lane, reason: str) -> Part:
-        (part,) = self._range.opening.cut(lane, self._limits)
+        part = self._range.cut(lane, self._limits)
         self._open_bytes -= part.nbytes
         self.cuts[reason] += 1
         return part

@@ -134,12 +134,13 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
         masked: Takes messages whose tags the mask refuses.
     """
 
-    __slots__ = ("_chosen", "_groups", "_may_want", "_plain_mask", "_refused", "_unwanted")
+    __slots__ = ("_groups", "_may_want", "_plain_mask", "_refused", "_unwanted")
 
     def __init__(self, reading: ReadingRules, chosen: dict[str | None, list[Message]], masked: list[Message]) -> None:
-        super().__init__(self._append)
-        self._groups, self._refused, self._may_want = reading.groups, reading.refused, reading.may_want
-        self._chosen, self._unwanted, self._plain_mask = chosen, masked.append, reading.plain_mask
+        self._groups = groups = reading.groups
+        super().__init__(lambda raw: chosen.setdefault(groups[raw], []).append)
+        self._refused, self._may_want = reading.refused, reading.may_want
+        self._unwanted, self._plain_mask = masked.append, reading.plain_mask
 
     def each(self, raws: Sequence[Raw]) -> Iterable[Callable[[Message], None]]:
         """The functions that take the messages of a run, one for each message."""
@@ -156,9 +157,6 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
             if key in self._refused:
                 self[key] = self._unwanted
         return self._unwanted
-
-    def _append(self, raw: Raw) -> Callable[[Message], None]:
-        return self._chosen.setdefault(self._groups[raw], []).append
 
 
 class Intake:
@@ -255,7 +253,7 @@ class Intake:
         else:
             for group, chosen in self._wanted(partition, messages, result, now_ms):
                 fragment = fragment_of(self.reading, partition.tp, chosen, now_ms, result.refused)
-                fragment.after = partition.opening.passed.pop(group)
+                fragment.after = partition.passed.pop(group)
                 result.opened.append((group, fragment))
         for _, fragment in result.opened:
             fragment.stamp_ms = stamp_ms
@@ -273,7 +271,7 @@ class Intake:
             self.reading.odd_ids.note(partition.tp, found.odd_ids)
         for rows in found.rows:
             fragment = Fragment(rows.offsets, rows.data, rows.ids, rows.unframeable, now_ms)
-            fragment.after, fragment.stamp_ms = partition.opening.passed.pop(rows.group), found.stamp_ms
+            fragment.after, fragment.stamp_ms = partition.passed.pop(rows.group), found.stamp_ms
             result.opened.append((rows.group, fragment))
 
     def divide(self, run: Run, border: int) -> tuple[Run | None, Run]:
@@ -373,14 +371,14 @@ class Intake:
                 continue
             if owner is None:
                 result.duplicate += len(chosen)
-                partition.opening.passed.add_offsets(group, list(self.reading.columns.offsets(chosen)))
+                partition.passed.add_offsets(group, list(self.reading.columns.offsets(chosen)))
                 continue
             if isinstance(owner, Holding):
                 result.delayed += chosen
                 continue
             fragment = fragment_of(self.reading, tp, chosen, now_ms, result.refused)
             if isinstance(owner, Lane):
-                fragment.after = partition.opening.passed.pop(group)
+                fragment.after = partition.passed.pop(group)
                 result.opened.append((group, fragment))
             else:
                 owner.collect(group, fragment, self.reading.framer.separator)

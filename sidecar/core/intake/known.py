@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from pyroaring import BitMap64
@@ -29,13 +31,13 @@ class Positions:
 
     def __init__(self, columns: Columns, capacity: int) -> None:
         self._columns = columns
-        self._windows: Deduplicator[TopicPartition] = Deduplicator(capacity)
+        self._windows = defaultdict[TopicPartition, RotatingBitmap](partial(RotatingBitmap, capacity))
         self._settled: dict[TopicPartition, BitMap64] = {}
         """Offsets at or above the watermark that earlier ownerships settled; used until they are read past."""
 
     def forget_partition(self, tp: TopicPartition) -> None:
         """Drop the windows of a partition that is no longer owned."""
-        self._windows.forget(tp)
+        self._windows.pop(tp, None)
         self._settled.pop(tp, None)
 
     def take_whole(self, partition: Partition, run: Run) -> bool:
@@ -46,7 +48,7 @@ class Positions:
         return True
 
     def _add(self, partition: Partition, run: Run) -> None:
-        window, keep_from = self._window(run.tp), partition.reach.committed
+        window, keep_from = self._windows[run.tp], partition.reach.committed
         if run.last - run.first + 1 == len(run.messages):
             window.add_range(run.first, run.last, keep_from)
         else:
@@ -58,22 +60,29 @@ class Positions:
         Raises:
             HoleError: A message below the position was never read.
         """
-        if (
-            partition.tp.delayed
-        ):  # the store gives each message once, and a second of positions would take 16,384 containers
+        if run.tp.delayed:  # the store gives each message once, and a second of positions would take 16,384 containers
             return self._not_parked(run), None
-        messages = run.messages
-        if run.first >= partition.reach.position:
+        messages, first = run.messages, run.first
+        if first >= partition.reach.position:
             self._add(partition, run)
-            return messages, self._settled_within(run.tp, run.first, run.last)
-        window, keep_from = self._window(run.tp), partition.reach.committed
-        offsets = list(self._columns.offsets(messages))
-        border = bisect_left(offsets, partition.reach.position)
-        for offset in offsets[:border]:
-            if offset >= keep_from and offset not in window:
-                raise HoleError(f"{run.tp}@{offset}")
-        window.update(offsets[border:], keep_from)
-        return messages[border:], self._settled_within(run.tp, partition.reach.position, run.last)
+        else:
+            window, keep_from, first = self._windows[run.tp], partition.reach.committed, partition.reach.position
+            offsets = list(self._columns.offsets(messages))
+            border = bisect_left(offsets, first)
+            for offset in offsets[:border]:
+                if offset >= keep_from and offset not in window:
+                    raise HoleError(f"{run.tp}@{offset}")
+            window.update(offsets[border:], keep_from)
+            messages = messages[border:]
+        settled = self._settled.get(run.tp)
+        if settled is None:
+            return messages, None
+        if first > settled.max():
+            del self._settled[run.tp]
+            return messages, None
+        span = BitMap64()
+        span.add_range(first, run.last + 1)
+        return messages, (span & settled) or None
 
     def _not_parked(self, run: Run) -> Sequence[Message]:
         parked = self._settled.get(run.tp)
@@ -91,25 +100,9 @@ class Positions:
         """Delayed messages at these positions are in parked parts: other rules must not cut them again."""
         self._settled[tp] = BitMap64().union(*parked)
 
-    def _window(self, tp: TopicPartition) -> RotatingBitmap:
-        window = self._windows.window(tp)
-        assert isinstance(window, RotatingBitmap)
-        return window
-
-    def _settled_within(self, tp: TopicPartition, first: int, last: int) -> BitMap64 | None:
-        settled = self._settled.get(tp)
-        if settled is None:
-            return None
-        if first > settled.max():
-            del self._settled[tp]
-            return None
-        span = BitMap64()
-        span.add_range(first, last + 1)
-        return (span & settled) or None
-
     def dump(self, partition: Partition) -> tuple[bytes, bytes]:
         """The window of settled offsets, for `load`; messages in flight are new again after a crash."""
-        return self._window(partition.tp).dump(self._settled.get(partition.tp), partition.unsettled())
+        return self._windows[partition.tp].dump(self._settled.get(partition.tp), partition.unsettled())
 
     def load(self, partition: Partition, dumped: tuple[bytes, bytes], below: int) -> bool:
         """Load the offsets below `below` of an earlier ownership's `dump` as settled.
@@ -118,7 +111,7 @@ class Positions:
             Whether offsets from `below` on were dropped. Then dump again before the next commit: otherwise a later
             owner that finds the commit would trust the old dump for other messages at these offsets.
         """
-        window = self._window(partition.tp)
+        window = self._windows[partition.tp]
         window.load(dumped)
         settled = window.pop_from(partition.reach.position)
         known = len(settled)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sidecar.core.batching import ids_of
 from sidecar.core.claims import ClaimEnd
-from sidecar.core.lineage import Fingerprint, Lineage, Stamp, Trail
+from sidecar.core.lineage import Fingerprint, Lineage, Stamp, extended
 from sidecar.core.partition.parking import ParkedRecords
 from sidecar.core.partition.promises import Promises
 from sidecar.core.partition_state import PartitionState, Tries, derived_scope, lane_key
@@ -46,7 +46,6 @@ class CommitEntries:
         self._lineage = lineage
         self._newest: Fingerprint | None = None
         self._commits = 0
-        self._trail = Trail(lineage.fingerprints)
         self._durable: PartitionState | None = None
         self._ids = array("q")
         self._held_ids = array("q")
@@ -78,8 +77,8 @@ class CommitEntries:
         Ids are written before the commit that drops the intent, errors after it: if a twin took the key while the
         intent still stood, and a successor sent the intent again, both would be delivered.
         """
-        self._ids += intent.withheld.ids
-        self._errors += intent.withheld.errors
+        self._ids += intent.withheld_ids
+        self._errors += intent.withheld_errors
 
     def barrier(self) -> Barrier:
         """Add a barrier, which becomes durable with a commit that begins from now on."""
@@ -92,15 +91,15 @@ class CommitEntries:
             return None
         self._commits += 1
         if self._newest is not None:
-            self._trail.add_fingerprint(self._newest)
+            trail = extended(self._lineage.fingerprints, self._newest)
+            self._lineage = replace(self._lineage, fingerprints=trail)
         stamp = Stamp(self._lineage.token, self._commits)
-        lineage = replace(self._lineage, fingerprints=tuple(self._trail.kept))
         ids, self._ids = self._ids + self._held_ids, array("q")
         marks, self._marks, self._held_ids = tuple(self._marks), [], array("q")
         self._begun_marks |= bool(marks)
         # Copies: entries that are added while the commit is under way become durable with a later one.
         return BegunCommit(
-            state, list(intents), list(self._barriers), len(self._errors), ids, marks, stamp, lineage
+            state, list(intents), list(self._barriers), len(self._errors), ids, marks, stamp, self._lineage
         )  # fmt: skip
 
     def take_held_ids(self) -> array[int]:

@@ -52,62 +52,6 @@ class Passed:
         return self._all.min() if self._all else None
 
 
-class _Opening:
-    """Cuts lanes. Each message of the group in an intent's range is open or in the part, and none is settled.
-
-    Args:
-        promises: Gets an intent for each cut.
-    """
-
-    def __init__(self, lanes: Lanes, promises: Promises, outstanding: Outstanding, reach: Reach) -> None:
-        self.passed = Passed()
-        """Settled messages, which must not be in the range of a shared intent."""
-        self._lanes = lanes
-        self._promises = promises
-        self._outstanding = outstanding
-        self._reach = reach
-
-    def share(self, limits: Limits) -> list[Part]:
-        """Cut all open lanes completely; from here on one cut serves all groups.
-
-        If the room for intents is used up, the last part of a lane takes the rest, beyond the limits.
-        """
-        # Completely: a shared intent begins at the position, so a successor would take open messages below it for
-        # settled.
-        parts = []
-        for lane in list(self._lanes.values()):
-            while lane.buffer.fragments:
-                whole = Limits(lane.buffer.count, lane.buffer.nbytes)
-                parts.append(self._cut(lane, limits if self._promises.may_cut(lane) else whole))
-        self._promises.share_from(self._reach.position, 0, self._lanes, rest=True)
-        return parts
-
-    def cut(self, lane: Lane, limits: Limits) -> list[Part]:
-        """Cut the lane's first open messages into a part; if groups share intents, one part of each lane."""
-        return [self._cut(lane, limits)] if self._promises.shared_from is None else self._cut_shared(limits)
-
-    def _cut(self, lane: Lane, limits: Limits) -> Part:
-        fragments = lane.buffer.take_first(limits)
-        intent = self._promises.promise(lane.key, fragments[0].first, fragments[-1].last)
-        return self._outstanding.add_part(lane.group, intent, fragments)
-
-    def _cut_shared(self, limits: Limits) -> list[Part]:
-        lanes = self._lanes.open()
-        fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
-        short = [within for within, end in fits if within < end]
-        first = min(lane.buffer.fragments[0].first for lane in lanes)
-        # The range must not contain settled messages: it covers every group, and a successor would send them.
-        passed = self.passed.first_from(first)
-        short += [passed - 1] if passed is not None else []
-        last = min(short, default=self._reach.position - 1)
-        lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
-        intent = self._promises.promise(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
-        parts = [self._outstanding.add_part(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
-        rest = bool(short) or self._reach.replaying
-        self._promises.share_from(last + 1, len(parts), self._lanes, rest=rest)
-        return parts
-
-
 @dataclass(slots=True)
 class Reach:
     """Offsets of one ownership: `committed` is never above `position`, and `position` never above `seen`."""
@@ -133,13 +77,10 @@ class Reach:
         """Record that a commit of this watermark succeeded."""
         self.committed = watermark
 
-    def advance(self, position: int) -> None:
-        """Record that all offsets below `position` were read; it never goes back."""
-        self.position = max(self.position, position)
-        self.seen = max(self.seen, self.position)
-
-    def took(self, last: int, count: int) -> None:
-        """Record that `count` messages up to the offset `last` were read."""
+    def advance(self, position: int, messages: int) -> None:  # noqa: ARG002
+        """Record that all below `position` was read, with so many messages in it."""
+        self.position = position
+        self.seen = max(self.seen, position)
 
 
 @dataclass(slots=True)
@@ -147,7 +88,7 @@ class CountedReach(Reach):
     """`Reach` for positions of delayed messages, a million for each millisecond: the span is counted in messages."""
 
     _taken: deque[tuple[int, int]] = field(default_factory=deque)
-    """Last position and number of messages of each read at or above the durable watermark."""
+    """Position and number of messages of each read up to a position above the durable watermark."""
     _count: int = 0
 
     @property
@@ -155,15 +96,17 @@ class CountedReach(Reach):
         """Number of messages between the durable watermark and the position."""
         return self._count
 
-    def took(self, last: int, count: int) -> None:
-        """Record that `count` messages up to the position `last` were read."""
-        self._taken.append((last, count))
-        self._count += count
+    def advance(self, position: int, messages: int) -> None:
+        """Record that all below `position` was read, with so many messages in it."""
+        Reach.advance(self, position, messages)
+        if messages:
+            self._taken.append((position, messages))
+            self._count += messages
 
     def commit(self, watermark: int) -> None:
         """Record that a commit of this watermark succeeded."""
         self.committed = watermark
-        while self._taken and self._taken[0][0] < watermark:
+        while self._taken and self._taken[0][0] <= watermark:
             self._count -= self._taken.popleft()[1]
 
 
@@ -220,7 +163,8 @@ class Partition:
         self.holding = Holding()
         self.parking = ParkedRecords()
         self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.parking)
-        self.opening = _Opening(self.lanes, self.promises, self.outstanding, self.reach)
+        self.passed = Passed()
+        """Settled messages, which must not be in the range of a shared intent."""
 
     def __str__(self) -> str:
         return str(self.tp)
@@ -268,6 +212,46 @@ class Partition:
             if record.parked.lowest >= self.reach.committed:  # else it is not read again, whatever happens
                 yield list(record.parked.offsets)
 
+    # Cutting: each message of the group in an intent's range is open or in the part, and none is settled
+
+    def share(self, limits: Limits) -> list[Part]:
+        """Cut all open lanes completely; from here on one cut serves all groups.
+
+        If the room for intents is used up, the last part of a lane takes the rest, beyond the limits.
+        """
+        # Completely: a shared intent begins at the position, so a successor would take open messages below it for
+        # settled.
+        parts = []
+        for lane in list(self.lanes.values()):
+            while lane.buffer.fragments:
+                whole = Limits(lane.buffer.count, lane.buffer.nbytes)
+                parts.append(self.cut(lane, limits if self.promises.may_cut(lane) else whole))
+        self.promises.share_from(self.reach.position, 0, self.lanes, rest=True)
+        return parts
+
+    def cut(self, lane: Lane, limits: Limits) -> Part:
+        """Cut the first open messages of a lane into a part; its group shares no intents."""
+        fragments = lane.buffer.take_first(limits)
+        intent = self.promises.promise(lane.key, fragments[0].first, fragments[-1].last)
+        return self.outstanding.add_part(lane.group, intent, fragments)
+
+    def cut_shared(self, limits: Limits) -> list[Part]:
+        """Cut the first open messages of all lanes, whose groups share intents: one part of each."""
+        lanes = self.lanes.open()
+        fits = [(lane.buffer.last_within(limits), lane.buffer.fragments[-1].last) for lane in lanes]
+        short = [within for within, end in fits if within < end]
+        first = min(lane.buffer.fragments[0].first for lane in lanes)
+        # The range must not contain settled messages: it covers every group, and a successor would send them.
+        passed = self.passed.first_from(first)
+        short += [passed - 1] if passed is not None else []
+        last = min(short, default=self.reach.position - 1)
+        lanes = [lane for lane in lanes if lane.buffer.fragments[0].first <= last]
+        intent = self.promises.promise(None, min(lane.buffer.fragments[0].first for lane in lanes), last)
+        parts = [self.outstanding.add_part(lane.group, intent, lane.buffer.take_through(last)) for lane in lanes]
+        rest = bool(short) or self.reach.replaying
+        self.promises.share_from(last + 1, len(parts), self.lanes, rest=rest)
+        return parts
+
     # Reading
 
     def place(self, group: str, offsets: Sequence[int]) -> Iterator[tuple[Intent | Lane | None, int, int]]:
@@ -290,9 +274,9 @@ class Partition:
             yield owner, start, stop
             start = stop
 
-    def read_past(self, position: int) -> list[Part]:
-        """Advance to `position`; return the recovered parts that are complete now."""
-        self.reach.advance(position)
+    def read_past(self, position: int, messages: int = 0) -> list[Part]:
+        """Advance to `position`, which is ahead, by so many messages; return the recovered parts that are complete."""
+        self.reach.advance(position, messages)
         self.holding.read_past(position)
         if not self.reach.replaying and self.ownership in (Ownership.REPLAYING, Ownership.FENCED_EARLY):
             self.move(Event.READ)

@@ -179,7 +179,6 @@ class Pipeline(DeliveryPipeline):
         count = books.read_out if run.tp.delayed else books.read
         messages = len(run.messages) + len(run.unwanted)
         count(messages, sorted_run.duplicate, sorted_run.filtered)
-        partition.reach.took(run.last, messages)
         self.memory.held_bytes += sorted_run.collected_bytes
         if sorted_run.delayed:
             self._output.effects.append(self.puts.hold(partition, sorted_run))
@@ -195,7 +194,7 @@ class Pipeline(DeliveryPipeline):
                 self.commits.touch(run.tp, now_ms)
                 self._output.report("partition.joint", **run.tp.fields())
         self.gate.has_read(self.memory.held_bytes - before_bytes)
-        self._read_past(run.tp, run.last + 1, now_ms)
+        self._read_past(run.tp, run.last + 1, now_ms, messages)
         if sorted_run.is_all_unwanted:
             self._tell_unwanted()
 
@@ -289,11 +288,11 @@ class Pipeline(DeliveryPipeline):
             self._tell_unwanted()
         self._read_past(tp, position, now_ms)
 
-    def _read_past(self, tp: TopicPartition, position: int, now_ms: float) -> None:
+    def _read_past(self, tp: TopicPartition, position: int, now_ms: float, messages: int = 0) -> None:
         partition = self.partitions.get(tp)
         if partition is None or position <= partition.reach.position:
             return
-        for part in partition.read_past(position):
+        for part in partition.read_past(position, messages):
             if part.group in part.intent.fresh:
                 self.delivery.cut([part])
             else:

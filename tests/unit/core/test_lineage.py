@@ -17,8 +17,8 @@ from sidecar.core.lineage import (
     Lineage,
     Remembered,
     Stamp,
-    Trail,
     basis,
+    extended,
     inherited,
     recall,
 )
@@ -277,10 +277,10 @@ def test_ancestors_are_bounded_and_newest_last() -> None:
 
 def test_fingerprints_stand_at_growing_distances() -> None:
     """However far a log is read, few fingerprints are kept: the newest, and others up to half as far back again."""
-    trail = Trail()
+    trail: tuple[Fingerprint, ...] = ()
     for offset in range(0, 2_000_000, 997):
-        trail.add_fingerprint(Fingerprint(offset, offset))
-    kept = [mark.offset for mark in trail.kept]
+        trail = extended(trail, Fingerprint(offset, offset))
+    kept = [mark.offset for mark in trail]
     assert len(kept) <= FINGERPRINTS_MAX
     newest = kept[-1]
     gaps = [(newest - a, newest - b) for a, b in pairwise(kept[1:])]
@@ -289,7 +289,5 @@ def test_fingerprints_stand_at_growing_distances() -> None:
 
 def test_a_message_that_is_read_again_replaces_its_fingerprint() -> None:
     """What is known beyond stays."""
-    trail = Trail(marks(5, 9))
-    trail.add_fingerprint(Fingerprint(5, 77))
-    trail.add_fingerprint(Fingerprint(7, 7))
-    assert trail.kept == [Fingerprint(5, 77), Fingerprint(7, 7), Fingerprint(9, 9)]
+    trail = extended(extended(marks(5, 9), Fingerprint(5, 77)), Fingerprint(7, 7))
+    assert trail == (Fingerprint(5, 77), Fingerprint(7, 7), Fingerprint(9, 9))

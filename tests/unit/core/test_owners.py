@@ -12,7 +12,7 @@ import sidecar
 
 ROOT = Path(sidecar.__file__).parent
 OWNERS = {
-    "core/parts.py": ("Intent", "_Withheld", "Part", "PartClaim", "Batch"),
+    "core/parts.py": ("Intent", "Part", "PartClaim", "Batch"),
     "core/partition/parking.py": ("_Record", "ParkedRecords"),
     "core/partition/partition.py": ("Partition",),
 }
@@ -80,7 +80,7 @@ def test_no_field_is_changed_outside_of_its_owner() -> None:
         "part.intent.live -= 1",
         "parts[-1].scope = ''",
         "del intent.collected[group]",
-        "part.intent.withheld.errors.append(mark)",
+        "part.intent.withheld_errors.append(mark)",
         "intent.excluded |= {1}",
         "self.partition(tp).tries = 3",
     ],

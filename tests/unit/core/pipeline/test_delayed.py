@@ -25,8 +25,8 @@ IDENTITY = Identity("cluster", "group", "topic", 5)
 def test_the_span_of_delayed_messages_is_counted_in_messages() -> None:
     """An hour between two of them is two messages, and those below the committed watermark count no more."""
     reach = CountedReach(0, 0, 0)
-    reach.took(HOUR, 3)
-    reach.took(2 * HOUR, 4)
+    reach.advance(HOUR, 3)
+    reach.advance(2 * HOUR, 4)
     assert reach.span == 7
     reach.commit(HOUR + 1)
     assert reach.span == 4
