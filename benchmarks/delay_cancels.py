@@ -15,12 +15,12 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.delay import in_child
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.headers import pack_headers
-from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import HOUR_MS
+from sidecar.delay.rows import HOUR_MS, Held
 
 MESSAGES, HOURS = 1_000_000, 720
 VALUE = bytes(150)
@@ -35,12 +35,12 @@ def _rss_mib() -> float:
     return pages * 4096 / (1 << 20)
 
 
-def _rows(first: int, hours: int, random: Random, *, is_named: bool) -> list[Row]:
+def _rows(first: int, hours: int, random: Random, *, is_named: bool) -> list[Held]:
     dues = [START_MS + random.randrange(hours * HOUR_MS) for _ in range(AT_ONCE)]
     header = NAME_HEADER if is_named else "another-header--"
     return [
-        (
-            due,
+        Held(
+            due << SEQUENCE_BITS,
             origin,
             0,
             START_MS,

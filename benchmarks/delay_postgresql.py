@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from psycopg import Connection
 
 from benchmarks.delay import BATCH, SPAN_MS, batches, line
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
@@ -32,11 +33,11 @@ from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
 from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
-from sidecar.delay.changelog.records import RecordLineage, message_key, message_value
+from sidecar.delay.changelog.records import RecordLineage, message_entry
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start
 from sidecar.delay.interface import Job
-from sidecar.delay.rows import NO_TIMESTAMP, PlacedRow
+from sidecar.delay.rows import Held
 from tests.support.postgresql import Database, PostgresqlServer
 
 TP, NAME, LINEAGE = TopicPartition("t", 0), b"t0", RecordLineage(1, 2)
@@ -94,7 +95,7 @@ class Process:
     def _take_over(self) -> int:
         number, _ = self.store.begin_partition(NAME)
 
-        def adopt(rows: list[PlacedRow], is_anew: bool) -> None:  # noqa: ARG001
+        def adopt(rows: list[Held], is_anew: bool) -> None:  # noqa: ARG001
             self.store.adopt(number, rows)
             self.tend()
 
@@ -125,7 +126,8 @@ class Process:
         for dues, values in some:
             rows = zip(dues, range(origin, origin + len(dues)), values, strict=True)
             self.store.put(
-                self.number, [(due, at, 0, NO_TIMESTAMP, NO_TAGS, None, b"", value) for due, at, value in rows]
+                self.number,
+                [Held(due << SEQUENCE_BITS, at, 0, None, NO_TAGS, None, b"", value) for due, at, value in rows],
             )
             origin += len(dues)
             while self.store.changes - self.store.synced > ON_THE_WAY:
@@ -178,8 +180,9 @@ def rows(messages: int) -> list[Row]:
     for dues, values in batches(messages, SPAN_MS):
         for due_ms, value in zip(dues, values, strict=True):
             at = len(found)
-            key = message_key(due_ms << 20 | at % (1 << 20), 1, at)
-            found.append((key, message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", value), at))
+            held = Held(due_ms << SEQUENCE_BITS | at % (1 << SEQUENCE_BITS), at, 1, None, NO_TAGS, None, b"", value)
+            entry = message_entry(LINEAGE, held)
+            found.append((entry.key, entry.value or b"", at))
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.delay import SPAN_MS, batches, in_child, line
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
@@ -26,7 +27,7 @@ from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.rows import NO_TIMESTAMP, PlacedRow
+from sidecar.delay.rows import Held
 
 TP, NAME, LINEAGE, STORE = TopicPartition("t", 0), b"t0", RecordLineage(1, 2), 7
 EVERY = 1_000
@@ -130,7 +131,7 @@ def take_over(store: ChangelogStore, log: Log, epoch: int) -> tuple[int, int, in
     number, note = store.begin_partition(NAME)
     begun = [number]
 
-    def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+    def adopt(rows: list[Held], is_anew: bool) -> None:
         if is_anew and note is not None:
             begun.append(store.begin_anew(NAME, begun[-1]))
         store.adopt(begun[-1], rows)
@@ -162,7 +163,9 @@ def put(folder: Path, messages: int) -> Left:
     for dues, values in batches(messages, SPAN_MS):
         origin += len(dues)
         columns = zip(dues, values, strict=True)
-        store.put(number, [(due, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", value) for due, value in columns])
+        store.put(
+            number, [Held(due << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", value) for due, value in columns]
+        )
         tend(store)
     log.flush()
     return Left(log.index, log.end, epoch)

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
-from sidecar.delay.rows import Held, Leave, ListedRow, Pair, PlacedRow
+from sidecar.delay.rows import Held, Leave, ListedRow, Pair
 
 LISTED_MAX = 1_000
 """Messages that are listed at once."""
-Row = tuple[int, int, int, int, bytes, bytes | None, bytes, bytes | None]
-"""Due time in milliseconds, origin, epoch, timestamp or `NO_TIMESTAMP`, entry of the tags (see
-`core.messages.tag_index`), key, packed headers, value."""
 
 
 class FileDamage(NamedTuple):
@@ -181,8 +178,8 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """Number of messages that were put and are not ended, without parked parts."""
         ...
 
-    def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
-        """Put messages; return their positions, none of which is at or below one that was taken.
+    def put(self, number: int, rows: Iterable[Held]) -> Sequence[int]:
+        """Put messages at their due times; return their positions, none of which is at or below one that was taken.
 
         Raises:
             StateError: The disk is full, and so is the memory that stands in for it; nothing was put.
@@ -238,7 +235,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """
         ...
 
-    def park(self, number: int, row: PlacedRow) -> int:
+    def park(self, number: int, row: Held) -> int:
         """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch, which is not the row's.
 
         Raises:

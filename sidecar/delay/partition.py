@@ -20,12 +20,13 @@ from sidecar.delay.rows import (
     HOUR_MS,
     KEY,
     NO_KEY,
+    NO_TIMESTAMP,
+    NO_VALUE,
     ROW_BYTES,
+    Held,
     Kind,
-    PlacedRow,
     hour_of,
     name_key,
-    packed,
     prefix,
 )
 
@@ -82,7 +83,7 @@ class Write:
     lowest: int = NOTHING
     """The lowest position that it adds and that is to be taken."""
 
-    def add_rows(self, number: int, positions: Iterable[int], rows: Iterable[PlacedRow]) -> list[int]:
+    def add_rows(self, number: int, positions: Iterable[int], rows: Iterable[Held]) -> list[int]:
         """Add messages of a partition at other positions than the rows have; return the bytes of each.
 
         Raises:
@@ -92,10 +93,10 @@ class Write:
         key_of, head_of = KEY.pack, HEAD.pack
         for position, (_, origin, epoch, stamp, tags, key, headers, value) in zip(positions, rows, strict=True):
             at = key_of(b"r", number, position, epoch)
-            if key is None and value is not None:  # as `packed`, without a call
-                raw = head_of(origin, stamp, tags, NO_KEY, len(headers)) + headers + value
-            else:
-                raw = packed(origin, stamp, tags, key, headers, value)
+            key_bytes = NO_KEY if key is None else len(key)
+            header_bytes = len(headers) | NO_VALUE if value is None else len(headers)
+            head = head_of(origin, NO_TIMESTAMP if stamp is None else stamp, tags, key_bytes, header_bytes)
+            raw = head + (key or b"") + headers + (value or b"")
             put(at, raw)
             added.append(at)
             nbytes = len(raw) + _BESIDE

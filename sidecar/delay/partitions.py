@@ -24,10 +24,8 @@ from operator import itemgetter
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
 from sidecar.delay.headers import unpack_headers
-from sidecar.delay.interface import Row
 from sidecar.delay.partition import SEQUENCES, HeldPartition, Taken, Write
 from sidecar.delay.rows import (
-    DUE_MAX_MS,
     HEAD,
     HOUR_MS,
     NO_TIMESTAMP,
@@ -38,14 +36,12 @@ from sidecar.delay.rows import (
     Held,
     Kind,
     Leave,
-    PlacedRow,
     end_of,
     headers_in,
     hour_of,
     name_key,
     name_prefix,
     origin_in,
-    placed,
     position_in,
     prefix,
     row_key,
@@ -84,8 +80,8 @@ class PartitionStore(StoredRows):
 
     # Holding
 
-    def put(self, number: int, rows: Iterable[Row]) -> list[int]:
-        """Hold messages; return their positions, which are above all that were taken, or `seen`.
+    def put(self, number: int, rows: Iterable[Held]) -> list[int]:
+        """Hold messages at their due times; return their positions, which are above all that were taken, or `seen`.
 
         Raises:
             ValueError: A number is out of range, or there are too many bytes; nothing is held.
@@ -95,8 +91,8 @@ class PartitionStore(StoredRows):
         if not rows:
             return []
         partition, change = self._partitions[number], Write()
-        dues, origins = checked(rows)
-        positions = self._places(partition, dues)
+        wanted, origins = checked(rows)
+        positions = self._places(partition, wanted)
         _check_bytes(change.add_rows(number, positions, rows))
         if self.learns:
             change.origins = origins
@@ -105,12 +101,12 @@ class PartitionStore(StoredRows):
         self._note_put(lowest)
         return positions
 
-    def _places(self, partition: HeldPartition, dues: Sequence[int]) -> list[int]:
-        """New positions for these times, which are above all that were taken, or `seen`."""
+    def _places(self, partition: HeldPartition, wanted: Iterable[int]) -> list[int]:
+        """New positions at the times of these, which are above all that were taken, or `seen`."""
         positions, hours, last = list[int](), partition.hours, dict[int, int]()
         floor = (partition.mark >> SEQUENCE_BITS) + 1 if partition.mark else 0
-        for due_ms in dues:
-            due_ms = due_ms if due_ms > floor else floor
+        for position in wanted:
+            due_ms = max(position >> SEQUENCE_BITS, floor)
             found = hours.get(due_ms // HOUR_MS) or partition.of(due_ms // HOUR_MS)
             if (sequence := found.sequence) < SEQUENCES:
                 found.sequence = sequence + 1
@@ -143,7 +139,7 @@ class PartitionStore(StoredRows):
                 return last[due_ms]
             due_ms += 1
 
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: Iterable[Held]) -> None:
         """Hold messages that have positions, in any order; their origins are not learned.
 
         Messages below the partition's watermark are ignored. Those below its cursor come after the next `rewind`.
@@ -165,13 +161,13 @@ class PartitionStore(StoredRows):
             partition.note_late(late)
         self._note_put(lowest)
 
-    def _adopted(self, number: int, rows: Iterable[PlacedRow], change: Write) -> tuple[int | None, list[Taken]]:
+    def _adopted(self, number: int, rows: Iterable[Held], change: Write) -> tuple[int | None, list[Taken]]:
         """Add rows to a change; return their lowest position, and those below the cursor."""
         partition, cursor = self._partitions[number], self._partitions[number].cursor
-        rows = [row for row in rows if row[0] >= partition.watermark]
-        positions = [row[0] for row in rows]
-        for position, stamp in zip(positions, (row[3] for row in rows), strict=True):
-            if not 0 <= position <= POSITION_MAX or not 0 <= stamp <= NO_TIMESTAMP:
+        rows = [row for row in rows if row.position >= partition.watermark]
+        positions = [row.position for row in rows]
+        for position, stamp in zip(positions, (row.timestamp_ms for row in rows), strict=True):
+            if not 0 <= position <= POSITION_MAX or not 0 <= (stamp or 0) <= NO_TIMESTAMP:
                 raise ValueError(f"positions lie between 0 and {POSITION_MAX}; {position} or {stamp} is out of range")
             found, sequence = partition.of(hour_of(position)), (position & SEQUENCES - 1) + 1
             if sequence > found.sequence:
@@ -183,9 +179,9 @@ class PartitionStore(StoredRows):
         _check_bytes(sizes)
         change.lowest = min((position for position in positions if position >= cursor), default=change.lowest)
         late = [
-            Taken(row[0], nbytes, name_key(row_key(number, row[0], row[2]), row[6]))
+            Taken(row.position, nbytes, name_key(row_key(number, row.position, row.epoch), row.headers))
             for row, nbytes in zip(rows, sizes, strict=True)
-            if row[0] < cursor
+            if row.position < cursor
         ]
         return min(positions, default=None), late
 
@@ -195,7 +191,7 @@ class PartitionStore(StoredRows):
         change.origins = [each for each in origins if each >= partition.floor]
         self._write(partition, change)
 
-    def park(self, number: int, row: PlacedRow) -> int:
+    def park(self, number: int, row: Held) -> int:
         """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch.
 
         Raises:
@@ -203,7 +199,7 @@ class PartitionStore(StoredRows):
             StateError: The disk cannot be written; nothing is kept.
         """
         self.adopt(number, [row])
-        return row[2]
+        return row.epoch
 
     def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:  # noqa: ARG002  # where owners share
         """Remove a parked part.
@@ -400,10 +396,10 @@ class PartitionStore(StoredRows):
             found = self._found(partition, position)[:1]
         if not found or position < partition.cursor:
             return None
-        (earlier,) = self._places(partition, [due_ms])
+        (earlier,) = self._places(partition, [due_ms << SEQUENCE_BITS])
         if earlier < position:
             change = Write()
-            self._adopted(number, [placed(unpacked(*found[0]), earlier)], change)
+            self._adopted(number, [unpacked(*found[0])._replace(position=earlier)], change)
             self._end(partition, found, change)
             self._note_put(earlier)
         return min(earlier, position)
@@ -471,15 +467,19 @@ class PartitionStore(StoredRows):
         del self._partitions[number], self._numbers[partition.name]
 
 
-def checked(rows: list[Row]) -> tuple[Sequence[int], Sequence[int]]:
-    """The times and the origins of rows."""
-    dues, origins, epochs, stamps, *_ = zip(*rows, strict=True)
-    columns = ("due_ms", dues, DUE_MAX_MS), ("origins", origins, ORIGIN_MAX), ("epochs", epochs, ORIGIN_MAX)
-    for name, numbers, most in (*columns, ("timestamps_ms", stamps, NO_TIMESTAMP)):
+def checked(rows: Iterable[Held]) -> tuple[Sequence[int], Sequence[int]]:
+    """The positions and the origins of messages."""
+    positions, origins, epochs, stamps, *_ = zip(*rows, strict=True)
+    for name, numbers, most, bits in (
+        ("due_ms", positions, POSITION_MAX, SEQUENCE_BITS),
+        ("origins", origins, ORIGIN_MAX, 0),
+        ("epochs", epochs, ORIGIN_MAX, 0),
+        ("timestamps_ms", [stamp or 0 for stamp in stamps], NO_TIMESTAMP, 0),
+    ):
         if not 0 <= min(numbers) <= max(numbers) <= most:
             number = next(number for number in numbers if not 0 <= number <= most)
-            raise ValueError(f"{name} lie between 0 and {most}, unlike {number}")
-    return dues, origins
+            raise ValueError(f"{name} lie between 0 and {most >> bits}, unlike {number >> bits}")
+    return positions, origins
 
 
 def _check_bytes(sizes: Iterable[int]) -> None:

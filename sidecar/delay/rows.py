@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from sidecar.core.delays import SEQUENCE_BITS
@@ -69,16 +70,15 @@ _PARKED = PARKED_FROM.to_bytes(8, "big")
 
 
 class Held(NamedTuple):
-    """A message that is held."""
+    """A message that is held, or is to be."""
 
     position: int
     """The due time in milliseconds since the epoch, shifted by `SEQUENCE_BITS`, and a sequence number: unique in its
-    partition."""
+    partition. `put` gives it the number."""
     origin: int
     """Any number that its owner gave it, such as an offset."""
     epoch: int
     """The ownership in which the message was put; 0 in a store that only one host has."""
-    partition: int
     timestamp_ms: int | None
     tags: bytes
     """Entry of `core.messages.tag_index`."""
@@ -94,16 +94,8 @@ class Unread(Held):
     __slots__ = ()
 
 
-PlacedRow = tuple[int, int, int, int, bytes, bytes | None, bytes, bytes | None]
-"""Position, origin, epoch, timestamp or `NO_TIMESTAMP`, entry of the tags, key, packed headers, value."""
-
-
-def placed(held: Held, position: int) -> PlacedRow:
-    """A message at another position."""
-    stamp = NO_TIMESTAMP if held.timestamp_ms is None else held.timestamp_ms
-    return position, held.origin, held.epoch, stamp, held.tags, held.key, held.headers, held.value
-
-
+held_of: Callable[[Iterable[object]], Held] = partial(tuple.__new__, Held)
+"""A message of the fields; `Held` itself takes twice as long."""
 Pair = tuple[bytes, bytes]
 """Key and value of a row."""
 
@@ -172,18 +164,6 @@ def name_key(key: bytes, headers: bytes) -> bytes | None:
     return name_prefix(number_in(key), name) + key[3:]
 
 
-def packed(origin: int, stamp: int, tags: bytes, key: bytes | None, headers: bytes, value: bytes | None) -> bytes:
-    """The value of a row.
-
-    Raises:
-        struct.error: A number is out of range.
-    """
-    header_bytes = len(headers) if value is not None else len(headers) | NO_VALUE
-    if key is None:
-        return HEAD.pack(origin, stamp, tags, NO_KEY, header_bytes) + headers + (value or b"")
-    return HEAD.pack(origin, stamp, tags, len(key), header_bytes) + key + headers + (value or b"")
-
-
 def origin_in(value: bytes) -> int:
     """The origin in the value of a row."""
     return int.from_bytes(value[:8], "little")
@@ -201,14 +181,13 @@ def unpacked(key: bytes, value: bytes, leave: Leave | None = None) -> Held:
         leave: Says of which messages only the row is read.
     """
     origin, stamp, tags, key_bytes, header_bytes = HEAD.unpack_from(value)
-    _, number, position, epoch = KEY.unpack(key)
+    _, _, position, epoch = KEY.unpack(key)
     if leave is not None and leave(tags):
-        return Unread(position, origin, epoch, number, None, tags, None, b"", None)
+        return Unread(position, origin, epoch, None, tags, None, b"", None)
     headers_at = HEAD.size if key_bytes == NO_KEY else HEAD.size + key_bytes
     value_at = headers_at + (header_bytes & ~NO_VALUE)
-    # Not by the class itself, which takes twice as long.
-    return tuple.__new__(Held, (
-        position, origin, epoch, number,
+    return held_of((
+        position, origin, epoch,
         None if stamp == NO_TIMESTAMP else stamp,
         tags,
         None if key_bytes == NO_KEY else value[HEAD.size : headers_at],

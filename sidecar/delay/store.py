@@ -11,17 +11,18 @@ from typing import NamedTuple, Self
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.headers import Header, pack_headers, unpack_headers
-from sidecar.delay.interface import FileDamage, Row
+from sidecar.delay.interface import FileDamage
 from sidecar.delay.partition import HeldPartition, Taken, Write
 from sidecar.delay.partitions import PartitionStore, checked
 from sidecar.delay.rows import (
     DUE_MAX_MS,
     NO_TIMESTAMP,
     ORIGIN_MAX,
+    POSITION_MAX,
     PUT_BYTES_MAX,
     Held,
     ListedRow,
-    PlacedRow,
+    held_of,
     listed,
     row_key,
 )
@@ -62,7 +63,7 @@ class _OnePartition(PartitionStore):
 
     def _open(self, path: Path) -> None:
         super()._open(path)
-        self._waiting: list[PlacedRow] = []
+        self._waiting: list[Held] = []
         """Messages that were put one by one, and are not written yet."""
         self.one: HeldPartition = self._partitions[self.number(_NAME)]
 
@@ -71,20 +72,20 @@ class _OnePartition(PartitionStore):
         """A message may be taken before it is durable."""
         return None
 
-    def put_one(self, row: Row) -> int:
+    def put_one(self, held: Held) -> int:
         """Hold a message, which may be written with others later; return its position.
 
         Raises:
             ValueError: A number is out of range; it is not held.
             StateError: The disk cannot be written, and too many wait for it; it is not held.
         """
-        due_ms, origin, _, stamp, *_ = row
-        if not (0 <= due_ms <= DUE_MAX_MS and 0 <= stamp <= NO_TIMESTAMP and 0 <= origin <= ORIGIN_MAX):
-            checked([row])
+        wanted, origin, _, stamp, *_ = held
+        if not (0 <= wanted <= POSITION_MAX and 0 <= (stamp or 0) <= NO_TIMESTAMP and 0 <= origin <= ORIGIN_MAX):
+            checked([held])
         if len(self._waiting) >= WAITING_MAX:
             self.write()
-        (position,) = self._places(self.one, (due_ms,))
-        self._waiting.append((position, *row[1:]))
+        (position,) = self._places(self.one, (wanted,))
+        self._waiting.append(held_of((position, *held[1:])))
         return position
 
     def _rare_place(self, partition: HeldPartition, due_ms: int, given: Sequence[int], last: dict[int, int]) -> int:
@@ -196,8 +197,8 @@ class DelayStore:
             StateError: The disk is full; the message is not held.
         """
         packed = pack_headers(headers) if headers else b""
-        stamp = NO_TIMESTAMP if timestamp_ms is None else timestamp_ms
-        return self._store.put_one((due_ms, origin, 0, stamp, NO_TAGS, key, packed, value))
+        fields = due_ms << SEQUENCE_BITS, origin, 0, timestamp_ms, NO_TAGS, key, packed, value
+        return self._store.put_one(held_of(fields))
 
     def put_many(
         self,
@@ -213,9 +214,14 @@ class DelayStore:
         keys = [None] * count if keys is None else keys
         packed = [b""] * count if headers is None else [pack_headers(each) for each in headers]
         timestamps_ms = [None] * count if timestamps_ms is None else timestamps_ms
-        stamps = [NO_TIMESTAMP if stamp is None else stamp for stamp in timestamps_ms]
         origins = [0] * count if origins is None else origins
-        columns = {"values": values, "keys": keys, "headers": packed, "timestamps_ms": stamps, "origins": origins}
+        columns = {
+            "values": values,
+            "keys": keys,
+            "headers": packed,
+            "timestamps_ms": timestamps_ms,
+            "origins": origins,
+        }
         for name, column in columns.items():
             if len(column) != count:
                 raise ValueError(f"{count} times, {len(column)} {name}")
@@ -223,8 +229,9 @@ class DelayStore:
             raise ValueError(f"{nbytes} bytes at once, {PUT_BYTES_MAX} can be put")
         zeros, tags = repeat(0, count), repeat(NO_TAGS, count)
         self._store.write()
-        rows = zip(due_ms, origins, zeros, stamps, tags, keys, packed, values, strict=True)
-        return self._store.put(self._store.one.number, rows)
+        positions = [each << SEQUENCE_BITS for each in due_ms]
+        rows = zip(positions, origins, zeros, timestamps_ms, tags, keys, packed, values, strict=True)
+        return self._store.put(self._store.one.number, map(held_of, rows))
 
     # Taking
 
@@ -318,7 +325,7 @@ class DelayStore:
 
 
 def _message(held: Held) -> DelayedMessage:
-    position, origin, _, _, timestamp_ms, _, key, headers, value = held
+    position, origin, _, timestamp_ms, _, key, headers, value = held
     unpacked = unpack_headers(headers) if headers else ()
     # Not by the class itself, which takes twice as long.
     fields = position, position >> SEQUENCE_BITS, key, unpacked, value, timestamp_ms, origin

@@ -9,12 +9,13 @@ from random import Random
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay import partition, stored
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Point
 from sidecar.delay.database import SyncJob
-from sidecar.delay.rows import NO_TIMESTAMP
+from sidecar.delay.rows import Held
 from tests.support.partition_store import flushed, killed, log_sizes, power_cut
 
 HOUR_MS = 3_600_000
@@ -105,7 +106,10 @@ class World:
         """Put some."""
         number, model = self.pick(random)
         dues = [START_MS + random.randrange((50, 3_000, 4 * HOUR_MS)[i % 3]) for i in range(random.randrange(1, 6))]
-        rows = [(due, next(self.origins), 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % due * (due % 9)) for due in dues]
+        rows = [
+            Held(due << SEQUENCE_BITS, next(self.origins), 0, None, NO_TAGS, None, b"", b"%d" % due * (due % 9))
+            for due in dues
+        ]
         positions = self.cache.put(number, rows)
         model.held |= {position: (row[1], row[7]) for position, row in zip(positions, rows, strict=True)}
         model.known |= {row[1] for row in rows}
@@ -114,9 +118,7 @@ class World:
         """Hold some that have positions."""
         number, model = self.pick(random)
         low, new = 1 << 18, {START_MS + random.randrange(4 * HOUR_MS) << 20 for _ in range(random.randrange(1, 6))}
-        rows = [
-            (p | low + next(self.numbers), next(self.origins), 7, NO_TIMESTAMP, NO_TAGS, None, b"", b"x") for p in new
-        ]
+        rows = [Held(p | low + next(self.numbers), next(self.origins), 7, None, NO_TAGS, None, b"", b"x") for p in new]
         self.cache.adopt(number, rows)
         model.held |= {row[0]: (row[1], row[7]) for row in rows if row[0] >= model.watermark}
 
@@ -154,7 +156,7 @@ class World:
         position = START_MS + random.randrange(4 * HOUR_MS) << 20 | 1 << 18 | 1 + next(self.numbers)
         if position >= model.cursor:
             for epoch in (3, 5):
-                self.cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % epoch)])
+                self.cache.adopt(number, [Held(position, 1, epoch, None, NO_TAGS, None, b"", b"%d" % epoch)])
             assert self.cache.remove(number, position, 3)
             model.held[position] = 1, b"5"
 

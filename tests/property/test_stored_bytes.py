@@ -37,7 +37,6 @@ from sidecar.delay.headers import Attached, pack_headers, unpack_attached, unpac
 from sidecar.delay.partition import HeldPartition, Write
 from sidecar.delay.progress import HeldProgress, restored
 from sidecar.delay.rows import Held
-from sidecar.delay.rows import packed as packed_row
 from sidecar.delay.wal import has_write_behind
 from sidecar.errors import StateError, ZoneError
 from sidecar.sources.kafka.start import CommitMemory
@@ -122,17 +121,21 @@ def change_of(raw: bytes) -> records.Change:
     return records.read_change(entry.key, raw)
 
 
+def message_of(headers: bytes) -> bytes:
+    """The value of a message in a changelog."""
+    return records.message_entry(LINEAGE, Held(1, 1, 1, 1, NO_TAGS, b"key", headers, b"v")).value or b""
+
+
 def read_message(raw: bytes) -> None:
     """A message of a changelog, and what its reader does with the content."""
-    _, stamp, tags, key, headers, value = records.read_message_value(raw)
-    packed_row(9, stamp, tags, key, headers, value)
+    Write().add_rows(1, [1], [records.read_message(KEY, raw)[1]])
 
 
 def parked_part() -> Held:
     """A parked part as a store has it."""
     record = Parked(1, "scope", "home", "group", 1, 3, BITMAP, 100, 2, 3, 0, b"8 bytes.")
     key, headers = parked.packed(TP, record, array("q", [1, 2]))
-    return Held(1, 1, 1, 1, None, NO_TAGS, key, headers, None)
+    return Held(1, 1, 1, None, NO_TAGS, key, headers, None)
 
 
 def read_parked(key: bytes | None, headers: bytes) -> None:
@@ -245,10 +248,8 @@ BYTES = {
     "log of RocksDB": Decoder(log_of_rocksdb(), lambda raw: has_write_behind(raw, 1), Never),
     "headers": Decoder(HEADERS, unpack_headers, StateError),
     "attached": Decoder(ATTACHED, lambda raw: (unpack_headers(raw), unpack_attached(raw)), StateError),
-    "message": Decoder(records.message_value(LINEAGE, 1, NO_TAGS, b"key", HEADERS, b"v"), read_message, ValueError),
-    "message of RocketMQ": Decoder(
-        records.message_value(LINEAGE, 1, NO_TAGS, b"key", ATTACHED, b"v"), read_message, ValueError
-    ),
+    "message": Decoder(message_of(HEADERS), read_message, ValueError),
+    "message of RocketMQ": Decoder(message_of(ATTACHED), read_message, ValueError),
     "change": Decoder(b"\1", change_of, ValueError),
     "state": Decoder(records.kept_bytes(KEPT), records.read_state, ValueError),
     "bookmark": Decoder(

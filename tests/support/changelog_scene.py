@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
@@ -11,8 +12,7 @@ from sidecar.delay.changelog.records import MESSAGE, STATE, RecordLineage, read_
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.changelog.vouching import NOTE_S
-from sidecar.delay.interface import Row
-from sidecar.delay.rows import NO_TIMESTAMP, PlacedRow
+from sidecar.delay.rows import Held
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 
 TP, NAME, LINEAGE = TopicPartition("orders", 3), b"orders 3", RecordLineage(1, 2)
@@ -35,7 +35,7 @@ class Scene:
         number, note = self.store.begin_partition(NAME)
         begun = [number]
 
-        def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+        def adopt(rows: list[Held], is_anew: bool) -> None:
             if is_anew and note is not None:
                 begun.append(self.store.begin_anew(NAME, begun[-1]))
             self.store.adopt(begun[-1], rows)
@@ -72,7 +72,9 @@ class Scene:
 
     def put(self, *dues: int, first: int = 0, value: bytes = b"") -> Sequence[int]:
         """Put messages that are due then, with origins in rising order; their positions."""
-        rows: list[Row] = [(due, first + i, 0, NO_TIMESTAMP, NO_TAGS, None, b"", value) for i, due in enumerate(dues)]
+        rows: list[Held] = [
+            Held(due << SEQUENCE_BITS, first + i, 0, None, NO_TAGS, None, b"", value) for i, due in enumerate(dues)
+        ]
         return self.store.put(self.number, rows)
 
     def take(self) -> list[int]:

@@ -13,8 +13,8 @@ from pyroaring import BitMap64
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
 from sidecar.delay.headers import unpack_headers
-from sidecar.delay.interface import FileDamage, Row, StorePlace, View
-from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, PARKED_FROM, Held, Leave, ListedRow, PlacedRow, Unread, placed
+from sidecar.delay.interface import FileDamage, StorePlace, View
+from sidecar.delay.rows import HOUR_MS, PARKED_FROM, Held, Leave, ListedRow, Unread
 from sidecar.errors import StateError
 
 
@@ -142,17 +142,16 @@ class ModelStore:
         held = (p for each in shelves for p in each.order if each.watermark <= p < PARKED_FROM)
         return Counter((p >> SEQUENCE_BITS) // HOUR_MS for p in held)
 
-    def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
+    def put(self, number: int, rows: Iterable[Held]) -> Sequence[int]:
         shelf, live, positions = self._shelf(number), self._live, []
         if self.refuses:
             raise StateError("the disk is full")
-        for due_ms, origin, epoch, stamp, tags, key, headers, value in rows:
+        for held in rows:
             live.sequence += 1
-            position = max(due_ms << SEQUENCE_BITS, (live.mark >> SEQUENCE_BITS) + 1 << SEQUENCE_BITS) + live.sequence
-            stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-            shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, tags, key, headers, value)
+            position = max(held.position, (live.mark >> SEQUENCE_BITS) + 1 << SEQUENCE_BITS) + live.sequence
+            shelf.messages[position] = held._replace(position=position)
             insort(shelf.order, position)
-            shelf.known.add(origin)
+            shelf.known.add(held.origin)
             positions.append(position)
         live.changes += 1
         return positions
@@ -173,7 +172,7 @@ class ModelStore:
         found = [shelf.messages[position] for position in positions]
         if leave is None:
             return found
-        return [Unread(*each[:4], None, each.tags, None, b"", None) if leave(each.tags) else each for each in found]
+        return [Unread(*each[:3], None, each.tags, None, b"", None) if leave(each.tags) else each for each in found]
 
     def live(self) -> set[int]:
         """Origins of all messages that it has now."""
@@ -216,9 +215,9 @@ class ModelStore:
                 is_meant = name is not None and held.origin < names.get(name, 0)
                 yield [held] if is_meant and self.cancel(number, position) else []
 
-    def park(self, number: int, row: PlacedRow) -> int:
+    def park(self, number: int, row: Held) -> int:
         self.adopt(number, [row])
-        return row[2]
+        return row.epoch
 
     def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
         messages = self._shelf(number).messages
@@ -241,7 +240,7 @@ class ModelStore:
         live.sequence += 1
         earlier = (max(due_ms, (live.mark >> SEQUENCE_BITS) + 1) << SEQUENCE_BITS) + live.sequence
         if earlier < position:
-            self.adopt(number, [placed(held, earlier)])
+            self.adopt(number, [held._replace(position=earlier)])
             self.cancel(number, position)
         return min(earlier, position)
 
@@ -272,15 +271,14 @@ class ModelStore:
         shelf.known.clear()
         self._end(shelf, (1 << 63) if origin is None else origin)
 
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: Iterable[Held]) -> None:
         shelf = self._shelf(number)
         if self.refuses:
             raise StateError("the disk is full")
-        for position, origin, epoch, stamp, tags, key, headers, value in rows:
-            if position >= shelf.watermark:
-                stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-                shelf.messages[position] = Held(position, origin, epoch, number, stamp_ms, tags, key, headers, value)
-                insort(shelf.order, position)
+        for held in rows:
+            if held.position >= shelf.watermark:
+                shelf.messages[held.position] = held
+                insort(shelf.order, held.position)
         self._live.changes += 1
 
     def learn(self, number: int, origins: Iterable[int]) -> None:

@@ -10,8 +10,8 @@ from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord, Point
-from sidecar.delay.changelog.records import MESSAGE, read_message_key, read_message_value
-from sidecar.delay.rows import NO_TIMESTAMP, Held, PlacedRow
+from sidecar.delay.changelog.records import MESSAGE, read_message
+from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from tests.support.held_store import Content, ModelStore
 
@@ -99,9 +99,7 @@ def held_of(entry: ChangelogEntry | ChangelogRecord) -> Held | None:
     """The message, or parked part, of a record; None if it is of another kind."""
     if entry.key[:1] != MESSAGE or entry.value is None:
         return None
-    position, epoch, origin = read_message_key(entry.key)
-    _, _, tags, key, headers, value = read_message_value(entry.value)
-    return Held(position, origin, epoch, 0, None, tags, key, headers, value)
+    return read_message(entry.key, entry.value)[1]._replace(timestamp_ms=None)
 
 
 class ModelChangelog:
@@ -158,7 +156,7 @@ class ModelChangelog:
         self.die()
 
 
-NOTHING = Held(0, 0, 0, 0, None, NO_TAGS, None, b"", None)
+NOTHING = Held(0, 0, 0, None, NO_TAGS, None, b"", None)
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class Vouched:
     """The files at a point, and the table."""
 
     content: Content
-    twins: tuple[Held, ...]
+    twins: tuple[tuple[int, Held], ...]
     table: bytes = b""
 
     def __deepcopy__(self, memo: object) -> Vouched:
@@ -184,8 +182,8 @@ class ModelCache(ModelStore):
 
     def __init__(self, number: int = 1, vouched: Vouched | None = None, copies: Iterable[Vouched] = ()) -> None:
         super().__init__(number)
-        self.twins: list[Held] = []
-        """Messages at a position that another one has, too."""
+        self.twins: list[tuple[int, Held]] = []
+        """Messages at a position that another one has, too, with the numbers of their partitions."""
         self.vouched: bytes | None = None
         if vouched is not None:
             self._live, self.twins, self.vouched = copy.deepcopy(vouched.content), list(vouched.twins), vouched.table
@@ -241,32 +239,31 @@ class ModelCache(ModelStore):
     def _unsynced(self, number: int) -> int | None:
         return None
 
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: Iterable[Held]) -> None:
         shelf, rows = self._shelf(number), list(rows)
-        first = {row[0]: row for row in reversed(rows)}
+        first = {row.position: row for row in reversed(rows)}
         super().adopt(number, [row for position, row in first.items() if position not in shelf.messages])
-        for position, origin, epoch, stamp, tags, key, headers, value in rows:
-            if shelf.messages.get(position, NOTHING).epoch != epoch:  # one is removed before anything is read
-                stamp_ms = None if stamp == NO_TIMESTAMP else stamp
-                self.twins.append(Held(position, origin, epoch, number, stamp_ms, tags, key, headers, value))
-            self._live.sequence = max(self._live.sequence, position & ((1 << SEQUENCE_BITS) - 1))
+        for held in rows:
+            if shelf.messages.get(held.position, NOTHING).epoch != held.epoch:  # one is removed before anything is read
+                self.twins.append((number, held))
+            self._live.sequence = max(self._live.sequence, held.position & ((1 << SEQUENCE_BITS) - 1))
 
     def drop(self, number: int) -> None:
         super().drop(number)
-        self.twins = [twin for twin in self.twins if twin.partition != number]
+        self.twins = [twin for twin in self.twins if twin[0] != number]
 
     def remove(self, number: int, position: int, epoch: int) -> bool:
         shelf = self._shelf(number)
         held = shelf.messages.get(position)
-        twins = [twin for twin in self.twins if (twin.partition, twin.position) == (number, position)]
+        twins = [twin for twin in self.twins if (twin[0], twin[1].position) == (number, position)]
         if held is not None and held.epoch == epoch:
             if twins:
-                shelf.messages[position] = twins[0]
+                shelf.messages[position] = twins[0][1]
                 self.twins.remove(twins[0])
             else:
                 del shelf.messages[position]
                 shelf.order.remove(position)
             return True
-        cancelled = [twin for twin in twins if twin.epoch == epoch]
+        cancelled = [twin for twin in twins if twin[1].epoch == epoch]
         self.twins = [twin for twin in self.twins if twin not in cancelled]
         return bool(cancelled)

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.delay.database import ROWS
-from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP
+from sidecar.delay.rows import HOUR_MS, Held
 from sidecar.state.folder import LOCK_FILE
 
 START_MS = 500_000 * HOUR_MS
@@ -25,9 +24,12 @@ KILLED = "killed-"
 Store = TypeVar("Store", bound=PartitionStore)
 
 
-def rows(*dues: int, first: int = 0, value: bytes = b"") -> list[Row]:
+def rows(*dues: int, first: int = 0, value: bytes = b"") -> list[Held]:
     """Rows that are due so long after the start, with origins in rising order."""
-    return [(START_MS + due, first + i, 0, NO_TIMESTAMP, TAGS, None, b"", value) for i, due in enumerate(dues)]
+    return [
+        Held((START_MS + due) << SEQUENCE_BITS, first + i, 0, None, TAGS, None, b"", value)
+        for i, due in enumerate(dues)
+    ]
 
 
 def origins(store: PartitionStore, number: int, until: int = END, limit: int = 1_000) -> list[int]:

@@ -14,9 +14,8 @@ from rocksdict import Checkpoint
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Point
 from sidecar.delay.database import ROWS, SyncJob
-from sidecar.delay.interface import Row
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import Held, Kind, Leave, PlacedRow, unpacked
+from sidecar.delay.rows import Held, Kind, Leave, number_in, position_in, unpacked
 from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
 from tests.support.partition_store import killed, log_sizes, power_cut
@@ -56,9 +55,9 @@ class _Rows(PartitionStore):
         self._durable_rows = self._writing_rows = self._all()
 
     def _all(self) -> list[Held]:
-        held = [unpacked(*pair) for pair in self._database.under(Kind.ROW)]
         watermarks = {number: each.watermark for number, each in self._partitions.items()}
-        return [each for each in held if each.position >= watermarks.get(each.partition, 1 << 64)]
+        rows = self._database.under(Kind.ROW)
+        return [unpacked(*row) for row in rows if position_in(row[0]) >= watermarks.get(number_in(row[0]), 1 << 64)]
 
     def _lost(self, chance: Callable[[], float]) -> Path:
         """The folder as a crash leaves it: what was durable, what was written, or what was there."""
@@ -90,11 +89,11 @@ class _Rows(PartitionStore):
         if self.refuses:
             raise StateError("the disk is full")
 
-    def put(self, number: int, rows: Iterable[Row]) -> list[int]:
+    def put(self, number: int, rows: Iterable[Held]) -> list[int]:
         self._check()
         return super().put(number, rows)
 
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: Iterable[Held]) -> None:
         self._check()
         super().adopt(number, rows)
 

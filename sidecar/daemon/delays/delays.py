@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from sidecar.config.model import Settings
 from sidecar.core.delays import (
+    SEQUENCE_BITS,
     SteadyClock,
     commit_may_go_on,
     deliverable_below,
@@ -39,7 +40,7 @@ from sidecar.daemon.delays.writing import Synced, Writing
 from sidecar.daemon.ids import TakenPartition
 from sidecar.delay.columns import packed_headers
 from sidecar.delay.interface import HeldStore, Job
-from sidecar.delay.rows import NO_TIMESTAMP, Leave, Unread
+from sidecar.delay.rows import NO_TIMESTAMP, Leave, Unread, held_of
 from sidecar.errors import StateError
 from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, problem
@@ -155,14 +156,14 @@ class PendingEffects:
         columns, messages = self._columns, hold.messages
         # Kafka has timestamps before 1970, and the store has none: such a message is delivered without one.
         stamps = [
-            stamp if stamp is not None and 0 <= stamp < NO_TIMESTAMP else NO_TIMESTAMP
-            for stamp in columns.timestamps(messages)
+            stamp if stamp is not None and 0 <= stamp < NO_TIMESTAMP else None for stamp in columns.timestamps(messages)
         ]
+        wanted = [due_ms << SEQUENCE_BITS for due_ms in hold.due_ms]
         headers = packed_headers(columns, hold.tp, messages)
         offsets, epochs = columns.offsets(messages), [0] * len(messages)
         keys, values = columns.keys(messages), columns.values(messages)
-        rows = zip(hold.due_ms, offsets, epochs, stamps, hold.tags, keys, headers, values, strict=True)
-        lowest = min(self._store.put(self._numbers[hold.tp], rows))
+        rows = zip(wanted, offsets, epochs, stamps, hold.tags, keys, headers, values, strict=True)
+        lowest = min(self._store.put(self._numbers[hold.tp], map(held_of, rows)))
         self._tell_held(hold.tp, hold.token, lowest)
 
 

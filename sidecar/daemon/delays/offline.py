@@ -33,7 +33,7 @@ from sidecar.delay.changelog.takeover import Start, Takeover
 from sidecar.delay.interface import ReadStore
 from sidecar.delay.offline.local import OfflineStore
 from sidecar.delay.progress import restored
-from sidecar.delay.rows import PlacedRow
+from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError, extra
 from sidecar.runtime.build import sought_of
 from sidecar.state.offset_map import Identity
@@ -280,7 +280,7 @@ class _ChangelogCopy:
         with self._busy:
             number, _ = self.store.begin_partition(name)
 
-        def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+        def adopt(rows: list[Held], is_anew: bool) -> None:
             nonlocal number
             with self._busy:
                 if is_anew:

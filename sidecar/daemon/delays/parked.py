@@ -15,7 +15,7 @@ from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Parked, TopicPartition
 from sidecar.core.snapshots import bitmap_of
 from sidecar.delay.interface import HeldStore
-from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM, Held
+from sidecar.delay.rows import PARKED_FROM, Held
 from sidecar.errors import StateError
 
 _FIELDS = [int, int, str, str, str, int, int, int, int, int, int, int, int]
@@ -84,7 +84,7 @@ class ParkedParts:
         position = PARKED_FROM + (self._wall_ms() << SEQUENCE_BITS) + sequence
         # An operator's reset drops parts that are read again. For delayed messages that is decided one by one.
         origin = 0 if tp.delayed else record.lowest
-        row = position, origin, 0, NO_TIMESTAMP, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows
+        row = Held(position, origin, 0, None, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows)
         epoch = self._store.park(self._numbers[tp.source], row)
         self._spots.setdefault(tp, {})[record.number] = ParkedSpot(position, epoch, origin)
 

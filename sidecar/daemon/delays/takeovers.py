@@ -28,7 +28,7 @@ from sidecar.delay.changelog.reach import DoubtError, Handed, PutReach
 from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.rows import PlacedRow
+from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
@@ -71,7 +71,7 @@ class Adopt(NamedTuple):
     """Messages of a partition that is being taken over. Goes to the inbox."""
 
     attempt: _Attempt
-    rows: list[PlacedRow]
+    rows: list[Held]
     is_anew: bool
     """Whether messages adopted before do not count."""
 
@@ -255,7 +255,7 @@ def _run(
 ) -> None:
     """Take a partition over, on another thread."""
 
-    def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+    def adopt(rows: list[Held], is_anew: bool) -> None:
         attempt.room.acquire()
         if attempt.is_over:
             raise _AbandonedError

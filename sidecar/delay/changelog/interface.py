@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from sidecar.core.records import TopicPartition
 from sidecar.delay.interface import HeldStore
-from sidecar.delay.rows import PlacedRow
+from sidecar.delay.rows import Held
 
 LOST = -1
 """In place of an offset: the entries were refused, since a later owner has claimed the partition."""
@@ -128,7 +128,7 @@ class KeptRows(HeldStore, Protocol):
     adopted at one, until all but one are removed.
     """
 
-    def adopt(self, number: int, rows: Iterable[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: Iterable[Held]) -> None:
         """Hold messages that have positions, in any order; those below the watermark are ignored.
 
         Their origins are not learned. A position where the partition had a message before must not come again.

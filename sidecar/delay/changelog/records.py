@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP
+from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP, Held, held_of
 
 MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b"p"
 _VERSION = 1
@@ -60,10 +60,6 @@ class MessageKey(NamedTuple):
     position: int
     epoch: int
     origin: int
-
-
-Content: TypeAlias = tuple[tuple[int, int], int, bytes, bytes | None, bytes, bytes | None]
-"""Lineage, timestamp, entry of the tags, key, headers, value; a tuple without names, for speed."""
 
 
 class KeptState(NamedTuple):
@@ -131,21 +127,22 @@ def read_message_key(key: bytes) -> MessageKey:
     return MessageKey(position, epoch, origin)
 
 
-def message_value(
-    lineage: RecordLineage, stamp: int, tags: bytes, key: bytes | None, headers: bytes, value: bytes | None
-) -> bytes:
-    """The value of a message."""
-    key_bytes = NO_KEY if key is None else len(key)
+def message_entry(lineage: RecordLineage, held: Held) -> ChangelogEntry:
+    """The record of a message."""
+    position, origin, epoch, timestamp_ms, tags, key, headers, value = held
+    stamp, key_bytes = NO_TIMESTAMP if timestamp_ms is None else timestamp_ms, NO_KEY if key is None else len(key)
     head = _MESSAGE.pack(_MESSAGE_VERSION, *lineage, stamp, tags, key_bytes, len(headers), value is not None)
-    return b"".join((head, key or b"", headers, value or b""))
+    raw = b"".join((head, key or b"", headers, value or b""))
+    return ChangelogEntry(message_key(position, epoch, origin), raw)
 
 
-def read_message_value(raw: bytes) -> Content:
-    """The value that was made.
+def read_message(record_key: bytes, raw: bytes) -> tuple[tuple[int, int], Held]:
+    """Lineage and message of a record.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The value is something else.
     """
+    _, position, epoch, origin = KEY.unpack(record_key)
     try:
         version, incarnation, topic, stamp, tags, key_bytes, header_bytes, has_value = _MESSAGE.unpack_from(raw)
     except struct.error as error:
@@ -159,7 +156,8 @@ def read_message_value(raw: bytes) -> Content:
     value_at = at + header_bytes
     if value_at > len(raw) or stamp > NO_TIMESTAMP:
         raise ValueError("a message that is cut off, or from no time")
-    return (incarnation, topic), stamp, tags, key, raw[at:value_at], raw[value_at:] if has_value else None
+    timestamp_ms, value = None if stamp == NO_TIMESTAMP else stamp, raw[value_at:] if has_value else None
+    return (incarnation, topic), held_of((position, origin, epoch, timestamp_ms, tags, key, raw[at:value_at], value))
 
 
 def change_entry(message: bytes, epoch: int, position: int) -> ChangelogEntry:

@@ -20,13 +20,13 @@ from sidecar.delay.changelog.records import (
     Moved,
     RecordLineage,
     change_entry,
+    message_entry,
     message_key,
-    message_value,
 )
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
-from sidecar.delay.interface import FileDamage, Job, Row, StorePlace, View
-from sidecar.delay.rows import Held, Leave, ListedRow, PlacedRow, placed
+from sidecar.delay.interface import FileDamage, Job, StorePlace, View
+from sidecar.delay.rows import Held, Leave, ListedRow, held_of
 from sidecar.errors import StateError
 
 
@@ -39,7 +39,7 @@ class ParkedEntries:
     _vouching: Vouching
     _check_room: Callable[[], None]
 
-    def park(self, number: int, row: PlacedRow) -> int:
+    def park(self, number: int, row: Held) -> int:
         """Keep a parked part; return its epoch.
 
         Raises:
@@ -47,13 +47,9 @@ class ParkedEntries:
         """
         self._check_room()
         owned = self._owned[number]
-        position, origin, _, stamp, tags, key, headers, value = row
-        self._cache.adopt(number, [(position, origin, owned.epoch, stamp, tags, key, headers, value)])
-        entry = ChangelogEntry(
-            message_key(position, owned.epoch, origin),
-            message_value(owned.lineage, stamp, tags, key, headers, value),
-        )
-        self._appends.append(owned, [entry])
+        held = row._replace(epoch=owned.epoch)
+        self._cache.adopt(number, [held])
+        self._appends.append(owned, [message_entry(owned.lineage, held)])
         return owned.epoch
 
     def origins(self, number: int, positions: Sequence[int]) -> Mapping[int, int]:
@@ -131,7 +127,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         self._cache.drop(number)
         return self._cache.begin_partition(name)
 
-    def adopt(self, number: int, rows: list[PlacedRow]) -> None:
+    def adopt(self, number: int, rows: list[Held]) -> None:
         """Take over messages.
 
         Raises:
@@ -181,7 +177,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         watermark = 0 if owned.kept is None else owned.kept.watermark
         if held is not None and is_held and position >= watermark:
             if not is_there:
-                self._cache.adopt(number, [placed(held, position)])
+                self._cache.adopt(number, [held._replace(position=position)])
             owned.moved[position] = keys
         else:
             owned.garbage += keys
@@ -229,22 +225,15 @@ class ChangelogStore(Proofs, ParkedEntries):
 
     # Messages
 
-    def put(self, number: int, rows: Iterable[Row]) -> Sequence[int]:
+    def put(self, number: int, rows: Iterable[Held]) -> Sequence[int]:
         self._check_room()
         owned = self._owned[number]
         epoch, lineage = owned.epoch, owned.lineage
-        rows = [
-            (due_ms, origin, epoch, stamp, tags, key, headers, value)
-            for due_ms, origin, _, stamp, tags, key, headers, value in rows
-        ]
+        rows = [held_of((wanted, origin, epoch, *rest)) for wanted, origin, _, *rest in rows]
         positions = self._cache.put(number, rows)
-        entries = [
-            ChangelogEntry(
-                message_key(position, epoch, origin), message_value(lineage, stamp, tags, key, headers, value)
-            )
-            for position, (_, origin, _, stamp, tags, key, headers, value) in zip(positions, rows, strict=True)
-        ]
-        entries += owned.put(row[1] for row in rows)
+        placed = (held_of((position, *row[1:])) for position, row in zip(positions, rows, strict=True))
+        entries = [message_entry(lineage, held) for held in placed]
+        entries += owned.put(row.origin for row in rows)
         self._appends.append(owned, entries, lowest=min(positions))
         return positions
 

@@ -36,14 +36,14 @@ from sidecar.delay.changelog.records import (
     proof_entry,
     read_bookmark,
     read_change,
+    read_message,
     read_message_key,
-    read_message_value,
     read_proof_key,
     read_state,
     read_state_key,
     state_key,
 )
-from sidecar.delay.rows import PARKED_FROM, PlacedRow
+from sidecar.delay.rows import PARKED_FROM, Held
 from sidecar.errors import ConfigError
 
 NOBODY = 0
@@ -135,7 +135,7 @@ class Takeover:
     restorer: Restorer
     tp: TopicPartition
     start: Start
-    adopt: Callable[[list[PlacedRow], bool], None]
+    adopt: Callable[[list[Held], bool], None]
     note: Note | None = None
 
     def run(self) -> TakenOver:
@@ -245,7 +245,7 @@ class Reading:
         self.bookmark: Bookmark | None = None
         """The last bookmark of the owner that the commit names."""
         self.records = 0
-        self._rows: dict[bytes, PlacedRow] = {}
+        self._rows: dict[bytes, Held] = {}
         """Messages that may be held, by their keys. They wait for others: most are removed soon after they were put."""
         self._nbytes = 0
         self.removed: set[bytes] = set()
@@ -273,7 +273,7 @@ class Reading:
         """Whether enough messages wait to be given out."""
         return len(self._rows) >= ROWS_AT_ONCE or self._nbytes >= BYTES_AT_ONCE
 
-    def given(self) -> list[PlacedRow]:
+    def given(self) -> list[Held]:
         """The messages that may be held, of those that were not given out yet."""
         rows = list(self._rows.values())
         self._rows, self._nbytes = {}, 0
@@ -339,13 +339,13 @@ class Reading:
         elif change.epoch < self.named:
             self.void[record.key] = None
 
-    def _message(self, record: ChangelogRecord, value: bytes) -> PlacedRow | None:
+    def _message(self, record: ChangelogRecord, value: bytes) -> Held | None:
         _, position, epoch, origin = KEY.unpack(record.key)
         if not counts(self.named, record.offset, epoch):
             if epoch < self.named:
                 self.void[record.key] = None
             return None
-        lineage, stamp, tags, key, headers, content = read_message_value(value)
+        lineage, held = read_message(record.key, value)
         start = self._start
         if lineage == start.lineage:
             if position >= PARKED_FROM:
@@ -363,7 +363,7 @@ class Reading:
                 self._late[record.key] = None
             else:
                 self._all_late = False
-        return position, origin, epoch, stamp, tags, key, headers, content
+        return held
 
     def _removed(self, key: bytes) -> None:
         if key in self.void:
@@ -424,6 +424,5 @@ class Reading:
         return read_message_key(key).origin >= self._start.seen if self.note else key in self._known
 
 
-def _nbytes(row: PlacedRow) -> int:
-    *_, key, headers, value = row
-    return len(key or b"") + len(headers) + len(value or b"")
+def _nbytes(held: Held) -> int:
+    return len(held.key or b"") + len(held.headers) + len(held.value or b"")

@@ -34,7 +34,7 @@ class Store(ModelStore):
         for step in range(3):
             if step == self.fails_at:
                 raise StateError("broken")
-            yield [Held(2 * step + each, 0, 0, number, None, NO_TAGS, None, b"", None) for each in range(2)]
+            yield [Held(2 * step + each, 0, 0, None, NO_TAGS, None, b"", None) for each in range(2)]
 
     def forget_cancelled(self, number: int, position: int) -> None:
         self.forgotten.append(position)

@@ -18,7 +18,7 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.delays.delays import Delays, PendingEffects
 from sidecar.delay.interface import HeldStore
-from sidecar.delay.rows import NO_TIMESTAMP
+from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules
@@ -77,7 +77,10 @@ class Scene:
 
     def put(self, *dues: int) -> None:
         """Put messages that are due then, and make them durable."""
-        self.store.put(self.number, [(due, i, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x") for i, due in enumerate(dues)])
+        self.store.put(
+            self.number,
+            [Held(due << SEQUENCE_BITS, i, 0, None, NO_TAGS, None, b"", b"x") for i, due in enumerate(dues)],
+        )
         self.store.sync()
 
     def subscribe(self, tags: str) -> tuple[bytes, bytes]:
@@ -88,7 +91,7 @@ class Scene:
 
     def put_tagged(self, *tags: bytes) -> None:
         """Put messages with these entries of tags that are due now, and make them durable."""
-        rows = [(NOW_MS, i, 0, NO_TIMESTAMP, each, None, b"", b"x") for i, each in enumerate(tags)]
+        rows = [Held(NOW_MS << SEQUENCE_BITS, i, 0, None, each, None, b"", b"x") for i, each in enumerate(tags)]
         self.store.put(self.number, rows)
         self.store.sync()
 

@@ -9,6 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.masks import TagMask
 from sidecar.core.messages.tag_index import NO_TAGS, TagIndex
@@ -47,10 +48,11 @@ def store(tmp_path: Path) -> PartitionStore:
         values = [b"xyz"[i % 3 : i % 3 + 1] for i in range(10 * half, 10 * half + 10)]
         dues = [START_MS + (i * 7 % 4) * HOUR_MS + i // 4 for i in range(10 * half, 10 * half + 10)]
         rows = [
-            (due, 10 * half + i, 0, 0, INDEX.entries[values[i]], None, b"", values[i]) for i, due in enumerate(dues)
+            Held(due << SEQUENCE_BITS, 10 * half + i, 0, 0, INDEX.entries[values[i]], None, b"", values[i])
+            for i, due in enumerate(dues)
         ]
         positions = store.put(0, rows)
-        store.adopt(1, [(positions[i], *row[1:]) for i, row in enumerate(rows)])
+        store.adopt(1, [row._replace(position=positions[i]) for i, row in enumerate(rows)])
         if not half:
             flushed(store)
     return store
@@ -113,7 +115,9 @@ def test_masks_that_were_made_under_other_rules_are_not_believed(store: Partitio
     assert not OTHER.may_match_each(
         TagMask([b"x"]), np.array([OTHER.rules], np.uint32), np.array([TagFilter(split="x").mask(b"x")], np.uint64)
     ).any()
-    store.put(0, [(START_MS, 50 + at, 0, 0, OTHER.entries[b"x"], None, b"", b"x") for at in range(3)])
+    store.put(
+        0, [Held(START_MS << SEQUENCE_BITS, 50 + at, 0, 0, OTHER.entries[b"x"], None, b"", b"x") for at in range(3)]
+    )
     answer = ask(store, ALL._replace(tag="x"))
     assert {("a", 50), ("a", 51), ("a", 52)} < {*places(answer)}
     assert answer["read"] == len(places(answer))
@@ -172,7 +176,7 @@ def test_a_view_is_as_it_was(store: PartitionStore) -> None:
     before = [key for piece in view.pieces(7) for key, _ in piece]
     (cancelled, *_) = store.listed(0)
     store.cancel(0, cancelled.position)
-    store.put(0, [(START_MS + 1, 99, 0, 0, NO_TAGS, None, b"", b"new")])
+    store.put(0, [Held((START_MS + 1) << SEQUENCE_BITS, 99, 0, 0, NO_TAGS, None, b"", b"new")])
     flushed(store)
     after = list[bytes]()
     reader = Thread(target=lambda: after.extend(key for piece in view.pieces(3) for key, _ in piece))

@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 from pyroaring import BitMap64
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.effects import Fetch
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import STORES_MAX, Other, PartitionState, Stores
@@ -19,7 +20,7 @@ from sidecar.core.records import Parked, TopicPartition
 from sidecar.daemon.delays.owned import OwnedStores
 from sidecar.daemon.delays.parked import ParkedParts, packed
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM
+from sidecar.delay.rows import PARKED_FROM, Held
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules
 from tests.support.shell import Shell
@@ -57,7 +58,9 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         owned = owner(shell, store)
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
-        store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"") for origin in range(10)])
+        store.put(
+            number, [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(10)]
+        )
         store.sync()
         owned.forget_partitions([QUEUE])
         take(owned, shell, 2, watermark, held_below)
@@ -76,7 +79,7 @@ def test_the_rows_of_a_parked_part_are_read_from_the_store(tmp_path: Path, monke
         take(owned, shell, 1, 0, None)
         number = owned.number(QUEUE)
         record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
-        store.park(number, (PARKED_FROM, 5, 0, NO_TIMESTAMP, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
+        store.park(number, Held(PARKED_FROM, 5, 0, None, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
         store.sync()
         parked = ParkedParts(shell.pipeline, store, owned.numbers, lambda then: None, lambda: 0.0, lambda: 0)
         parked.take_parts(QUEUE, parked.find(QUEUE), 3)
@@ -108,9 +111,11 @@ def test_what_a_store_holds_stays_if_the_full_list_lacks_it(tmp_path: Path, othe
         owned = owner(shell, store)
         take(owned, shell, 1, 0, None)
         number = owned.number(QUEUE)
-        store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"") for origin in range(10)])
+        store.put(
+            number, [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(10)]
+        )
         record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
-        store.park(number, (PARKED_FROM, 5, 0, NO_TIMESTAMP, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
+        store.park(number, Held(PARKED_FROM, 5, 0, None, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
         store.sync()
         owned.forget_partitions([QUEUE])
         shell.pipeline.forget_partitions([QUEUE, QUEUE.store])
@@ -143,7 +148,9 @@ def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) 
         owned = owner(shell, store)
         take(owned, shell, 1, 0, 0)
         number = owned.number(QUEUE)
-        store.put(number, [(1_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"") for origin in range(3)])
+        store.put(
+            number, [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(3)]
+        )
         store.sync()
         assert len(store.take_due(number, 1 << 62, 9, 1 << 20)) == 3
         shell.pipeline.forget_partitions([QUEUE.store])

@@ -16,7 +16,7 @@ from sidecar.daemon.delays.changes import HeldChanges
 from sidecar.daemon.delays.questions import One, Question
 from sidecar.daemon.delays.requests import Requests
 from sidecar.delay.interface import HeldStore
-from sidecar.delay.rows import NO_TIMESTAMP
+from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from tests.support.held_store import ModelStore
 from tests.support.shell import Shell
@@ -33,7 +33,9 @@ class Scene:
         self.core.assign(TP, "5c0pe001", PartitionState(0, 0))
         self.core.assign(TP.store, "5c0pe002", PartitionState(0, 0))
         self.number = self.store.number(b"p")
-        rows: list[Any] = [(DUE_MS + i, 10 + i, 0, NO_TIMESTAMP, NO_TAGS, b"k", b"", b"v") for i in range(2)]
+        rows: list[Any] = [
+            Held((DUE_MS + i) << SEQUENCE_BITS, 10 + i, 0, None, NO_TAGS, b"k", b"", b"v") for i in range(2)
+        ]
         self.positions = self.store.put(self.number, rows)
         self.store.sync()
         self.core.books[TP.store].restore(2)

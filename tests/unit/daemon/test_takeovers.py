@@ -27,12 +27,13 @@ from sidecar.delay.changelog.records import (
     KeptState,
     RecordLineage,
     claim,
+    message_entry,
     message_key,
-    message_value,
     state_entry,
     topic_hash,
 )
 from sidecar.delay.changelog.store import ChangelogStore
+from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.sources.base import Assignment, ReadPast
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
@@ -99,7 +100,7 @@ class Scene:
         """An earlier owner put these messages; its epoch."""
         epoch = self.log.add(claim()) + 1
         for origin in origins:
-            value = message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")
+            value = message_entry(LINEAGE, Held(0, 0, 0, 0, NO_TAGS, None, b"", b"")).value
             self.log.add(ChangelogEntry(message_key((2_000 << 20) + origin, epoch, origin), value))
         return epoch
 
@@ -181,7 +182,7 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     first = scene.owner(1)
     second = scene.owner()
-    value = message_value(LINEAGE, 0, NO_TAGS, None, b"", b"")
+    value = message_entry(LINEAGE, Held(0, 0, 0, 0, NO_TAGS, None, b"", b"")).value
     scene.log.add(ChangelogEntry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"")))
@@ -518,7 +519,8 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     tables, lineage = ModelTables(table), RecordLineage(9, topic_hash("id"))
     epoch = table.claim()
     message = ChangelogEntry(
-        message_key((2_000 << 20) + 3, epoch, 3), message_value(lineage, 0, NO_TAGS, None, b"", b"")
+        message_key((2_000 << 20) + 3, epoch, 3),
+        message_entry(lineage, Held(0, 0, 0, 0, NO_TAGS, None, b"", b"")).value,
     )
     table.write(epoch, [message, PutReach(lineage, 2, 4).entry()])
     takeovers = Takeovers(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)

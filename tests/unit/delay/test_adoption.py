@@ -9,16 +9,16 @@ import pytest
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, POSITION_MAX, PlacedRow
+from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, POSITION_MAX, Held
 from tests.support.held_store import ModelStore
 from tests.support.partition_store import END, START_HOUR, START_MS, TAGS, killed, origins, reopened, rows
 
 START = START_MS << SEQUENCE_BITS
 
 
-def placed(*positions: int, first: int = 0, value: bytes = b"") -> list[PlacedRow]:
+def placed(*positions: int, first: int = 0, value: bytes = b"") -> list[Held]:
     """Rows at these positions, with origins in rising order."""
-    return [(position, first + i, 7, NO_TIMESTAMP, NO_TAGS, None, b"", value) for i, position in enumerate(positions)]
+    return [Held(position, first + i, 7, None, NO_TAGS, None, b"", value) for i, position in enumerate(positions)]
 
 
 def at(due_ms: int, sequence: int = 0) -> int:
@@ -57,19 +57,15 @@ def test_both_stores_adopt_and_drop(store: PartitionStore) -> None:
 def test_an_adopted_message_is_as_it_was_given(store: PartitionStore) -> None:
     """Each column, in memory, after a kill from the log, and after another start from the file."""
     number = store.number(b"a")
-    given: list[PlacedRow] = [
-        (at(5, 3), 2, 9, NO_TIMESTAMP, TAGS, b"", b"h", None),
-        (at(0), 1, 8, START_MS, TAGS, None, b"", b"value"),
-        (at(2 * HOUR_MS), 3, 7, 0, NO_TAGS, b"key", b"headers", b""),
+    given: list[Held] = [
+        Held(at(5, 3), 2, 9, None, TAGS, b"", b"h", None),
+        Held(at(0), 1, 8, START_MS, TAGS, None, b"", b"value"),
+        Held(at(2 * HOUR_MS), 3, 7, 0, NO_TAGS, b"key", b"headers", b""),
     ]
     store.adopt(number, given)
     store.sync()
-    expected = [
-        (position, origin, epoch, number, None if stamp == NO_TIMESTAMP else stamp, *payload)
-        for position, origin, epoch, stamp, *payload in sorted(given)
-    ]
     for _ in range(3):
-        assert store.take_due(number, END, 9, 1 << 30) == expected
+        assert store.take_due(number, END, 9, 1 << 30) == sorted(given)
         store = reopened(store)
 
 
@@ -196,13 +192,13 @@ def test_another_limit_takes_the_place_of_what_is_durable(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "row",
     [
-        (POSITION_MAX + 1, 0, 0, 0, NO_TAGS, None, b"", b""),
-        (0, -1, 0, 0, NO_TAGS, None, b"", b""),
-        (0, 0, 1 << 64, 0, NO_TAGS, None, b"", b""),
-        (0, 0, 0, NO_TIMESTAMP + 1, NO_TAGS, None, b"", b""),
+        Held(POSITION_MAX + 1, 0, 0, 0, NO_TAGS, None, b"", b""),
+        Held(0, -1, 0, 0, NO_TAGS, None, b"", b""),
+        Held(0, 0, 1 << 64, 0, NO_TAGS, None, b"", b""),
+        Held(0, 0, 0, NO_TIMESTAMP + 1, NO_TAGS, None, b"", b""),
     ],
 )
-def test_a_number_that_no_column_has_is_refused(store: PartitionStore, row: PlacedRow) -> None:
+def test_a_number_that_no_column_has_is_refused(store: PartitionStore, row: Held) -> None:
     """Nothing of the call is held."""
     number = store.number(b"a")
     with pytest.raises(ValueError, match=r"range|lie between"):

@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP
+from sidecar.delay.rows import HOUR_MS, Held
 from tests.support.partition_store import END, START_MS, TAGS, killed, log_of, reopened
 
 DAY_MS = 24 * HOUR_MS
@@ -27,7 +27,10 @@ def put(store: PartitionStore, *after_ms: int, name: bytes = b"a") -> list[int]:
     number = store.number(name)
     positions = store.put(
         number,
-        [(START_MS + each, 10 + i, 4, START_MS, TAGS, b"key", b"h", b"%d" % i) for i, each in enumerate(after_ms)],
+        [
+            Held((START_MS + each) << SEQUENCE_BITS, 10 + i, 4, START_MS, TAGS, b"key", b"h", b"%d" % i)
+            for i, each in enumerate(after_ms)
+        ],
     )
     store.sync()
     return positions
@@ -72,7 +75,9 @@ def test_a_message_that_is_due_earlier_stays(store: PartitionStore) -> None:
 
 def test_a_message_without_timestamp_key_and_value_is_brought_forward_as_it_is(store: PartitionStore) -> None:
     """Nothing becomes empty that was missing."""
-    (position,) = store.put(store.number(b"a"), [(START_MS + DAY_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", None)])
+    (position,) = store.put(
+        store.number(b"a"), [Held((START_MS + DAY_MS) << SEQUENCE_BITS, 1, 0, None, NO_TAGS, None, b"", None)]
+    )
     store.sync()
     assert store.release(0, position, START_MS) is not None
     store.sync()

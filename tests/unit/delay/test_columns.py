@@ -36,7 +36,7 @@ def held(tp: TopicPartition, messages: list[StoredMessage]) -> list[Held]:
     columns = RocketMqColumns()
     rows = zip(messages, columns.keys(messages), packed_headers(columns, tp, messages), strict=True)
     return [
-        Held(position, message.offset, 0, 0, message.born_ms, NO_TAGS, key, headers, message.body)
+        Held(position, message.offset, 0, message.born_ms, NO_TAGS, key, headers, message.body)
         for position, (message, key, headers) in enumerate(rows)
     ]
 
@@ -67,4 +67,4 @@ def test_headers_of_kafka_are_packed_as_before() -> None:
     assert unpack_headers(packed) == (("a", b"vw"), ("é", None))
     assert unpack_attached(packed) is None
     assert unpack_attached(b"") is None
-    assert list(HeldColumns(origins=True).details([Held(0, 0, 0, 0, None, NO_TAGS, None, packed, None)])) == [None]
+    assert list(HeldColumns(origins=True).details([Held(0, 0, 0, None, NO_TAGS, None, packed, None)])) == [None]

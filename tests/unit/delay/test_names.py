@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import NAME_HEADER
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.headers import pack_headers
-from sidecar.delay.interface import Row
 from sidecar.delay.partitions import FOUND_AT_ONCE, PartitionStore
-from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, PARKED_FROM, Held, Kind
+from sidecar.delay.rows import HOUR_MS, PARKED_FROM, Held, Kind
 from sidecar.errors import StateError
 from tests.support.failing_rows import BROKEN, failing
 from tests.support.partition_store import flushed, reopened
@@ -20,10 +20,10 @@ START_MS = 500_000 * HOUR_MS
 ALL = 1 << 62
 
 
-def row(origin: int, name: bytes | None, after_ms: int = 0, *, key: bytes | None = b"k", value: bytes = b"v") -> Row:
+def row(origin: int, name: bytes | None, after_ms: int = 0, *, key: bytes | None = b"k", value: bytes = b"v") -> Held:
     """A message with a name or none."""
     headers = [("tag", b"a")] if name is None else [("tag", b"a"), (NAME_HEADER, name)]
-    return START_MS + after_ms, origin, 0, NO_TIMESTAMP, NO_TAGS, key, pack_headers(headers), value
+    return Held((START_MS + after_ms) << SEQUENCE_BITS, origin, 0, None, NO_TAGS, key, pack_headers(headers), value)
 
 
 def cancelled(store: PartitionStore, number: int, below: dict[bytes, int], lowest: int = 0) -> list[int]:
@@ -75,8 +75,7 @@ def test_what_was_taken_or_lies_below_is_not_ended(store: PartitionStore) -> Non
 def test_a_parked_part_has_no_name(store: PartitionStore) -> None:
     """Whatever its headers are."""
     number = store.number(b"p")
-    _, origin, epoch, stamp, tags, key, headers, value = row(1, b"x")
-    store.park(number, (PARKED_FROM + 1, origin, epoch, stamp, tags, key, headers, value))
+    store.park(number, row(1, b"x")._replace(position=PARKED_FROM + 1))
     assert cancelled(store, number, {b"x": ALL}) == []
     assert len(store.parked(number)) == 1
 

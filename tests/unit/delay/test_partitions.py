@@ -12,10 +12,9 @@ import pytest
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.database import DAMAGED
-from sidecar.delay.interface import Row
 from sidecar.delay.partition import COUNTS_MAX
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import DUE_MAX_MS, HOUR_MS, NO_TIMESTAMP, Kind, Unread
+from sidecar.delay.rows import DUE_MAX_MS, HOUR_MS, Held, Kind, Unread
 from sidecar.errors import StateError
 from tests.support import failing_rows
 from tests.support.failing_rows import BROKEN, failing
@@ -83,7 +82,8 @@ def test_a_message_may_be_left_unread(store: PartitionStore) -> None:
     number = store.number(b"a")
     other = bytes(12)
     positions = store.put(
-        number, [(START_MS, at, 7, 1, (TAGS, other)[at % 2], b"k", b"h", bytes(99)) for at in range(6)]
+        number,
+        [Held(START_MS << SEQUENCE_BITS, at, 7, 1, (TAGS, other)[at % 2], b"k", b"h", bytes(99)) for at in range(6)],
     )
     store.sync()
     taken = store.take_due(number, END, 9, 1 << 20, TAGS.__eq__)
@@ -116,12 +116,14 @@ def test_next_is_the_position_of_what_is_to_come(store: PartitionStore) -> None:
 def test_a_message_comes_back_as_it_was_put(store: PartitionStore) -> None:
     """After a kill, from the log; after another start, from the file."""
     number = store.number(b"a")
-    (position,) = store.put(number, [(START_MS, 7, 5, START_MS - 1, TAGS, b"key", b"headers", None)])
+    (position,) = store.put(
+        number, [Held(START_MS << SEQUENCE_BITS, 7, 5, START_MS - 1, TAGS, b"key", b"headers", None)]
+    )
     store.sync()
     for _ in range(2):
         store = reopened(store)
         (held,) = store.take_due(number, END, 9, 9)
-        assert held == (position, 7, 5, number, START_MS - 1, TAGS, b"key", b"headers", None)
+        assert held == (position, 7, 5, START_MS - 1, TAGS, b"key", b"headers", None)
 
 
 def test_nothing_is_taken_that_is_not_durable(store: PartitionStore) -> None:
@@ -340,7 +342,7 @@ def test_a_full_disk_refuses_a_change_as_a_whole(store: PartitionStore) -> None:
     with failing(store, "write"):
         for change in (
             lambda: store.put(number, rows(2, first=2)),
-            lambda: store.adopt(number, [(END, 2, 0, 0, NO_TAGS, None, b"", b"")]),
+            lambda: store.adopt(number, [Held(END, 2, 0, 0, NO_TAGS, None, b"", b"")]),
             lambda: store.keep(number, b"state", positions[0] + 1, 0),
             lambda: store.cancel(number, positions[1]),
             lambda: store.release(number, positions[1], 0),
@@ -443,8 +445,10 @@ def test_no_other_user_can_read_what_is_held(store: PartitionStore) -> None:
     assert {stat.S_IMODE(each.stat().st_mode) for each in path.iterdir() if each.is_file()} == {0o600}
 
 
-@pytest.mark.parametrize("row", [rows(-START_MS - 1), [(DUE_MAX_MS + 1, 0, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"")]])
-def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list[Row]) -> None:
+@pytest.mark.parametrize(
+    "row", [rows(-START_MS - 1), [Held((DUE_MAX_MS + 1) << SEQUENCE_BITS, 0, 0, None, NO_TAGS, None, b"", b"")]]
+)
+def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list[Held]) -> None:
     """Nothing of the group is held."""
     number = store.number(b"a")
     with pytest.raises(ValueError, match=f"due_ms lie between 0 and {DUE_MAX_MS}"):

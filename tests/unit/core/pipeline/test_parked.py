@@ -337,7 +337,7 @@ def test_other_rules_do_not_cut_delayed_messages_again_that_are_parked() -> None
     shell = Shell(tp=TP.store)
     record = Parked(1, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
     shell.core.restore_parked(TP.store, [record], 1, 0.0)
-    messages = [Held(position, position, 0, 0, None, NO_TAGS, None, b"", b"%d 0" % position) for position in (5, 6, 7)]
+    messages = [Held(position, position, 0, None, NO_TAGS, None, b"", b"%d 0" % position) for position in (5, 6, 7)]
     shell.core.read(Run(TP.store, messages, 5, 7), 0.0)
     opened = shell.core.partitions[TP.store].open_fragments()
     assert [list(fragment.offsets) for fragment in opened] == [[7]]
@@ -350,7 +350,7 @@ def test_positions_of_delayed_messages_that_were_left_unread_are_filtered_once()
     shell.core.restore_parked(TP.store, [record], 1, 0.0)
     shell.core.books[TP.store].restore(4)
     shell.core.read(Run(TP.store, [], 4, 7, unwanted=[4, 5, 7]), 0.0)
-    message = Held(8, 8, 0, 0, None, NO_TAGS, None, b"", b"8 0")
+    message = Held(8, 8, 0, None, NO_TAGS, None, b"", b"8 0")
     shell.core.read(Run(TP.store, [message], 8, 9, unwanted=[9]), 0.0)
     books = shell.core.books[TP.store]
     assert (books.filtered, books.duplicate, books.in_flight, books.delayed, books.balanced) == (3, 1, 1, -1, True)

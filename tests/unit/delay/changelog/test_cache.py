@@ -16,7 +16,7 @@ from sidecar.delay.changelog import cache as cache_module
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.database import DAMAGED
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import HOUR_MS, NO_TIMESTAMP, Kind
+from sidecar.delay.rows import HOUR_MS, Held, Kind
 from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
 from tests.support import failing_rows
@@ -29,7 +29,9 @@ END = 1 << 62
 
 def put(cache: LocalCache, number: int, *origins: int) -> None:
     """Put messages that are due at the same time."""
-    cache.put(number, [(DUE_MS, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x" * 100) for origin in origins])
+    cache.put(
+        number, [Held(DUE_MS << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"x" * 100) for origin in origins]
+    )
 
 
 def vouch(cache: LocalCache, table: bytes) -> None:
@@ -256,7 +258,7 @@ def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:
     """A message can be taken before it is durable here: the broker has it."""
     with closing(LocalCache(tmp_path / "c")) as cache:
         number = cache.number(b"p")
-        cache.put(number, [(DUE_MS, 1, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x")])
+        cache.put(number, [Held(DUE_MS << SEQUENCE_BITS, 1, 0, None, NO_TAGS, None, b"", b"x")])
         assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"x"]
 
 
@@ -266,7 +268,7 @@ def test_one_of_several_messages_at_a_position_is_removed(tmp_path: Path) -> Non
     with closing(LocalCache(tmp_path / "c")) as cache:
         number = cache.number(b"p")
         for epoch in (3, 5):
-            cache.adopt(number, [(position, 1, epoch, NO_TIMESTAMP, NO_TAGS, None, b"", b"%d" % epoch)])
+            cache.adopt(number, [Held(position, 1, epoch, None, NO_TAGS, None, b"", b"%d" % epoch)])
         assert not cache.remove(number, position, 4)
         assert cache.remove(number, position, 3)
         assert [held.value for held in cache.take_due(number, END, 9, 9)] == [b"5"]

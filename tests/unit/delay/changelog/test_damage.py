@@ -17,7 +17,7 @@ from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.records import RecordLineage
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.rows import POSITION_MAX
+from sidecar.delay.rows import POSITION_MAX, Held
 from sidecar.errors import StateError
 from tests.support.failing_rows import DAMAGED, failing
 from tests.support.model_changelog import ModelChangelog, ModelLog
@@ -47,7 +47,10 @@ def store(log: ModelLog, cache: LocalCache) -> ChangelogStore:
     store = ChangelogStore(cache, ModelChangelog(log))
     number, _ = store.begin_partition(NAME)
     store.own(NAME, number, TP, LINEAGE, TakenOver(7, 1, None, BitMap64(), [], [], is_lost=False))
-    store.put(number, [(DUE_MS, origin, 0, 0, NO_TAGS, None, b"", b"%d" % origin) for origin in range(100)])
+    store.put(
+        number,
+        [Held(DUE_MS << SEQUENCE_BITS, origin, 0, 0, NO_TAGS, None, b"", b"%d" % origin) for origin in range(100)],
+    )
     store.sync()
     flushed(cache)
     return store

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import NO_STORES
 from sidecar.delay.changelog.fenced import FencedTakeover
@@ -13,8 +14,7 @@ from sidecar.delay.changelog.reach import REACH_KEY, Handed, read_reach
 from sidecar.delay.changelog.records import MESSAGE, RecordLineage, read_message_key
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import Start, TakenOver
-from sidecar.delay.interface import Row
-from sidecar.delay.rows import NO_TIMESTAMP
+from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from tests.support.changelog_scene import LINEAGE, NAME, TP
 from tests.support.model_changelog import ModelCache
@@ -45,7 +45,9 @@ class Scene:
 
     def put(self, *origins: int) -> Sequence[int]:
         """Put messages."""
-        rows: list[Row] = [(5_000, origin, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"x") for origin in origins]
+        rows: list[Held] = [
+            Held(5_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"x") for origin in origins
+        ]
         return self.store.put(self.number, rows)
 
     def land(self) -> None:

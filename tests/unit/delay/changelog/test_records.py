@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 
 import pytest
 
@@ -12,16 +13,16 @@ from sidecar.delay.changelog.records import (
     MessageKey,
     RecordLineage,
     claim,
+    message_entry,
     message_key,
-    message_value,
+    read_message,
     read_message_key,
-    read_message_value,
     read_state,
     read_state_key,
     state_entry,
     topic_hash,
 )
-from sidecar.delay.rows import NO_TIMESTAMP
+from sidecar.delay.rows import Held
 from tests.support.partition_store import TAGS
 
 LINEAGE = RecordLineage((1 << 64) - 1, (1 << 32) - 1)
@@ -44,13 +45,15 @@ def test_keys_of_two_owners_differ() -> None:
 @pytest.mark.parametrize("value", [None, b"", b"value"])
 def test_a_message_is_read_as_it_was_made(key: bytes | None, headers: bytes, value: bytes | None) -> None:
     """What is null stays null, and what is empty stays empty."""
-    raw = message_value(LINEAGE, 1_700_000_000_000, TAGS, key, headers, value)
-    assert read_message_value(raw) == (LINEAGE, 1_700_000_000_000, TAGS, key, headers, value)
+    held = Held(5, 3, 9, 1_700_000_000_000, TAGS, key, headers, value)
+    entry = message_entry(LINEAGE, held)
+    assert read_message(entry.key, entry.value or b"") == (LINEAGE, held)
 
 
 def test_a_missing_timestamp_is_kept() -> None:
     """It is a number of its own."""
-    assert read_message_value(message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", None))[1] == NO_TIMESTAMP
+    entry = message_entry(LINEAGE, Held(0, 0, 0, None, NO_TAGS, None, b"", None))
+    assert read_message(entry.key, entry.value or b"")[1].timestamp_ms is None
 
 
 @pytest.mark.parametrize("is_proved", [False, True])
@@ -65,9 +68,9 @@ def test_a_state_is_read_as_it_was_made(is_proved: bool, state: bytes) -> None:
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_message_of_another_version_is_refused(version: int) -> None:
     """This version would read something else in it."""
-    raw = message_value(LINEAGE, 0, NO_TAGS, None, b"", None)
+    entry = message_entry(LINEAGE, Held(0, 0, 0, 0, NO_TAGS, None, b"", None))
     with pytest.raises(ValueError, match=f"version {version}"):
-        read_message_value(bytes([version]) + raw[1:])
+        read_message(entry.key, bytes([version]) + (entry.value or b"")[1:])
 
 
 def test_a_state_of_a_later_version_is_refused() -> None:
@@ -77,7 +80,7 @@ def test_a_state_of_a_later_version_is_refused() -> None:
         read_state(b"\2" + raw[1:])
 
 
-@pytest.mark.parametrize("read", [read_message_value, read_state])
+@pytest.mark.parametrize("read", [partial(read_message, message_key(0, 0, 0)), read_state])
 def test_what_is_too_short_is_refused(read: object) -> None:
     """Not with an error of `struct`, which nobody handles."""
     assert callable(read)

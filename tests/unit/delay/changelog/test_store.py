@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.delay.changelog import appends
@@ -12,13 +13,13 @@ from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.changelog.records import (
     MessageKey,
     claim,
+    message_entry,
     message_key,
-    message_value,
     read_message_key,
 )
 from sidecar.delay.changelog.store import NOT_OWNED, UNACKNOWLEDGED_BYTES_MAX, ChangelogStore
 from sidecar.delay.changelog.takeover import Start, Takeover
-from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM
+from sidecar.delay.rows import PARKED_FROM, Held
 from sidecar.errors import StateError
 from tests.support.changelog_scene import END, LINEAGE, NAME, TP, Scene
 from tests.support.model_changelog import ModelCache, ModelChangelog
@@ -262,7 +263,7 @@ def test_nothing_is_removed_before_the_epoch_is_proved(is_committed: bool) -> No
     """After a reset that took the commit away, a parked part that is void for this owner may count."""
     first = Scene()
     first.commit()
-    first.store.park(first.number, (position := PARKED_FROM, 3, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"rows"))
+    first.store.park(first.number, Held(position := PARKED_FROM, 3, 0, None, NO_TAGS, None, b"", b"rows"))
     first.land()
     second = Scene(first.log, first.epoch)
     if is_committed:
@@ -302,7 +303,7 @@ def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
     other, _ = scene.store.begin_partition(b"orders 4")
     taken_over = Takeover(scene.log, TP, Start(Stores(), LINEAGE, 0, 0, 0), lambda *_: None).run()
     scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
-    (position,) = scene.store.put(other, [(10, 0, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"")])
+    (position,) = scene.store.put(other, [Held(10 << SEQUENCE_BITS, 0, 0, None, NO_TAGS, None, b"", b"")])
     scene.store.leave(scene.number)
     assert scene.store.find(scene.store.number(NAME), position) is None
 
@@ -400,7 +401,10 @@ def test_of_two_messages_at_a_position_the_right_one_is_removed() -> None:
     first.land()
     second = first.log.add(claim()) + 1
     first.log.add(
-        ChangelogEntry(message_key(position, second, 5), message_value(LINEAGE, NO_TIMESTAMP, NO_TAGS, None, b"", None))
+        ChangelogEntry(
+            message_key(position, second, 5),
+            message_entry(LINEAGE, Held(0, 0, 0, None, NO_TAGS, None, b"", None)).value,
+        )
     )
     first.log.add(ChangelogEntry(message_key(position, first.epoch, 0), None))
     third = Scene(first.log)

@@ -20,12 +20,12 @@ from sidecar.delay.changelog.records import (
     MessageKey,
     RecordLineage,
     claim,
+    message_entry,
     message_key,
-    message_value,
     state_entry,
 )
 from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
-from sidecar.delay.rows import PlacedRow
+from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError
 from tests.support.model_changelog import ModelLog
 from tests.support.partition_store import TAGS
@@ -43,7 +43,7 @@ class Scene:
     """A changelog, and what a takeover gave."""
 
     log: ModelLog = field(default_factory=lambda: ModelLog(lambda: 0.99))  # nothing is late, nothing is compacted
-    rows: list[PlacedRow] = field(default_factory=list)
+    rows: list[Held] = field(default_factory=list)
     anew: int = 0
 
     def claim(self) -> int:
@@ -52,9 +52,10 @@ class Scene:
 
     def put(self, epoch: int, origin: int, position: int | None = None, lineage: RecordLineage = LINEAGE) -> bytes:
         """A message of an owner, by default due in the future; its key."""
-        key = message_key(NOW + origin if position is None else position, epoch, origin)
-        self.log.add(ChangelogEntry(key, message_value(lineage, 5, TAGS, b"key", b"headers", b"%d" % origin)))
-        return key
+        position = NOW + origin if position is None else position
+        entry = message_entry(lineage, Held(position, origin, epoch, 5, TAGS, b"key", b"headers", b"%d" % origin))
+        self.log.add(entry)
+        return entry.key
 
     def keep(self, epoch: int, *, proved: bool = False, watermark: int = 0) -> ChangelogEntry:
         """A state of the owner with this epoch."""
@@ -67,7 +68,7 @@ class Scene:
              sizes: list[int] | None = None) -> TakenOver:  # fmt: skip
         """Take over, with this epoch in the commit; `sizes` gets the number of messages of each call."""
 
-        def adopt(rows: list[PlacedRow], is_anew: bool) -> None:
+        def adopt(rows: list[Held], is_anew: bool) -> None:
             if is_anew:
                 self.rows, self.anew = [], self.anew + 1
             self.rows += rows
@@ -397,9 +398,8 @@ def test_what_comes_behind_the_claim_is_not_read(scene: Scene) -> None:
 def test_a_record_of_a_later_version_ends_the_daemon(scene: Scene) -> None:
     """With the cure; messages must not be lost by an older version that ignores them."""
     epoch = scene.claim()
-    scene.log.add(
-        ChangelogEntry(message_key(1, epoch, 0), b"\3" + message_value(LINEAGE, 0, NO_TAGS, None, b"", None)[1:])
-    )
+    message = message_entry(LINEAGE, Held(1, 0, epoch, 0, NO_TAGS, None, b"", None))
+    scene.log.add(message._replace(value=b"\3" + (message.value or b"")[1:]))
     with pytest.raises(ConfigError, match="version 3") as refused:
         scene.take(epoch)
     assert "later one" in refused.value.hint

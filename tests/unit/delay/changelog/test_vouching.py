@@ -9,10 +9,10 @@ import pytest
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.changelog import vouching
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_key, message_value
+from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_entry, message_key
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.vouching import SPARE_S
-from sidecar.delay.rows import NO_TIMESTAMP, PARKED_FROM
+from sidecar.delay.rows import PARKED_FROM, Held
 from tests.support.changelog_scene import LINEAGE, NAME, Scene
 from tests.support.model_changelog import ModelCache
 
@@ -34,7 +34,10 @@ def origins(scene: Scene) -> list[int]:
 def foreign(scene: Scene) -> None:
     """Another owner, who was replaced, appends a message."""
     scene.log.add(
-        ChangelogEntry(message_key(99 << 20, scene.epoch - 1, 77), message_value(LINEAGE, 0, NO_TAGS, None, b"", b""))
+        ChangelogEntry(
+            message_key(99 << 20, scene.epoch - 1, 77),
+            message_entry(LINEAGE, Held(0, 0, 0, 0, NO_TAGS, None, b"", b"")).value,
+        )
     )
 
 
@@ -251,7 +254,7 @@ def test_an_older_copy_does_not_bring_a_cancelled_message_back(scene: Scene) -> 
 
 def unparked(scene: Scene) -> None:
     """A parked part is removed, after a note has it."""
-    epoch = scene.store.park(scene.number, (PARKED_FROM, 4, 0, NO_TIMESTAMP, NO_TAGS, None, b"", b"part"))
+    epoch = scene.store.park(scene.number, Held(PARKED_FROM, 4, 0, None, NO_TAGS, None, b"", b"part"))
     scene.land()
     scene.note()
     scene.store.unpark(scene.number, PARKED_FROM, epoch, 4)

@@ -40,7 +40,7 @@ def sought(tag: str | None, group: str | None) -> Sought:
 def test_a_message_tells_whether_it_is_sought(tag: str | None, group: str | None, expected: set[bytes]) -> None:
     """With several tags, its group is that of the first one that is wanted."""
     found = sought(tag, group)
-    messages = [Held(0, 0, 0, 0, None, NO_TAGS, None, b"", value) for value in VALUES]
+    messages = [Held(0, 0, 0, None, NO_TAGS, None, b"", value) for value in VALUES]
     matches = found.matches(TopicPartition("t", 0), messages)
     assert {value for value, is_sought in zip(VALUES, matches, strict=True) if is_sought} == expected
     assert found.needs_content == (tag is not None or group is not None)
