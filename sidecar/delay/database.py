@@ -36,6 +36,8 @@ from sidecar.state.folder import StateFolder
 
 ROWS = "rows"
 """The folder of the database in that of its store."""
+PROBE = "probe"
+"""Exists while the disk is tried."""
 DAMAGED = "damaged"
 """Exists if a block was found damaged."""
 WRITTEN_BYTES, READ_BYTES = 16 << 20, 8 << 20
@@ -43,9 +45,9 @@ WRITTEN_BYTES, READ_BYTES = 16 << 20, 8 << 20
 _BLOCK_BYTES = 16 << 10
 ENDED_BYTES_MAX = 64 << 20
 """Bytes of ended messages at which a file is begun, so that their space is freed though nothing else is written."""
-_CALLS = errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT
-_ERRORS = {os.strerror(number): number for number in _CALLS}
-_FULL = errno.ENOSPC, errno.EDQUOT
+_PROBE_BYTES = 1 << 20
+"""What must fit on the disk before the database is opened again."""
+_ERRORS = {os.strerror(number): number for number in errno.errorcode}
 _CORRUPTION = re.compile(r"Corruption|bad block|checksum mismatch")
 
 
@@ -106,7 +108,7 @@ def translated() -> Iterator[None]:
         text = str(error)
         if _CORRUPTION.search(text):
             raise DamageError(text) from error
-        number = next((each for words, each in _ERRORS.items() if words in text), None)
+        number = _ERRORS.get(text.rpartition(": ")[2])
         raise (OSError(text) if number is None else OSError(number, os.strerror(number))) from error
 
 
@@ -153,7 +155,9 @@ class RowDatabase:
         self.broken: OSError | None = None
         """Why nothing more can be made durable."""
         self._is_full = False
-        """Whether the disk was full, and nothing was written since."""
+        """Whether the disk was full, and nothing was written since: RocksDB goes on by itself, once there is room."""
+        self._stopped_at: int | None = None
+        """Changes in RocksDB when a write failed for another reason: it takes none before it is opened again."""
         self._job: SyncJob | None = None
         self._ended_bytes = 0
         files.make_folder(self.path)
@@ -175,8 +179,15 @@ class RowDatabase:
                 self._found_damage(error)
                 raise StateError(str(self.broken)) from error
             except OSError as error:
-                self._is_full = self._is_full or error.errno in _FULL
+                if verb == "write":
+                    self._refused(error)
                 raise
+
+    def _refused(self, error: OSError) -> None:
+        if error.errno == errno.ENOSPC:
+            self._is_full = True
+        elif self._stopped_at is None and self.broken is None:
+            self._stopped_at = self._rows.latest_sequence_number()
 
     def _found_damage(self, error: DamageError) -> None:
         """Note that the next start copies what can be read."""
@@ -213,8 +224,7 @@ class RowDatabase:
             StateError: Nothing was written.
         """
         with self.errors("write"):
-            if self.broken is not None:
-                raise self.broken
+            self._go_on()
             self._rows.write(batch)
             self._ended_bytes += ended_bytes
             if self._ended_bytes > ENDED_BYTES_MAX:
@@ -252,9 +262,10 @@ class RowDatabase:
             self._failed(error)
 
     def _failed(self, error: OSError) -> None:
-        """Note that a job failed: on a full disk RocksDB goes on by itself, once there is room."""
-        self._is_full = self._is_full or error.errno in _FULL
-        if not self._is_full:
+        """Note that a job failed: unless a write had failed before, a second attempt would prove nothing."""
+        if error.errno == errno.ENOSPC:
+            self._is_full = True
+        elif self._stopped_at is None:
             self.broken = self.broken or error
 
     def _check(self) -> None:
@@ -264,11 +275,35 @@ class RowDatabase:
             StateError: Nothing can be written, at present or any more.
         """
         with self.errors("write"):
-            if self.broken is not None:
-                raise self.broken
+            self._go_on()
             if self._is_full:
                 self._rows.put(Kind.ROOM, b"")
                 self._is_full = False
+
+    def _go_on(self) -> None:
+        """Open the database again if a write failed, as soon as the disk takes one; it may be read until then.
+
+        Raises:
+            OSError: The disk takes none, or nothing can be made durable any more.
+        """
+        if self.broken is not None:
+            raise self.broken
+        if self._stopped_at is None:
+            return
+        if not self.in_place:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        probe = self._folder.path / PROBE
+        try:
+            files.put(probe, bytes(_PROBE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+        with suppress(Exception):  # it repeats the error
+            self._rows.close()
+        self._rows, is_damaged = opened(self.path)
+        if is_damaged or self._rows.latest_sequence_number() < self._stopped_at:
+            self.broken = OSError(errno.EIO, "writes are missing that the system had taken")
+            raise self.broken
+        self._stopped_at = None
 
     def sync(self) -> None:
         """Make all changes durable now."""

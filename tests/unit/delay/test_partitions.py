@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.database import DAMAGED
+from sidecar.delay.database import DAMAGED, ROWS
 from sidecar.delay.partition import COUNTS_MAX
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.rows import DUE_MAX_MS, HOUR_MS, Held, Kind, Unread
@@ -391,6 +395,88 @@ def test_a_disk_that_was_full_for_a_while_costs_nothing(store: PartitionStore) -
     round_of(store)
     assert store.synced == store.changes
     assert origins(store, number) == [0]
+
+
+@contextmanager
+def no_file_can_grow() -> Iterator[None]:
+    """As with a quota: the system refuses a write in another way than on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+
+
+def test_a_write_that_the_system_refused_costs_nothing(store: PartitionStore) -> None:
+    """What was written is read meanwhile; once files can grow again, writes go on behind all that there was."""
+    number, _ = synced(store, b"a", 0)
+    store.put(number, rows(1, first=1))
+    with no_file_can_grow():
+        for call in lambda: store.put(number, rows(9, first=9)), store.begin_sync, store.sync:
+            with pytest.raises(StateError, match="File too large"):
+                call()
+        assert origins(store, number) == [0]
+    store.put(number, rows(2, first=2))
+    store.sync()
+    assert origins(store, number) == [1, 2]
+    assert origins(reopened(store), number) == [0, 1, 2]
+
+
+def test_a_sync_behind_a_refused_write_proves_nothing_of_the_disk(store: PartitionStore) -> None:
+    """Its job is repeated after the write."""
+    number = store.number(b"a")
+    store.put(number, rows(0))
+    job = store.begin_sync()
+    assert job is not None
+    with no_file_can_grow(), pytest.raises(StateError, match="File too large"):
+        store.put(number, rows(1, first=1))
+    store.ended_sync(job, OSError(errno.EFBIG, "of the write"))
+    round_of(store)
+    assert (store.broken, store.synced) == (None, store.changes)
+    assert origins(reopened(store), number) == [0]
+
+
+def test_a_database_that_cannot_be_opened_again_is_tried_again(
+    store: PartitionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk took the probe, and no more than that."""
+    number, _ = synced(store, b"a", 0)
+    with no_file_can_grow(), pytest.raises(StateError, match="File too large"):
+        store.put(number, rows(1, first=1))
+    with monkeypatch.context() as patched, pytest.raises(StateError, match="quota"):
+        patched.setattr("sidecar.delay.database.opened", Mock(side_effect=OSError(errno.EDQUOT, "quota")))
+        store.put(number, rows(1, first=1))
+    store.put(number, rows(1, first=1))
+    store.sync()
+    assert origins(store, number) == [0, 1]
+
+
+def test_writes_that_are_gone_after_a_refused_one_end_the_process(store: PartitionStore) -> None:
+    """It has them in its books: the next one repeats them."""
+    number, _ = synced(store, b"a", 0)
+    store.put(number, rows(1, first=1))
+    with no_file_can_grow(), pytest.raises(StateError, match="File too large"):
+        store.put(number, rows(2, first=2))
+    os.truncate(log_of(store._folder.path), 0)
+    with pytest.raises(StateError, match="writes are missing"):
+        store.put(number, rows(2, first=2))
+    assert store.broken is not None
+
+
+def test_a_folder_that_is_gone_is_not_made_again_after_a_refused_write(store: PartitionStore) -> None:
+    """Its messages would be forgotten; put back, it goes on."""
+    number, _ = synced(store, b"a", 0)
+    path = store._folder.path / ROWS
+    with no_file_can_grow(), pytest.raises(StateError, match="File too large"):
+        store.put(number, rows(1, first=1))
+    path.rename(path.with_name("moved"))
+    with pytest.raises(StateError, match="No such file"):
+        store.put(number, rows(1, first=1))
+    path.with_name("moved").rename(path)
+    store.put(number, rows(1, first=1))
+    assert origins(store, number) == [0]
+    store.sync()
+    assert origins(reopened(store), number) == [0, 1]
 
 
 def test_a_job_that_comes_late_does_not_count(store: PartitionStore) -> None:
