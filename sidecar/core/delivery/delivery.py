@@ -122,7 +122,8 @@ class Delivery:
         """Send batches that may be sent by now; fetch parked parts if that is wanted."""
         outstanding = bool(self.outbox.groups)
         self.output.effects += self.letters.due(now_ms)
-        self._refusals.step()
+        for batch in sorted(self.outbox.batches(Stage.CROWDED), key=lambda batch: batch.count):  # the least room first
+            self._refusals.halve(batch)
         self.outbox.queue_due(now_ms)
         self.parker.step(now_ms, fetches=fetches)
         self._send_ready(now_ms)

@@ -227,7 +227,7 @@ class Refusals:
             self._outbox.put_first([parts for parts in (alive[:middle], alive[middle:]) if parts])
             self._outbox.end_batch(batch, "split")
         elif batch.count > 1:
-            self._halve(batch)
+            self.halve(batch)
         else:
             self._refused_alone(batch, answer, now_ms)
 
@@ -240,9 +240,12 @@ class Refusals:
         self._settlement.give_up(batch.parts[0], reason)
         self._outbox.end_batch(batch, "dead_lettered")
 
-    def _halve(self, batch: Batch) -> None:
-        """Halve a batch of one live part, as soon as its partition has room for the halves."""
+    def halve(self, batch: Batch) -> None:
+        """Halve a refused batch of one part, as soon as its partition has room for the halves; call it again if not."""
         part = batch.parts[0]
+        if not part.alive:
+            self._outbox.end_batch(batch, "released")
+            return
         outstanding = self._owned[part.tp].outstanding
         pieces = halves(part.fragments, self._rules.separator)
         if not part.primary:  # the whole is sent again after a crash, and is taken apart in the same way
@@ -265,14 +268,6 @@ class Refusals:
         for piece in parts:
             self._outbox.admit([piece])
         self._outbox.end_batch(batch, "split")
-
-    def step(self) -> None:
-        """Retry halving that found no room: the smallest batch first, since it needs the least."""
-        for batch in sorted(self._outbox.batches(Stage.CROWDED), key=lambda batch: batch.count):
-            if batch.alive:
-                self._halve(batch)
-            else:
-                self._outbox.end_batch(batch, "released")
 
     def _partial(self, batch: Batch, answer: Answer, now_ms: float) -> None:
         """Handle an answer by which some rows failed and the others were accepted."""
