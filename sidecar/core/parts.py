@@ -33,6 +33,8 @@ class IntentState(enum.Enum):
     DURABLE = "is durable"
     ENDED = "has come to its end"
 
+    __hash__ = object.__hash__
+
 
 INTENTS: Mapping[tuple[IntentState, Event], IntentState] = {
     (IntentState.REMEMBERED, Event.DURABLE): IntentState.COLLECTING,
@@ -185,6 +187,8 @@ class PartState(enum.Enum):
     REPLACED = "was replaced by its pieces"
     SETTLED = "is settled"
     LOST = "is another owner's"
+
+    __hash__ = object.__hash__
 
 
 PARTS: Mapping[tuple[PartState, Event], PartState] = {

@@ -28,6 +28,8 @@ class Event(enum.Enum):
     LOST = "its partition is no longer owned"
     ENDED = "nothing of it is left to do"
 
+    __hash__ = object.__hash__  # an enum's own is a Python function: 40 calls for a batch, with those of the states
+
 
 S = TypeVar("S", bound=enum.Enum)
 

@@ -29,6 +29,8 @@ class Stage(enum.Enum):
     CROWDED = "waits for room for its halves"
     ENDED = "has come to its end"
 
+    __hash__ = object.__hash__
+
 
 TRANSITIONS: Mapping[tuple[Stage, Event], Stage] = {
     (Stage.NEW, Event.HELD_BACK): Stage.HELD_BACK,
