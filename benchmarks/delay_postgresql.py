@@ -102,7 +102,7 @@ class Process:
         taken_over = FencedTakeover(self.restorer, TP, Start(Stores(0, (), 0), LINEAGE, 0, 0, 0), adopt).run()
         self.store.own(NAME, number, TP, LINEAGE, taken_over)
         self._commit(0)
-        self.store.sync()
+        self.store.writes.sync()
         return number
 
     def _commit(self, watermark: int) -> None:
@@ -112,12 +112,12 @@ class Process:
 
     def tend(self) -> None:
         """Do what the main loop and the writer's thread do."""
-        self.store.poll()
+        self.store.writes.poll()
         if self._writing is not None and self._writing[1].done():
             self._writing[1].result()
-            self.store.ended_sync(self._writing[0], None)
+            self.store.writes.ended_sync(self._writing[0], None)
             self._writing = None
-        if self._writing is None and (job := self.store.begin_sync()) is not None:
+        if self._writing is None and (job := self.store.writes.begin_sync()) is not None:
             self._writing = job, self._writer.submit(job.run)
 
     def put(self, messages: int) -> Rates:
@@ -130,10 +130,10 @@ class Process:
                 [Held(due << SEQUENCE_BITS, at, 0, None, NO_TAGS, None, b"", value) for due, at, value in rows],
             )
             origin += len(dues)
-            while self.store.changes - self.store.synced > ON_THE_WAY:
+            while self.store.writes.changes - self.store.writes.synced > ON_THE_WAY:
                 self.changelog.serve(0.1)
             self.tend()
-        self.store.sync()
+        self.store.writes.sync()
         return timer.rates(messages)
 
     def remove(self, messages: int) -> Rates:
@@ -143,7 +143,7 @@ class Process:
             got += len(held)
             self._commit(held[-1].position + 1)
             self.tend()
-        self.store.sync()
+        self.store.writes.sync()
         assert got == messages
         return timer.rates(messages)
 
@@ -159,7 +159,7 @@ def restored(database: Database, url: str, messages: int) -> Rates:
     with tempfile.TemporaryDirectory() as folder:
         timer = Timer()
         with closing(Process(database, url, Path(folder))) as heir:
-            assert heir.store.held(heir.number) == messages
+            assert heir.store.rows.held(heir.number) == messages
             return timer.rates(messages)
 
 

@@ -145,11 +145,11 @@ def take_over(store: ChangelogStore, log: Log, epoch: int) -> tuple[int, int, in
 
 def tend(store: ChangelogStore) -> None:
     """What the main loop and the writer's thread do."""
-    store.poll()
-    job = store.begin_sync()
+    store.writes.poll()
+    job = store.writes.begin_sync()
     if job is not None:
         job.run()
-        store.ended_sync(job, None)
+        store.writes.ended_sync(job, None)
 
 
 def put(folder: Path, messages: int) -> Left:
@@ -177,7 +177,7 @@ def started(folder: Path, left: Left) -> Started:
     cpu, wall = time.process_time(), time.perf_counter()
     store = ChangelogStore(LocalCache(folder / "cache"), Appender(log))
     number, _, read = take_over(store, log, left.epoch)
-    return Started(time.process_time() - cpu, time.perf_counter() - wall, read, store.held(number))
+    return Started(time.process_time() - cpu, time.perf_counter() - wall, read, store.rows.held(number))
 
 
 def main() -> None:

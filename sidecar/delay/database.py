@@ -240,6 +240,9 @@ class RowDatabase:
         except OSError:
             return False
 
+    def poll(self) -> None:
+        """Do nothing: `ended_sync` reports durable changes."""
+
     def begin_sync(self) -> SyncJob | None:
         """A job that makes all changes so far durable; None if they are, or if one is under way."""
         self._check()
@@ -325,16 +328,21 @@ class RowDatabase:
             self._rows.close()
 
 
-def pairs(cursor: RdictIter, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[Pair]:
-    """The pairs whose keys begin with `start`, in [first, end), in order."""
+def keys(cursor: RdictIter, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[bytes]:
+    """The keys that begin with `start`, in [first, end), in order."""
     cursor.seek(max(start, first))
     while cursor.valid():
         key = cursor.key()
         if not key.startswith(start) or (end is not None and key >= end):
             return
-        yield key, cursor.value()
+        yield key
         cursor.next()
     cursor.status()
+
+
+def pairs(cursor: RdictIter, start: bytes, first: bytes = b"", end: bytes | None = None) -> Iterator[Pair]:
+    """The pairs of these keys."""
+    return ((key, cursor.value()) for key in keys(cursor, start, first, end))
 
 
 def remove(path: Path) -> None:

@@ -64,12 +64,13 @@ class StoreWrites(Protocol):
         """Why the last writes can no longer be made durable; None if they can."""
         ...
 
-    def poll(self) -> None:
-        """Note changes that have become durable."""
+    @property
+    def in_place(self) -> bool:
+        """Whether the store's files are where it was opened: if not, what is written is lost."""
         ...
 
-    def in_place(self) -> bool:
-        """Whether the store's files are where it was opened."""
+    def poll(self) -> None:
+        """Note changes that have become durable."""
         ...
 
     def begin_sync(self) -> Job | None:
@@ -104,24 +105,41 @@ class View(Protocol):
         """
         ...
 
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages by the hour in which they are due; the content of none is read.
 
-class ReadStore(Protocol):
-    """Read access to a store."""
+        Raises:
+            StateError: A file cannot be read.
+        """
+        ...
+
+
+class ReadRows(Protocol):
+    """What a store has, and says without a change. Methods that read files raise `StateError` if that fails."""
+
+    @property
+    def damages(self) -> Sequence[FileDamage]:
+        """Damage found since the start."""
+        ...
 
     def disk_bytes(self) -> int:
         """Bytes of what is not ended."""
         ...
 
-    def place(self, number: int) -> StorePlace:
-        """Where the messages of a partition are."""
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
         ...
 
     def state(self, number: int) -> bytes | None:
         """The last state given to `keep`."""
         ...
 
-    def hours(self) -> Mapping[int, int]:
-        """Number of messages that are not ended, by the hour in which they are due, without parked parts."""
+    def known(self, number: int) -> BitMap64:
+        """Origins of all messages that were put, at or above the floor."""
+        ...
+
+    def held(self, number: int) -> int:
+        """Number of messages that were put and are not ended, without parked parts."""
         ...
 
     def next(self, number: int) -> int | None:
@@ -129,23 +147,17 @@ class ReadStore(Protocol):
         ...
 
     def find(self, number: int, position: int) -> Held | None:
-        """One message; None if it is gone."""
+        """One message, or parked part; None if it is gone."""
         ...
 
     def parked(self, number: int) -> Sequence[Held]:
-        """The parked parts that are kept, in no order, without their values.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """The parked parts that are kept, in no order, without their values."""
         ...
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
-        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+    def listed(
+        self, number: int, first: int, end: int, limit: int = LISTED_MAX, origin: int | None = None
+    ) -> Sequence[ListedRow]:
+        """Messages in [first, end) that were not taken, in order; those of an origin, if one is given."""
         ...
 
     def view(self, lowest: Mapping[int, int], end: int) -> View:
@@ -158,24 +170,29 @@ class ReadStore(Protocol):
         ...
 
 
-class HeldStore(ReadStore, StoreWrites, Protocol):
+class ReadStore(Protocol):
+    """Read access to a store."""
+
+    @property
+    def rows(self) -> ReadRows:
+        """What it has."""
+        ...
+
+    def place(self, number: int) -> StorePlace:
+        """Where the messages of a partition are."""
+        ...
+
+
+class HeldStore(ReadStore, Protocol):
     """Holds messages by partition and position. One thread calls everything but `Job.run`."""
 
     @property
-    def damages(self) -> Sequence[FileDamage]:
-        """Damage found since the start."""
+    def writes(self) -> StoreWrites:
+        """Its durability."""
         ...
 
     def number(self, name: bytes) -> int:
         """The number of a partition; a new name gets a new one."""
-        ...
-
-    def known(self, number: int) -> BitMap64:
-        """Origins of all messages that were put, at or above the floor."""
-        ...
-
-    def held(self, number: int) -> int:
-        """Number of messages that were put and are not ended, without parked parts."""
         ...
 
     def put(self, number: int, rows: Iterable[Held]) -> Sequence[int]:
@@ -199,7 +216,7 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         ...
 
     def cancel(self, number: int, position: int) -> bool:
-        """End a message that was not taken; return whether there was one. `forget_cancelled` must follow.
+        """End a message that was not taken, or a parked part; return whether there was one. `forget_cancelled` follows.
 
         Raises:
             StateError: A file cannot be read.
@@ -235,27 +252,11 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """
         ...
 
-    def park(self, number: int, row: Held) -> int:
-        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch, which is not the row's.
+    def park(self, number: int, part: Held) -> None:
+        """Keep a parked part, at a position from `PARKED_FROM` on.
 
         Raises:
             StateError: The disk is full; nothing was put.
-        """
-        ...
-
-    def origins(self, number: int, positions: Sequence[int]) -> Mapping[int, int]:
-        """The origins of messages that are not ended, by position.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
-        ...
-
-    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
-        """Remove a parked part.
-
-        Raises:
-            StateError: A file cannot be read.
         """
         ...
 
@@ -267,18 +268,18 @@ class HeldStore(ReadStore, StoreWrites, Protocol):
         """Note that the state with this watermark now counts for all owners."""
         ...
 
-    def leave(self, number: int) -> None:
-        """Note that the partition is no longer owned."""
-        ...
-
     def floor(self, number: int, origin: int) -> None:
         """Forget the origins below this one: they are not put again."""
         ...
 
-    def restart(self, number: int, origin: int | None) -> None:
-        """Forget all origins; end the messages from an origin on, if one is given."""
+    def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
+        """Forget the origins in [first, end), and end their messages.
+
+        Args:
+            restarts: Whether all origins are forgotten: they may come again.
+        """
         ...
 
-    def void(self, number: int, first: int, end: int) -> None:
-        """Forget the origins in [first, end), and end their messages."""
+    def leave(self, number: int) -> None:
+        """Note that the partition is no longer owned."""
         ...

@@ -191,23 +191,14 @@ class PartitionStore(StoredRows):
         change.origins = [each for each in origins if each >= partition.floor]
         self._write(partition, change)
 
-    def park(self, number: int, row: Held) -> int:
-        """Keep a parked part, at a position from `PARKED_FROM` on; return its epoch.
+    def park(self, number: int, part: Held) -> None:
+        """Keep a parked part, at a position from `PARKED_FROM` on.
 
         Raises:
             ValueError: It is too large; nothing is kept.
             StateError: The disk cannot be written; nothing is kept.
         """
-        self.adopt(number, [row])
-        return row.epoch
-
-    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:  # noqa: ARG002  # where owners share
-        """Remove a parked part.
-
-        Raises:
-            StateError: The disk cannot be read or written.
-        """
-        self.cancel(number, position)
+        self.adopt(number, [part])
 
     # Taking
 
@@ -413,18 +404,24 @@ class PartitionStore(StoredRows):
         if is_lower:  # or a start would find origins again that were forgotten
             self._write(partition, Write(), folds=True)
 
-    def void(self, number: int, first: int, end: int) -> None:
+    def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
         """Forget the origins in [first, end), and end their messages; the cursor goes back as with `rewind`.
+
+        Args:
+            restarts: Whether all origins are forgotten.
 
         Raises:
             StateError: The disk cannot be read or written.
         """
         partition = self._partitions[number]
         partition.rewind()
-        at: bytes | None = partition.at(partition.cursor)
+        at = partition.at(partition.cursor) if first < end else None
         while at is not None:
             at = self._end_some(partition, at, lambda value: first <= origin_in(value) < end)
-        self._forget(partition, first, end)
+        if restarts:
+            partition.floor = first = 0
+        partition.known.remove_range(first, ORIGIN_MAX if restarts else end)
+        self._write(partition, Write(), folds=True)
 
     def _end_some(self, partition: HeldPartition, first: bytes, is_ended: Callable[[bytes], bool]) -> bytes | None:
         """End messages; return where the next ones begin, None if there are no more."""
@@ -438,22 +435,6 @@ class PartitionStore(StoredRows):
                     found.append((key, value))
         self._end(partition, found)
         return following
-
-    def restart(self, number: int, origin: int | None) -> None:
-        """Forget all origins; end the messages from an origin on, if one is given.
-
-        Raises:
-            StateError: The disk cannot be read or written.
-        """
-        if origin is not None:
-            self.void(number, origin, ORIGIN_MAX)
-        partition = self._partitions[number]
-        partition.floor = 0
-        self._forget(partition, 0, ORIGIN_MAX)
-
-    def _forget(self, partition: HeldPartition, first: int, end: int) -> None:
-        partition.known.remove_range(first, end)
-        self._write(partition, Write(), folds=True)
 
     def drop(self, number: int) -> None:
         """Forget a partition's messages, origins and state, and read no row; the number must not be used again."""

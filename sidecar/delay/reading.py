@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,8 @@ from pyroaring import BitMap64
 from rocksdict import RdictIter
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
-from sidecar.delay.database import pairs
-from sidecar.delay.interface import LISTED_MAX, StorePlace
+from sidecar.delay.database import keys, pairs
+from sidecar.delay.interface import LISTED_MAX, FileDamage, StorePlace
 from sidecar.delay.partition import HeldPartition
 from sidecar.delay.rows import (
     COUNT_KEY,
@@ -30,7 +31,7 @@ from sidecar.delay.rows import (
     listed,
     origin_in,
     position_in,
-    prefix,
+    start_of,
     tags_in,
     unpacked,
 )  # fmt: skip
@@ -72,14 +73,19 @@ class HeldView:
     """Messages as they were at one moment, in the order of positions; for any thread.
 
     Args:
-        lowest: The lowest position of each partition that is wanted, by its number.
+        lowest: The partitions that are wanted, each with its lowest position.
         end: The position behind the last.
     """
 
-    def __init__(self, database: Pairs, lowest: Mapping[int, int], end: int) -> None:
+    def __init__(self, database: Pairs, lowest: Iterable[tuple[HeldPartition, int]], end: int) -> None:
         self._database, self._end = database, min(end, PARKED_FROM)
         # Not a snapshot of the library, which does not keep what is removed later.
-        self._cursors = [(number, at, database.cursor()) for number, at in lowest.items()]
+        self._cursors = [(partition, at, database.cursor()) for partition, at in lowest]
+        self._whole = Counter[int]()
+        """Numbers of messages in hours that are wanted as a whole."""
+        for partition, at, _ in self._cursors:
+            hours = range(hour_of(at - 1) + 1, hour_of(self._end))
+            self._whole.update({hour: each.messages for hour, each in partition.hours.items() if hour in hours})
 
     def pieces(self, size: int) -> Iterator[Sequence[Pair]]:
         """Rows, about so many at once; all at one position are in one piece.
@@ -89,7 +95,8 @@ class HeldView:
         """
         piece: list[Pair] = []
         with self._database.errors("read"):
-            for key, value in heapq.merge(*(self._of(*each) for each in self._cursors), key=_place):
+            rows = (pairs(cursor, each.rows, each.at(at), each.at(self._end)) for each, at, cursor in self._cursors)
+            for key, value in heapq.merge(*rows, key=_place):
                 if len(piece) >= size and position_in(piece[-1][0]) != position_in(key):
                     yield piece
                     piece = []
@@ -97,10 +104,20 @@ class HeldView:
         if piece:
             yield piece
 
-    def _of(self, number: int, lowest: int, cursor: RdictIter) -> Iterator[Pair]:
-        start = prefix(Kind.ROW, number)
-        first, end = (start + each.to_bytes(8, "big") for each in (lowest, self._end))
-        return pairs(cursor, start, first, end)
+    def hours(self) -> Mapping[int, int]:
+        """Number of messages by the hour in which they are due: the keys of parts of hours are read, and no content.
+
+        Raises:
+            StateError: A file cannot be read.
+        """
+        found, end, last = Counter(self._whole), self._end, start_of(hour_of(self._end))
+        with self._database.errors("read"):
+            for each, at, cursor in self._cursors:
+                first = start_of(hour_of(at - 1) + 1)
+                for begin, behind in ((at, first), (last, end)) if first <= last else ((at, end),):
+                    some = keys(cursor, each.rows, each.at(begin), each.at(behind))
+                    found.update(hour_of(position_in(key)) for key in some)
+        return found
 
 
 def _place(pair: Pair) -> bytes:
@@ -118,6 +135,8 @@ class HeldRows:
         StateError: It cannot be read.
     """
 
+    damages: list[FileDamage]
+    """Damage found since the start."""
     parked_from = PARKED_FROM
     """The lowest position that is no due time."""
 
@@ -142,6 +161,11 @@ class HeldRows:
             if number in self._partitions:
                 self._partitions[number].add_count(count, raw)
         self._waiting_bytes = sum(partition.nbytes for partition in self._partitions.values())
+
+    @property
+    def rows(self) -> Self:
+        """What it has: itself."""
+        return self
 
     def names(self) -> Mapping[bytes, int]:
         """The numbers of all partitions."""
@@ -207,17 +231,6 @@ class HeldRows:
         with self._rows.errors("read"):
             return next((unpacked(*pair) for pair in self._found(partition, position)), None)
 
-    def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
-        """The origins of messages that are not ended, by position.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
-        partition = self._partitions[number]
-        with self._rows.errors("read"):
-            found = [(position, self._found(partition, position)) for position in positions]
-        return {position: origin_in(rows[0][1]) for position, rows in found if rows}
-
     def parked(self, number: int) -> list[Held]:
         """The parked parts that are kept, in no order, without their values.
 
@@ -254,9 +267,8 @@ class HeldRows:
             lowest: The lowest position of each partition, by its number.
             end: The position behind the last.
         """
-        partitions = self._partitions
-        lowest = {number: max(at, partitions[number].cursor) for number, at in lowest.items() if number in partitions}
-        return HeldView(self._rows, lowest, end)
+        known = ((self._partitions[number], at) for number, at in lowest.items() if number in self._partitions)
+        return HeldView(self._rows, [(each, max(at, each.cursor)) for each, at in known], end)
 
 
 def unusable(path: object, why: object) -> StateError:

@@ -107,15 +107,6 @@ class _OnePartition(PartitionStore):
         """Number of messages that wait."""
         return len(self._waiting)
 
-    def sync(self) -> None:
-        """Write what waits, and make all durable.
-
-        Raises:
-            StateError: It failed.
-        """
-        self.write()
-        super().sync()
-
     def settle(self, ended: Iterable[Taken], below: int) -> None:
         """End messages that were taken.
 
@@ -305,7 +296,8 @@ class DelayStore:
         Raises:
             StateError: It failed: after an error while the log was made durable, each call fails: open the store again.
         """
-        self._store.sync()
+        self._store.write()
+        self._store.writes.sync()
 
     def close(self) -> None:
         """Make everything durable, and free the folder.
@@ -313,7 +305,10 @@ class DelayStore:
         Raises:
             StateError: See `sync`; the folder is free nevertheless.
         """
-        self._store.close()
+        try:
+            self._store.write()
+        finally:
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self

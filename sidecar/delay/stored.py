@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.database import ROWS, DamageError, RowDatabase, SyncJob
-from sidecar.delay.interface import FileDamage
+from sidecar.delay.database import ROWS, DamageError, RowDatabase
 from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
 from sidecar.delay.reading import PARTITIONS_MAX, VERSION, HeldRows, unusable
 from sidecar.delay.rows import Kind, hour_of, prefix
@@ -50,8 +49,7 @@ class StoredRows(HeldRows):
 
     def __init__(self, path: Path) -> None:
         self._folder = StateFolder(path)
-        self.damages: list[FileDamage] = []
-        """Damage found since the start."""
+        self.damages = []
         try:
             self._open(path)
         except BaseException:
@@ -84,6 +82,11 @@ class StoredRows(HeldRows):
 
     def _prepare(self, database: RowDatabase) -> None:
         """Change what an earlier process wrote, before it is read."""
+
+    @property
+    def writes(self) -> RowDatabase:
+        """Its durability."""
+        return self._database
 
     # Writing
 
@@ -155,50 +158,6 @@ class StoredRows(HeldRows):
     def _next_free(self) -> int:
         return self._free + 1
 
-    # Durability
-
-    @property
-    def changes(self) -> int:
-        """Number of writes so far."""
-        return self._database.changes
-
-    @property
-    def synced(self) -> int:
-        """Number of those that are durable."""
-        return self._database.synced
-
-    @property
-    def broken(self) -> OSError | None:
-        """Why nothing more can be made durable; None if it can."""
-        return self._database.broken
-
-    def poll(self) -> None:
-        """Do nothing: `ended_sync` reports durable changes."""
-
-    def in_place(self) -> bool:
-        """Whether the files are where they were opened: if not, what is written is lost."""
-        return self._database.in_place
-
-    def begin_sync(self) -> SyncJob | None:
-        """A job that makes all changes so far durable; `ended_sync` must follow. None if all are, or one is under way.
-
-        Raises:
-            StateError: They cannot be: open the store again.
-        """
-        return self._database.begin_sync()
-
-    def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
-        """Count the changes before a job as durable, unless it failed with an error."""
-        self._database.ended_sync(job, error)
-
-    def sync(self) -> None:
-        """Make all changes durable now; a job that is under way no longer counts.
-
-        Raises:
-            StateError: It failed.
-        """
-        self._database.sync()
-
     def close(self) -> None:
         """Make everything durable, and free the folder.
 
@@ -206,7 +165,7 @@ class StoredRows(HeldRows):
             StateError: It failed; the folder is free nevertheless.
         """
         try:
-            self.sync()
+            self._database.sync()
         finally:
             self._database.close()
             self._folder.close()

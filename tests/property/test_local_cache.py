@@ -182,16 +182,16 @@ class World:
 
     def vouch(self, _: Random) -> None:
         """Vouch for a state that is durable."""
-        if self.points and self.cache.synced >= self.points[0][0].changes:
+        if self.points and self.cache.writes.synced >= self.points[0][0].changes:
             point, vouched = self.points.pop(0)
             self.cache.vouch(point, b"%d" % vouched.number)
-            self.written.append((self.cache.changes, point, vouched))
+            self.written.append((self.cache.writes.changes, point, vouched))
             self.past.append(vouched)
 
     def begin(self, _: Random) -> None:
         """A job begins."""
         if self.job is None:
-            self.job, self.is_run = self.cache.begin_sync(), False
+            self.job, self.is_run = self.cache.writes.begin_sync(), False
 
     def run(self, _: Random) -> None:
         """It runs."""
@@ -203,9 +203,9 @@ class World:
     def ended(self, _: Random) -> None:
         """The main thread hears of it: what was vouched for before is too old now."""
         if self.job is not None and self.is_run:
-            self.cache.ended_sync(self.job, None)
+            self.cache.writes.ended_sync(self.job, None)
             self.job = None
-        while self.written and self.written[0][0] <= self.cache.synced:
+        while self.written and self.written[0][0] <= self.cache.writes.synced:
             vouched = self.written.pop(0)[2]
             self.past, self.is_certain = self.past[self.past.index(vouched) :], True
 

@@ -122,11 +122,11 @@ class World:
 
     def changed(self) -> None:
         """Note the models after a change."""
-        self.history.append((self.store.changes, {name: model.copy() for name, model in self.models.items()}))
+        self.history.append((self.store.writes.changes, {name: model.copy() for name, model in self.models.items()}))
 
     def synced(self) -> None:
         """Forget what cannot come back after a crash."""
-        while len(self.history) > 1 and self.history[1][0] <= self.store.synced:
+        while len(self.history) > 1 and self.history[1][0] <= self.store.writes.synced:
             self.history.pop(0)
 
     is_run = False
@@ -362,7 +362,7 @@ class World:
 
     def begin(self, _: int) -> None:
         """A job begins, if none is under way."""
-        job = self.store.begin_sync()
+        job = self.store.writes.begin_sync()
         assert job is None or self.job is None
         if job is not None:
             self.job, self.is_run = job, False
@@ -377,20 +377,20 @@ class World:
     def ended(self, _: int) -> None:
         """The main thread hears of it."""
         if self.job is not None and self.is_run:
-            self.store.ended_sync(self.job, None)
+            self.store.writes.ended_sync(self.job, None)
             self.job = None
             self.synced()
 
     def sync(self, _: int) -> None:
         """All is certain; a job that was under way comes late."""
         late, sizes = self.job, log_sizes(self.store)
-        self.store.sync()
+        self.store.writes.sync()
         self.durable = sizes
-        assert self.store.synced == self.store.changes
+        assert self.store.writes.synced == self.store.writes.changes
         assert self.store.unsynced is None
         if late is not None:
             late.run()
-            self.store.ended_sync(late, None)
+            self.store.writes.ended_sync(late, None)
         self.job = None
         self.synced()
 
@@ -408,7 +408,7 @@ class World:
     def fail(self, _: int) -> None:
         """A write cannot be made durable: the store is opened again."""
         with failing(self.store, "flush_wal", error=BROKEN), pytest.raises(StateError):
-            self.store.sync()
+            self.store.writes.sync()
         with pytest.raises(StateError):
             self.store.number(b"another")
         self.kill(0)

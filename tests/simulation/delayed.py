@@ -631,7 +631,7 @@ class Host:
         return not any(map(self._holds, self.disk.numbers()))
 
     def _holds(self, number: int) -> bool:
-        return bool(self.store.held(number) or self.store.parked(number))
+        return bool(self.store.rows.held(number) or self.store.rows.parked(number))
 
     # Checks
 

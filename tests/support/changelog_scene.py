@@ -61,10 +61,10 @@ class Scene:
 
     def sync(self) -> None:
         """The local files are written."""
-        job = self.store.begin_sync()
+        job = self.store.writes.begin_sync()
         if job is not None:
             job.run()
-            self.store.ended_sync(job, None)
+            self.store.writes.ended_sync(job, None)
 
     def restarted(self, epoch: int | None = None) -> Scene:
         """The next process on this host, after the end of this one; by default the commit names the epoch."""
@@ -84,7 +84,7 @@ class Scene:
     def land(self) -> None:
         """The broker acknowledges all."""
         self.changelog.land(1 << 30)
-        self.store.poll()
+        self.store.writes.poll()
 
     @property
     def removed(self) -> list[int]:

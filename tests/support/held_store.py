@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
 from sidecar.delay.headers import unpack_headers
-from sidecar.delay.interface import FileDamage, StorePlace, View
+from sidecar.delay.interface import LISTED_MAX, FileDamage, StorePlace, View
 from sidecar.delay.rows import HOUR_MS, PARKED_FROM, Held, Leave, ListedRow, Unread
 from sidecar.errors import StateError
 
@@ -82,6 +82,14 @@ class ModelStore:
         self._durable, self._writing, self._cursors = copy.deepcopy(self._live), None, {}
 
     @property
+    def rows(self) -> ModelStore:
+        return self
+
+    @property
+    def writes(self) -> ModelStore:
+        return self
+
+    @property
     def changes(self) -> int:
         return self._live.changes
 
@@ -101,6 +109,7 @@ class ModelStore:
     def _shelf(self, number: int) -> Shelf:
         return self._live.shelves[number]
 
+    @property
     def in_place(self) -> bool:
         return True
 
@@ -187,9 +196,11 @@ class ModelStore:
         self._cursors[number] = 0
 
     def find(self, number: int, position: int) -> Held | None:
-        return self._shelf(number).messages.get(position)
+        return self._shelf(number).messages.get(position) if number >= 0 else None
 
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
+    def listed(
+        self, number: int, first: int, end: int, limit: int = LISTED_MAX, origin: int | None = None
+    ) -> Sequence[ListedRow]:
         shelf = self._shelf(number)
         first = max(first, self._cursors.get(number, 0), shelf.watermark)
         found = [shelf.messages[position] for position in shelf.order if first <= position < end]
@@ -215,20 +226,12 @@ class ModelStore:
                 is_meant = name is not None and held.origin < names.get(name, 0)
                 yield [held] if is_meant and self.cancel(number, position) else []
 
-    def park(self, number: int, row: Held) -> int:
-        self.adopt(number, [row])
-        return row.epoch
-
-    def origins(self, number: int, positions: Sequence[int]) -> dict[int, int]:
-        messages = self._shelf(number).messages
-        return {position: messages[position].origin for position in positions if position in messages}
+    def park(self, number: int, part: Held) -> None:
+        self.adopt(number, [part])
 
     def parked(self, number: int) -> Sequence[Held]:
         held = self._shelf(number).messages.values()
         return [each._replace(value=None) for each in held if each.position >= PARKED_FROM]
-
-    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
-        self.cancel(number, position)
 
     def forget_cancelled(self, number: int, position: int) -> None:
         pass
@@ -254,22 +257,17 @@ class ModelStore:
         self._shelf(number).known.remove_range(0, origin)
         self._live.changes += 1
 
-    def void(self, number: int, first: int, end: int) -> None:
+    def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
         shelf = self._shelf(number)
-        shelf.known.remove_range(first, end)
+        shelf.known.remove_range(0 if restarts else first, end)
         self._end(shelf, first, end)
 
-    def _end(self, shelf: Shelf, first: int, end: int = 1 << 63) -> None:
+    def _end(self, shelf: Shelf, first: int, end: int) -> None:
         void = [p for p, held in shelf.messages.items() if first <= held.origin < end and p >= shelf.watermark]
         for position in void:
             del shelf.messages[position]
             shelf.order.remove(position)
         self._live.changes += 1
-
-    def restart(self, number: int, origin: int | None) -> None:
-        shelf = self._shelf(number)
-        shelf.known.clear()
-        self._end(shelf, (1 << 63) if origin is None else origin)
 
     def adopt(self, number: int, rows: Iterable[Held]) -> None:
         shelf = self._shelf(number)

@@ -90,7 +90,7 @@ def flushed(store: PartitionStore) -> Path | None:
 
 def round_of(store: PartitionStore) -> None:
     """A job from its begin to its end."""
-    job = store.begin_sync()
+    job = store.writes.begin_sync()
     if job is not None:
         job.run()
-        store.ended_sync(job, None)
+        store.writes.ended_sync(job, None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from rocksdict import Checkpoint
 
@@ -102,26 +103,43 @@ class _Rows(PartitionStore):
         self.taken.update(held.origin for held in found)
         return found
 
+    @property
+    def writes(self) -> Any:
+        return _Writes(self)
+
+
+class _Writes:
+    """The durability of these, which knows what would survive."""
+
+    def __init__(self, store: _Rows) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store._database, name)
+
     def begin_sync(self) -> SyncJob | None:
+        store = self._store
         if self.synced != self.changes:
-            self._check()
-        job = super().begin_sync()
+            store._check()
+        job = store._database.begin_sync()
         if job is not None:
-            self._writing_sizes, self._writing_rows = log_sizes(self), self._all()
+            store._writing_sizes, store._writing_rows = log_sizes(store), store._all()
         return job
 
     def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
+        store = self._store
         if error is not None:  # the simulator's processes go on, which no daemon does
-            self._database._job = self._writing_sizes = None
+            store._database._job = store._writing_sizes = None
             return
-        super().ended_sync(job, None)
-        if self._writing_sizes is not None:
-            self._durable_sizes, self._durable_rows = self._writing_sizes, self._writing_rows
-        self._writing_sizes = None
+        store._database.ended_sync(job, None)
+        if store._writing_sizes is not None:
+            store._durable_sizes, store._durable_rows = store._writing_sizes, store._writing_rows
+        store._writing_sizes = None
 
     def sync(self) -> None:
-        super().sync()
-        self._durable_sizes, self._durable_rows, self._writing_sizes = log_sizes(self), self._all(), None
+        store = self._store
+        store._database.sync()
+        store._durable_sizes, store._durable_rows, store._writing_sizes = log_sizes(store), store._all(), None
 
 
 class RealStore(_Rows):

@@ -120,6 +120,12 @@ class _Count(_ListingSearch):
         super().__init__(asked, sought, patience_s)
         self._hours = Counter[int]()
 
+    def run(self, peeked: Peeked) -> None:
+        if self._sought.needs_content:
+            super().run(peeked)
+        else:
+            self._hours.update(peeked.view.hours())
+
     @property
     def _is_full(self) -> bool:
         return False
@@ -149,7 +155,7 @@ def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answ
         StateError: A file cannot be read.
     """
     hour = min(asked.due_ms, END_MS - 1) // HOUR_MS
-    found = store.listed(number, max(start_of(hour), lowest), start_of(hour + 1), LISTED_MAX, asked.offset)
+    found = store.rows.listed(number, max(start_of(hour), lowest), start_of(hour + 1), LISTED_MAX, asked.offset)
     if len(found) > 1:  # of topics that were created again
         found = [each for each in found if each.position >> SEQUENCE_BITS == asked.due_ms] or found
     if len(found) > 1:
@@ -163,7 +169,7 @@ def shown(store: ReadStore, tp: TopicPartition, number: int, position: int) -> A
     Raises:
         StateError: A file cannot be read.
     """
-    held = store.find(number, position)
+    held = store.rows.find(number, position)
     if held is None:
         return NOT_HELD
     key, value, headers, timestamp_ms, details = original_of(held)
@@ -178,7 +184,7 @@ def parked(store: ReadStore, number: int, offset: int) -> Answer:
     Raises:
         StateError: A file cannot be read.
     """
-    for held in store.parked(number):
+    for held in store.rows.parked(number):
         record, is_delayed = unpacked_part(held)
         if offset in (origins_of(held) if is_delayed else record.offsets):
             part = {"first": record.first, "last": record.last, "attempts": record.attempts, "seconds": record.seconds}
@@ -188,10 +194,10 @@ def parked(store: ReadStore, number: int, offset: int) -> Answer:
 
 def counted(store: ReadStore, numbers: Iterable[int], now_ms: int) -> DelayStatus:
     """Counts and due times of the held messages."""
-    hours = store.hours()
-    due_ms = earliest_ms(store.next(number) for number in numbers)
+    hours = store.rows.hours()
+    due_ms = earliest_ms(store.rows.next(number) for number in numbers)
     next_due = None if due_ms is None else datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return DelayStatus(sum(hours.values()), next_due, store.disk_bytes(), _due_within(hours, now_ms // HOUR_MS))
+    return DelayStatus(sum(hours.values()), next_due, store.rows.disk_bytes(), _due_within(hours, now_ms // HOUR_MS))
 
 
 def earliest_ms(positions: Iterable[int | None]) -> int | None:

@@ -199,7 +199,7 @@ class DueMessages:
         if any_due:
             return 0.0
         readable = [(tp, number) for tp, number in self._numbers.items() if self._may_read(tp)]
-        nexts = ((self._store.next(number), self._pipeline.unproven_from(tp)) for tp, number in readable)
+        nexts = ((self._store.rows.next(number), self._pipeline.unproven_from(tp)) for tp, number in readable)
         return wait_s(nexts, self.wall_ms)
 
     def _may_read(self, tp: TopicPartition) -> bool:
@@ -224,7 +224,7 @@ class DueMessages:
             self._pipeline.read(run, now_ms)
             self.contents += len(messages)
             return True
-        if self._pipeline.is_replaying(tp.store) and is_replayed(below, seen, self._store.next(number)):
+        if self._pipeline.is_replaying(tp.store) and is_replayed(below, seen, self._store.rows.next(number)):
             self._pipeline.read_past(tp.store, seen, now_ms)
         return False
 
@@ -261,7 +261,7 @@ class Delays(NoDelays):
         self._disk_max_bytes = disk_max_bytes
         self._now_ms = 0.0
         self._told_damages = 0
-        self._writing = writing = Writing(store, begin)
+        self._writing = writing = Writing(store.writes, begin)
         numbers: dict[TopicPartition, int] = {}
 
         def tell_held(tp: TopicPartition, token: int, position: int) -> None:
@@ -325,7 +325,7 @@ class Delays(NoDelays):
         was_full = bool(self._pipeline.store_full)
         reason = why_not_read(
             undone=self._effects.problem,
-            used=self._store.disk_bytes(),
+            used=self._store.rows.disk_bytes(),
             most=self._disk_max_bytes,
             was_full=was_full,
             searches_are_many=self._effects.is_full,
@@ -333,9 +333,9 @@ class Delays(NoDelays):
         if bool(reason) != was_full:
             self._pipeline.fill_store(reason)
         self.left.tend()
-        for damage in self._store.damages[self._told_damages :]:
+        for damage in self._store.rows.damages[self._told_damages :]:
             log.error("delay.damaged", file=str(damage.path), reason=damage.reason, messages=damage.messages)
-        self._told_damages = len(self._store.damages)
+        self._told_damages = len(self._store.rows.damages)
 
     # Partitions
 

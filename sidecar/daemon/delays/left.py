@@ -104,7 +104,7 @@ class Reads:
 
 def in_store(store: HeldStore, number: int) -> int:
     """Number of a partition's messages and parked batches in a store."""
-    return store.held(number) + len(store.parked(number))
+    return store.rows.held(number) + len(store.rows.parked(number))
 
 
 def left_here(
@@ -140,7 +140,7 @@ def refuse_held(path: Path, why: str) -> None:
     """
     with closing(PartitionStore(path)) as store:
         numbers = store.names().values()
-        held, parked = sum(map(store.held, numbers)), sum(len(store.parked(number)) for number in numbers)
+        held, parked = sum(map(store.rows.held, numbers)), sum(len(store.rows.parked(number)) for number in numbers)
     if held or parked:
         raise ConfigError(
             f"{held} delayed messages and {parked} parked batches are held in {path}, and {why}",

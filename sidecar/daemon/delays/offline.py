@@ -87,7 +87,7 @@ class Offline:
 
         def peek(first: int) -> Peeked:
             from_ = {number: max(first, position) for number, position in lowest.items()}
-            return Peeked(self.store.view(from_, position_of(asked.end_ms)), tps)
+            return Peeked(self.store.rows.view(from_, position_of(asked.end_ms)), tps)
 
         return listing(peek, asked, sought_of(self.settings, asked.tag, asked.group), inf)
 
@@ -104,7 +104,7 @@ class Offline:
         """The position below which messages may be on the way: the next owner reads those out first."""
         number = self.numbers[tp]
         identity = Identity("", self.settings.source.group_id, self.store.place(number).scope, 0)
-        return restored(self.store.state(number), identity, rules_hash(self.settings)).state.seen
+        return restored(self.store.rows.state(number), identity, rules_hash(self.settings)).state.seen
 
 
 def open_offline(stack: ExitStack, settings: Settings, is_wanted: IsWanted, tell: Tell) -> Offline:
@@ -286,7 +286,7 @@ class _ChangelogCopy:
                 if is_anew:
                     number = self.store.begin_anew(name, number)
                 self.store.adopt(number, rows)
-                self._cache.sync()  # the copy takes up the space of its files, and little memory
+                self._cache.writes.sync()  # the copy takes up the space of its files, and little memory
 
         found = Takeover(restorer, tp, start, adopt).run()
         with self._busy:

@@ -18,6 +18,7 @@ from sidecar.daemon.delays.parked import FoundPart, ParkedParts
 from sidecar.delay.columns import original_of
 from sidecar.delay.interface import HeldStore
 from sidecar.delay.progress import HeldProgress, restored
+from sidecar.delay.rows import ORIGIN_MAX
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity
@@ -74,7 +75,7 @@ class OwnedStores(NoOwnedStores):
         tp, seen = assignment.tp, assignment.state.seen
         number = self.numbers[tp] = self.number(tp)
         progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
-        known = self._store.known(number)
+        known = self._store.rows.known(number)
         known.remove_range(0, seen)
         place = self._store.place(number)
         stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
@@ -86,7 +87,7 @@ class OwnedStores(NoOwnedStores):
 
     def _restored(self, number: int) -> HeldProgress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
-        return restored(self._store.state(number), identity, self._rules.digest)
+        return restored(self._store.rows.state(number), identity, self._rules.digest)
 
     def _continued(self, tp: TopicPartition, progress: HeldProgress, assignment: Assignment) -> HeldProgress:
         """The progress from which the partition continues, once the store has dropped messages that do not count."""
@@ -100,7 +101,8 @@ class OwnedStores(NoOwnedStores):
             held_below=assignment.held_below,
         )
         if takeover.restarts:
-            self._store.restart(number, takeover.keeps_below)
+            first = ORIGIN_MAX if takeover.keeps_below is None else takeover.keeps_below
+            self._store.void(number, first, ORIGIN_MAX, restarts=True)
         if takeover.void_from is not None:
             self._store.void(number, takeover.void_from, state.seen)
         found = self._parked.find(tp) if takeover.counts_all_parked else []
@@ -114,7 +116,7 @@ class OwnedStores(NoOwnedStores):
         return now
 
     def _report_unlisted(self, tp: TopicPartition, parked: int) -> None:
-        held = self._store.held(self.numbers[tp])
+        held = self._store.rows.held(self.numbers[tp])
         if held or parked:
             action = "delivering all that this store holds; what was not committed of it may be delivered twice"
             log.warning("delay.store_unlisted", **tp.fields(), held=held, parked=parked, action=action)
@@ -122,11 +124,11 @@ class OwnedStores(NoOwnedStores):
     def _assign(self, tp: TopicPartition, found: Sequence[FoundPart]) -> None:
         progress, number = self._progress[tp], self.numbers[tp]
         # In a shared store a state may come from a process whose ownership was not proved.
-        is_durable = self._store.synced == self._store.changes and not self._store.place(number).epoch
+        is_durable = self._store.writes.synced == self._store.writes.changes and not self._store.place(number).epoch
         self._pipeline.assign(tp.store, progress.identity.scope, progress.state, Lineage(durable=is_durable))
         self._parked.take_parts(tp.store, found, progress.state.parked)
         self._store.rewind(number)
-        self._pipeline.count_held(tp.store, self._store.held(number))
+        self._pipeline.count_held(tp.store, self._store.rows.held(number))
 
     @override
     def reload(self, tp: TopicPartition) -> None:
@@ -174,12 +176,12 @@ class OwnedStores(NoOwnedStores):
 
     @override
     def origin(self, tp: TopicPartition, position: int) -> int | None:
-        held = self._store.find(self.number(tp.source), position)
+        held = self._store.rows.find(self.number(tp.source), position)
         return self._parked.origin(tp, position) if held is None else held.origin
 
     def _traced(self, letter: DeadLetter) -> DeadLetter | None:
         tp = letter.tp.source
-        held = self._store.find(self.number(tp), letter.offset)
+        held = self._store.rows.find(self.number(tp), letter.offset)
         if held is None:
             origin = self._parked.origin(letter.tp, letter.offset)
             return None if origin is None else replace(letter, tp=tp, offset=origin)

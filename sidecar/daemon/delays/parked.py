@@ -24,21 +24,13 @@ UNKNOWN = -1
 """The offset of a message whose row is damaged."""
 
 
-class ParkedSpot(NamedTuple):
-    """Where the store has a parked part."""
-
-    position: int
-    epoch: int
-    origin: int
-
-
 class FoundPart(NamedTuple):
     """A parked part that the store has."""
 
     record: Parked
     is_delayed: bool
     """Whether it is of the partition's delayed messages."""
-    spot: ParkedSpot
+    position: int
 
 
 class ParkedParts:
@@ -65,7 +57,8 @@ class ParkedParts:
         self._when_durable = when_durable
         self._now_ms = now_ms
         self._wall_ms = wall_ms
-        self._spots: dict[TopicPartition, dict[int, ParkedSpot]] = {}
+        self._places: dict[TopicPartition, dict[int, int]] = {}
+        """Positions in the store, by partition and number."""
         self._leaving: set[tuple[TopicPartition, int]] = set()
         """Parts that the store could not remove yet."""
 
@@ -84,9 +77,9 @@ class ParkedParts:
         position = PARKED_FROM + (self._wall_ms() << SEQUENCE_BITS) + sequence
         # An operator's reset drops parts that are read again. For delayed messages that is decided one by one.
         origin = 0 if tp.delayed else record.lowest
-        row = Held(position, origin, 0, None, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows)
-        epoch = self._store.park(self._numbers[tp.source], row)
-        self._spots.setdefault(tp, {})[record.number] = ParkedSpot(position, epoch, origin)
+        part = Held(position, origin, 0, None, NO_TAGS, *packed(tp, record, self._origins(tp, record)), rows)
+        self._store.park(self._numbers[tp.source], part)
+        self._places.setdefault(tp, {})[record.number] = position
 
         def durable() -> None:
             if self._pipeline.epoch(tp) == ownership:
@@ -100,8 +93,9 @@ class ParkedParts:
             return array("q")
         number, found = self._numbers[tp.source], dict[int, int]()
         if not record.half_of:
-            found |= self._store.origins(number, list(record.offsets))
-        elif (whole := self._store.find(number, self._spots[tp][record.half_of].position)) is not None:
+            rows = (self._store.rows.find(number, position) for position in record.offsets)
+            found |= {held.position: held.origin for held in rows if held is not None}
+        elif (whole := self._store.rows.find(number, self._places[tp][record.half_of])) is not None:
             found |= zip(self._pipeline.parked_part(tp, record.half_of).offsets, origins_of(whole), strict=True)
         return array("q", [found.get(position, UNKNOWN) for position in record.offsets])
 
@@ -112,10 +106,10 @@ class ParkedParts:
             StateError: They cannot be read.
         """
         tp, number = effect.tp, effect.number
-        spot = self._spots.get(tp, {}).get(number)
-        if spot is None:
+        position = self._places.get(tp, {}).get(number)
+        if position is None:
             return
-        held = self._store.find(self._numbers[tp.source], spot.position)
+        held = self._store.rows.find(self._numbers[tp.source], position)
         if held is None:
             raise StateError(f"a parked part of {tp} is missing")
         self._pipeline.fetched(tp, number, held.value or b"", self._now_ms())
@@ -131,17 +125,17 @@ class ParkedParts:
             StateError: A file cannot be read.
         """
         tp = effect.tp
-        spots = self._spots.get(tp, {})
+        places = self._places.get(tp, {})
         for number in effect.numbers:
-            if number in spots:
-                self._store.unpark(self._numbers[tp.source], *spots[number])
-                del spots[number]
+            if number in places:
+                self._store.cancel(self._numbers[tp.source], places[number])
+                self._store.forget_cancelled(self._numbers[tp.source], places.pop(number))
             self._leaving.discard((tp, number))
 
     def take_parts(self, tp: TopicPartition, found: Sequence[FoundPart], counted: int) -> None:
         """Give the core the parts of a partition that it has just taken, of those that were found."""
         mine = [each for each in found if each.is_delayed is tp.delayed]
-        self._spots[tp] = {each.record.number: each.spot for each in mine}
+        self._places[tp] = {each.record.number: each.position for each in mine}
         left = [each.record for each in mine if (tp, each.record.number) not in self._leaving]
         self._pipeline.restore_parked(tp, left, counted, self._now_ms())
 
@@ -151,9 +145,9 @@ class ParkedParts:
         Raises:
             StateError: A file, or a part in it, cannot be read.
         """
-        held = self._store.parked(self._numbers[tp])
+        held = self._store.rows.parked(self._numbers[tp])
         try:
-            return [FoundPart(*unpacked(each), ParkedSpot(each.position, each.epoch, each.origin)) for each in held]
+            return [FoundPart(*unpacked(each), each.position) for each in held]
         except ValueError as error:
             raise StateError(
                 f"a parked part of {tp} cannot be read: {error}", hint="start the version that wrote it, or a later one"
@@ -168,14 +162,14 @@ class ParkedParts:
         record = self._pipeline.parked_with(tp, position)
         if record is None:
             return None
-        held = self._store.find(self._numbers[tp.source], self._spots[tp][record.number].position)
+        held = self._store.rows.find(self._numbers[tp.source], self._places[tp][record.number])
         return None if held is None else origins_of(held)[record.offsets.rank(position) - 1]
 
     def forget_partitions(self, tps: Iterable[TopicPartition]) -> None:
         """Drop partitions that are no longer owned."""
         for tp in tps:
-            self._spots.pop(tp, None)
-            self._spots.pop(tp.store, None)
+            self._places.pop(tp, None)
+            self._places.pop(tp.store, None)
 
 
 def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[bytes, bytes]:

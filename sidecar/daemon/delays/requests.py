@@ -74,7 +74,7 @@ class Requests:
     def _peek(self, question: Question, asked: Peek) -> None:
         tps = {number: tp for tp, number in self._numbers.items() if asked.listing.takes(tp)}
         lowest = {number: max(asked.first, self._lowest(tp)) for number, tp in tps.items()}
-        _tell(question, Peeked(self._store.view(lowest, position_of(asked.listing.end_ms)), tps))
+        _tell(question, Peeked(self._store.rows.view(lowest, position_of(asked.listing.end_ms)), tps))
 
     def _one(self, question: Question, asked: One) -> Answer | None:
         """The answer; None if there is none yet."""

@@ -200,7 +200,7 @@ class Takeovers(NoTakeovers):
         if result.is_lost:
             log.error("delay.changelog_lost", **tp.fields())
         seconds = round(self._clock() - attempt.taken.since_s, 3)
-        held = self._store.held(attempt.number)
+        held = self._store.rows.held(attempt.number)
         is_local = result.note is not None
         log.info("delay.restored", **tp.fields(), count=held, seconds=seconds, read=result.read, local=is_local)
         return attempt.taken

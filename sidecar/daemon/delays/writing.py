@@ -32,8 +32,8 @@ class Writing:
         begin: Runs a job on the writer's thread, and brings back a `Synced`.
     """
 
-    def __init__(self, store: StoreWrites, begin: Callable[[Job], None]) -> None:
-        self._store = store
+    def __init__(self, writes: StoreWrites, begin: Callable[[Job], None]) -> None:
+        self._writes = writes
         self._begin = begin
         self._job: Job | None = None
         self._waiting: deque[_WaitingCall] = deque()
@@ -42,7 +42,7 @@ class Writing:
 
     def when_durable(self, durable: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
         """Call one of these once all changes so far are durable, or cannot be made durable at present."""
-        self._waiting.append(_WaitingCall(self._store.changes, durable, failed))
+        self._waiting.append(_WaitingCall(self._writes.changes, durable, failed))
 
     def sync(self) -> None:
         """Begin to make changes durable, unless that is under way; call back for those that are durable.
@@ -50,13 +50,13 @@ class Writing:
         Raises:
             StateError: See `ended`.
         """
-        self._store.poll()
+        self._writes.poll()
         self._check()
         self._tell()
         if self._job is not None:
             return
         try:
-            self._job = self._store.begin_sync()
+            self._job = self._writes.begin_sync()
         except StateError as error:
             self._fail(str(error))
             return
@@ -70,15 +70,15 @@ class Writing:
             StateError: The last writes can no longer be made durable: the next process repeats the log.
         """
         self._job = None
-        self._store.ended_sync(synced.job, synced.error)
+        self._writes.ended_sync(synced.job, synced.error)
         self.problem = "" if synced.error is None else str(synced.error)
         self.sync()
 
     def _check(self) -> None:
-        if self._store.broken is not None:
-            of_disk = self._store.broken.errno is not None  # else the text has the cure
+        if self._writes.broken is not None:
+            of_disk = self._writes.broken.errno is not None  # else the text has the cure
             raise StateError(
-                f"delayed messages cannot be made durable: {self._store.broken}",
+                f"delayed messages cannot be made durable: {self._writes.broken}",
                 hint="check the disk of state.dir, and start again: what was written is repeated then"
                 if of_disk
                 else "",
@@ -91,7 +91,7 @@ class Writing:
             StateError: See `ended`.
         """
         try:
-            self._store.sync()
+            self._writes.sync()
         except StateError as error:
             self._check()
             self.problem = str(error)
@@ -100,10 +100,10 @@ class Writing:
 
     def _tell(self) -> bool:
         """Call back for durable changes; return whether the files are where the next process finds them."""
-        if not self._store.in_place():
+        if not self._writes.in_place:
             self._fail("the folder delay of state.dir was moved or removed: put it back")
             return False
-        while self._waiting and self._waiting[0].changes <= self._store.synced:
+        while self._waiting and self._waiting[0].changes <= self._writes.synced:
             self._waiting.popleft().durable()
         return True
 

@@ -147,7 +147,7 @@ class LocalCache(PartitionStore):
     def point(self) -> Point:
         """The present state of all partitions."""
         self._begun.clear()
-        return Point(self.changes, self._change)
+        return Point(self._database.changes, self._change)
 
     def vouch(self, point: Point, table: bytes) -> None:
         """Let a later process find the state at a point that is durable, with a table.
@@ -217,13 +217,13 @@ class LocalCache(PartitionStore):
         """Why the files can no longer be used; empty if they can."""
         for damage in self.damages:
             return f"the local copy of delayed messages is damaged, and is restored at the next start: {damage.path}"
-        if not self.in_place():
+        if not self._database.in_place:
             return "the local copy of delayed messages was moved or removed, and is restored at the next start"
         return ""
 
     def close(self) -> None:
         """Free the folder. Files that can no longer be used are not used again."""
-        is_lost = bool(self.loss or self.broken)
+        is_lost = bool(self.loss or self._database.broken)
         self._database.close()
         if is_lost:
             with suppress(OSError):

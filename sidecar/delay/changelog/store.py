@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from pyroaring import BitMap64
-
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
 from sidecar.delay.changelog.interface import Changelog, ChangelogEntry, KeptRows
@@ -21,66 +19,12 @@ from sidecar.delay.changelog.records import (
     RecordLineage,
     change_entry,
     message_entry,
-    message_key,
 )
 from sidecar.delay.changelog.takeover import TakenOver
 from sidecar.delay.changelog.vouching import ENTRIES_MAX, Vouching
-from sidecar.delay.interface import FileDamage, Job, StorePlace, View
-from sidecar.delay.rows import Held, Leave, ListedRow, held_of
+from sidecar.delay.interface import Job, ReadRows, StorePlace
+from sidecar.delay.rows import Held, Leave, held_of
 from sidecar.errors import StateError
-
-
-class ParkedEntries:
-    """The part of a `ChangelogStore` that handles parked parts."""
-
-    _cache: KeptRows
-    _owned: dict[int, Owned]
-    _appends: Appends
-    _vouching: Vouching
-    _check_room: Callable[[], None]
-
-    def park(self, number: int, row: Held) -> int:
-        """Keep a parked part; return its epoch.
-
-        Raises:
-            StateError: Too much is on the way already, or the local disk is full; nothing was put.
-        """
-        self._check_room()
-        owned = self._owned[number]
-        held = row._replace(epoch=owned.epoch)
-        self._cache.adopt(number, [held])
-        self._appends.append(owned, [message_entry(owned.lineage, held)])
-        return owned.epoch
-
-    def origins(self, number: int, positions: Sequence[int]) -> Mapping[int, int]:
-        """The origins of messages, by position, as far as their rows are in local files.
-
-        Raises:
-            StateError: A local file cannot be read.
-        """
-        return self._cache.origins(number, positions)
-
-    def parked(self, number: int) -> Sequence[Held]:
-        """The parked parts that are kept, in no order, without their values.
-
-        Raises:
-            StateError: A local file cannot be read.
-        """
-        return self._cache.parked(number)
-
-    def unpark(self, number: int, position: int, epoch: int, origin: int) -> None:
-        """Remove a parked part.
-
-        Raises:
-            StateError: A local file cannot be read.
-        """
-        owned, key = self._owned[number], message_key(position, epoch, origin)
-        self._cache.unpark(number, position, epoch, origin)
-        change = change_entry(key, owned.epoch, CANCELLED)
-        self._appends.append(owned, [change])
-        owned.withheld.append([key, change.key])
-        self._vouching.remove_changed(owned)
-
 
 UNACKNOWLEDGED_BYTES_MAX = 32 << 20
 """Bytes on the way to the broker from which on no more are put."""
@@ -91,7 +35,62 @@ NOT_OWNED = -1
 """The number of a partition that is not owned."""
 
 
-class ChangelogStore(Proofs, ParkedEntries):
+class ChangelogWrites:
+    """The durability of a `ChangelogStore`: what the broker has acknowledged."""
+
+    in_place = True
+    """Wherever the local files are: `broken` reports missing ones."""
+
+    def __init__(self, cache: KeptRows, changelog: Changelog, appends: Appends, vouching: Vouching) -> None:
+        self._cache = cache
+        self._changelog = changelog
+        self._appends = appends
+        self._vouching = vouching
+
+    @property
+    def changes(self) -> int:
+        return self._appends.changes
+
+    @property
+    def synced(self) -> int:
+        """The number of changes that are acknowledged, as are all before them."""
+        return self._appends.synced
+
+    @property
+    def broken(self) -> OSError | None:
+        if self._changelog.broken:
+            return OSError(self._changelog.broken)
+        # The changelog has what the local disk has lost: this process cannot continue, and the next one restores it.
+        return OSError(self._cache.loss) if self._cache.loss else self._cache.writes.broken
+
+    def poll(self) -> None:
+        """Handle acknowledgements."""
+        self._changelog.serve()
+
+    def begin_sync(self) -> Job | None:
+        """Begin work that the local files need now and then; nothing waits for it.
+
+        Raises:
+            StateError: The broker does not acknowledge anything.
+        """
+        if self._changelog.waiting:
+            raise StateError(self._changelog.waiting)
+        local = self._cache.writes
+        with suppress(StateError):  # `put` reports it if that lasts
+            if self._vouching.step() or local.changes - local.synced >= CACHE_CHANGES:
+                return local.begin_sync()
+        return None
+
+    def ended_sync(self, job: Job, error: OSError | None) -> None:
+        """Handle the end of a job: the changes are in the local files."""
+        self._cache.writes.ended_sync(job, error)
+
+    def sync(self) -> None:
+        """Wait until everything is acknowledged; see `Appends.sync`."""
+        self._appends.sync()
+
+
+class ChangelogStore(Proofs):
     """A `HeldStore`. Its changes are durable once the broker has acknowledged them. For the main thread.
 
     Args:
@@ -113,6 +112,12 @@ class ChangelogStore(Proofs, ParkedEntries):
         self._owned: dict[int, Owned] = {}
         self._appends = Appends(changelog)
         self._vouching = Vouching(cache, self._owned, self._appends, clock, entries_max)
+        self.writes = ChangelogWrites(cache, changelog, self._appends, self._vouching)
+
+    @property
+    def rows(self) -> ReadRows:
+        """The local rows of owned partitions."""
+        return self._cache.rows
 
     # Ownership
 
@@ -169,7 +174,7 @@ class ChangelogStore(Proofs, ParkedEntries):
     def _move(self, number: int, owned: Owned, moved: Moved) -> None:
         """Give a message that was adopted the position that it was given later."""
         message, position, keys = moved
-        held = self._cache.find(number, message.position)
+        held = self._cache.rows.find(number, message.position)
         is_held = held is not None and (held.epoch, held.origin) == (message.epoch, message.origin)
         is_there = message.position == position
         if held is not None and is_held and not is_there:
@@ -201,28 +206,6 @@ class ChangelogStore(Proofs, ParkedEntries):
         """The number of an owned partition; `NOT_OWNED` of any other."""
         return self._numbers.get(name, NOT_OWNED)
 
-    def state(self, number: int) -> bytes | None:
-        return self._cache.state(number)
-
-    def known(self, number: int) -> BitMap64:
-        return self._cache.known(number)
-
-    def held(self, number: int) -> int:
-        """Number of messages that were put and are not ended."""
-        return self._cache.held(number)
-
-    def hours(self) -> Mapping[int, int]:
-        """Number of messages of owned partitions, by the hour in which they are due."""
-        return self._cache.hours()
-
-    @property
-    def damages(self) -> Sequence[FileDamage]:
-        """Losses of the local disk."""
-        return self._cache.damages
-
-    def disk_bytes(self) -> int:
-        return self._cache.disk_bytes()
-
     # Messages
 
     def put(self, number: int, rows: Iterable[Held]) -> Sequence[int]:
@@ -237,9 +220,20 @@ class ChangelogStore(Proofs, ParkedEntries):
         self._appends.append(owned, entries, lowest=min(positions))
         return positions
 
+    def park(self, number: int, part: Held) -> None:
+        self._check_room()
+        owned = self._owned[number]
+        held = part._replace(epoch=owned.epoch)
+        self._cache.adopt(number, [held])
+        self._appends.append(owned, [message_entry(owned.lineage, held)])
+
     def _check_room(self) -> None:
         if (waiting := self._appends.waiting_bytes) > UNACKNOWLEDGED_BYTES_MAX:
             raise StateError(f"the broker has not acknowledged {waiting} bytes of delayed messages yet")
+
+    def _check_cache(self) -> None:
+        if self._cache.rows.damages:
+            raise StateError(self._cache.loss)
 
     def take_due(self, number: int, until: int, limit: int, nbytes: int, leave: Leave | None = None) -> Sequence[Held]:
         """The next messages below a position, in order; none that is not acknowledged. See `HeldStore`.
@@ -253,22 +247,9 @@ class ChangelogStore(Proofs, ParkedEntries):
         owned.note_taken(held)
         return held
 
-    def next(self, number: int) -> int | None:
-        return self._cache.next(number)
-
     def rewind(self, number: int) -> None:
         self._owned[number].rewind()
         self._cache.rewind(number)
-
-    def find(self, number: int, position: int) -> Held | None:
-        """One message; None if it is gone, or if the partition is not owned."""
-        return None if number == NOT_OWNED else self._cache.find(number, position)
-
-    def listed(self, number: int, first: int, end: int, limit: int, origin: int | None) -> Sequence[ListedRow]:
-        return self._cache.listed(number, first, end, limit, origin)
-
-    def view(self, lowest: Mapping[int, int], end: int) -> View:
-        return self._cache.view(lowest, end)
 
     def cancel(self, number: int, position: int) -> bool:
         """End a message that was not taken; return whether there was one.
@@ -279,7 +260,7 @@ class ChangelogStore(Proofs, ParkedEntries):
         Raises:
             StateError: A local file cannot be read.
         """
-        held, owned = self._cache.find(number, position), self._owned[number]
+        held, owned = self._cache.rows.find(number, position), self._owned[number]
         if held is None or not self._cache.cancel(number, position):
             return False
         owned.cancelled[position] = self._change(owned, held, CANCELLED)
@@ -307,7 +288,7 @@ class ChangelogStore(Proofs, ParkedEntries):
             self._vouching.remove_changed(owned)
 
     def release(self, number: int, position: int, due_ms: int) -> int | None:
-        held, owned = self._cache.find(number, position), self._owned[number]
+        held, owned = self._cache.rows.find(number, position), self._owned[number]
         earlier = self._cache.release(number, position, due_ms)
         if held is not None and earlier is not None and earlier != position:
             owned.moved[earlier] = self._change(owned, held, earlier)
@@ -335,60 +316,5 @@ class ChangelogStore(Proofs, ParkedEntries):
         if owned.is_named or owned.reach is None:  # the last owner's is there, and no void one may follow it
             self._keep(owned)
 
-    def restart(self, number: int, origin: int | None) -> None:
-        """Do nothing: the takeover has left out messages that are read again."""
-
-    def void(self, number: int, first: int, end: int) -> None:
-        """Do nothing: the takeover has left out messages that others void."""
-
-    # Durability
-
-    @property
-    def changes(self) -> int:
-        return self._appends.changes
-
-    @property
-    def synced(self) -> int:
-        """The number of changes that are acknowledged, as are all before them."""
-        return self._appends.synced
-
-    @property
-    def broken(self) -> OSError | None:
-        if self._changelog.broken:
-            return OSError(self._changelog.broken)
-        # The changelog has what the local disk has lost: this process cannot continue, and the next one restores it.
-        return OSError(self._cache.loss) if self._cache.loss else self._cache.broken
-
-    def _check_cache(self) -> None:
-        if self._cache.damages:
-            raise StateError(self._cache.loss)
-
-    def in_place(self) -> bool:
-        """True wherever the local files are: `broken` reports missing ones."""
-        return True
-
-    def poll(self) -> None:
-        """Handle acknowledgements."""
-        self._changelog.serve()
-
-    def begin_sync(self) -> Job | None:
-        """Begin work that the local files need now and then; nothing waits for it.
-
-        Raises:
-            StateError: The broker does not acknowledge anything.
-        """
-        if self._changelog.waiting:
-            raise StateError(self._changelog.waiting)
-        with suppress(StateError):  # `put` reports it if that lasts
-            is_behind = self._cache.changes - self._cache.synced >= CACHE_CHANGES
-            if self._vouching.step() or is_behind:
-                return self._cache.begin_sync()
-        return None
-
-    def ended_sync(self, job: Job, error: OSError | None) -> None:
-        """Handle the end of a job: the changes are in the local files."""
-        self._cache.ended_sync(job, error)
-
-    def sync(self) -> None:
-        """Wait until everything is acknowledged; see `Appends.sync`."""
-        self._appends.sync()
+    def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
+        """Do nothing: the takeover has left out messages that are read again, or that others void."""

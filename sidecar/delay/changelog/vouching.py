@@ -119,11 +119,11 @@ class Vouching:
             if not self._is_due():
                 return False
             taking = self._taking = self._begun()
-        if self._cache.synced < taking.changes:
+        if self._cache.writes.synced < taking.changes:
             return True
         if not taking.is_written and not taking.left:
             self._cache.vouch(taking.point, encoded(taking.spare + _notes(taking.drafts)))
-            taking.changes, taking.is_written = self._cache.changes, True
+            taking.changes, taking.is_written = self._cache.writes.changes, True
             return True
         if taking.is_written:
             self._taking = None

@@ -81,7 +81,7 @@ class Scene:
             self.number,
             [Held(due << SEQUENCE_BITS, i, 0, None, NO_TAGS, None, b"", b"x") for i, due in enumerate(dues)],
         )
-        self.store.sync()
+        self.store.writes.sync()
 
     def subscribe(self, tags: str) -> tuple[bytes, bytes]:
         """Want these tags alone; the entries of `paid` and of another one."""
@@ -93,7 +93,7 @@ class Scene:
         """Put messages with these entries of tags that are due now, and make them durable."""
         rows = [Held(NOW_MS << SEQUENCE_BITS, i, 0, None, each, None, b"", b"x") for i, each in enumerate(tags)]
         self.store.put(self.number, rows)
-        self.store.sync()
+        self.store.writes.sync()
 
     def poll(self, wall_ms: int = NOW_MS) -> list[int]:
         """The due times of what is read."""

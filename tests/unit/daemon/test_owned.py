@@ -61,7 +61,7 @@ def test_what_another_member_read_is_dropped(tmp_path: Path, watermark: int, hel
         store.put(
             number, [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(10)]
         )
-        store.sync()
+        store.writes.sync()
         owned.forget_partitions([QUEUE])
         take(owned, shell, 2, watermark, held_below)
         assert store.held(number) == left
@@ -80,7 +80,7 @@ def test_the_rows_of_a_parked_part_are_read_from_the_store(tmp_path: Path, monke
         number = owned.number(QUEUE)
         record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
         store.park(number, Held(PARKED_FROM, 5, 0, None, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
-        store.sync()
+        store.writes.sync()
         parked = ParkedParts(shell.pipeline, store, owned.numbers, lambda then: None, lambda: 0.0, lambda: 0)
         parked.take_parts(QUEUE, parked.find(QUEUE), 3)
         for each in (4, 3):  # the first is not there
@@ -116,7 +116,7 @@ def test_what_a_store_holds_stays_if_the_full_list_lacks_it(tmp_path: Path, othe
         )
         record = Parked(3, "s0", "s0", "g0", 5, 6, BitMap64([5, 6]), 8, 1, 0)
         store.park(number, Held(PARKED_FROM, 5, 0, None, NO_TAGS, *packed(QUEUE, record, array("q")), b"5 0\n6 0"))
-        store.sync()
+        store.writes.sync()
         owned.forget_partitions([QUEUE])
         shell.pipeline.forget_partitions([QUEUE, QUEUE.store])
         state = PartitionState(20, 20, stores=Stores(1, tuple(Other(2 + each, 15) for each in range(others))))
@@ -151,7 +151,7 @@ def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) 
         store.put(
             number, [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(3)]
         )
-        store.sync()
+        store.writes.sync()
         assert len(store.take_due(number, 1 << 62, 9, 1 << 20)) == 3
         shell.pipeline.forget_partitions([QUEUE.store])
         owned.reload(QUEUE.store)

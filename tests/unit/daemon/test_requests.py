@@ -37,7 +37,7 @@ class Scene:
             Held((DUE_MS + i) << SEQUENCE_BITS, 10 + i, 0, None, NO_TAGS, b"k", b"", b"v") for i in range(2)
         ]
         self.positions = self.store.put(self.number, rows)
-        self.store.sync()
+        self.store.writes.sync()
         self.core.books[TP.store].restore(2)
         self.is_loading = False
         store = cast(HeldStore, self.store)

@@ -122,17 +122,20 @@ def test_a_commit_that_waited_for_the_journal_while_a_partition_was_revoked_is_n
 class Held:
     """A store of delayed messages that learns only in `poll` what is durable, as that of a changelog."""
 
-    changes, synced, damages, broken = 1, 0, (), None
+    changes, synced, damages, broken, in_place = 1, 0, (), None, True
     has_answer = False
+
+    @property
+    def rows(self) -> Held:
+        return self
+
+    writes = rows
 
     def poll(self) -> None:
         self.synced = self.changes if self.has_answer else 0
 
     def begin_sync(self) -> None:
         pass
-
-    def in_place(self) -> bool:
-        return True
 
     def disk_bytes(self) -> int:
         return 0

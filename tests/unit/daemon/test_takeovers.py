@@ -114,7 +114,7 @@ class Scene:
 
     def held(self, tp: TopicPartition = TP) -> int:
         """Number of messages of an owned partition."""
-        return self.store.held(self.store.number(name_of(tp)))
+        return self.store.rows.held(self.store.number(name_of(tp)))
 
     def recover(self, after_s: float) -> None:
         """Take the partition over at the second attempt, when this time has passed."""
@@ -134,7 +134,7 @@ class Scene:
         self.store.keep(number, b"state", 0, 0)
         self.store.committed(number, 0)
         self.changelog.land(100)
-        self.store.poll()
+        self.store.writes.poll()
 
 
 @pytest.fixture
@@ -535,5 +535,5 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
     assert scene.handle() is not None
     scene.store.committed(scene.store.number(name_of(TP)), 0)
     assert takeovers.stale() == {}
-    assert list(scene.store.known(scene.store.number(name_of(TP)))) == []
+    assert list(scene.store.rows.known(scene.store.number(name_of(TP)))) == []
     assert scene.held() == 0

@@ -42,6 +42,7 @@ class Store:
             raise StateError(self.fails)
         self.synced = self.changes
 
+    @property
     def in_place(self) -> bool:
         """Whether its folder is there."""
         return self.is_there

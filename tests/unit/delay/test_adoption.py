@@ -36,7 +36,7 @@ def adopted(store: PartitionStore, name: bytes, *positions: int, first: int = 0)
     """The number of a partition that has durable messages at these positions."""
     number = store.number(name)
     store.adopt(number, placed(*positions, first=first))
-    store.sync()
+    store.writes.sync()
     return number
 
 
@@ -47,7 +47,7 @@ def test_both_stores_adopt_and_drop(store: PartitionStore) -> None:
         number = cache.number(b"a")
         cache.adopt(number, placed(at(1), at(0)))
         cache.learn(number, [5])
-        cache.sync()
+        cache.writes.sync()
         assert [held.position for held in cache.take_due(number, END, 9, 9)] == [at(0), at(1)]
         assert (cache.held(number), list(cache.known(number))) == (2, [5])
         cache.drop(number)
@@ -63,7 +63,7 @@ def test_an_adopted_message_is_as_it_was_given(store: PartitionStore) -> None:
         Held(at(2 * HOUR_MS), 3, 7, 0, NO_TAGS, b"key", b"headers", b""),
     ]
     store.adopt(number, given)
-    store.sync()
+    store.writes.sync()
     for _ in range(3):
         assert store.take_due(number, END, 9, 1 << 30) == sorted(given)
         store = reopened(store)
@@ -76,7 +76,7 @@ def test_origins_are_learned_apart(store: PartitionStore) -> None:
     store.floor(number, 3)
     store.keep(number, b"", 0, 0)
     store.learn(number, [2, 3, 1 << 40])
-    store.sync()
+    store.writes.sync()
     for _ in range(3):
         assert list(store.known(number)) == [3, 1 << 40]
         store = reopened(store)
@@ -86,11 +86,11 @@ def test_messages_below_the_watermark_are_not_adopted(store: PartitionStore) -> 
     """They are ended; a call with nothing else changes nothing."""
     number = store.number(b"a")
     store.keep(number, b"", at(5), 0)
-    changes = store.changes
+    changes = store.writes.changes
     store.adopt(number, placed(at(4), -1))
-    assert store.changes == changes
+    assert store.writes.changes == changes
     store.adopt(number, placed(at(4), at(5)))
-    store.sync()
+    store.writes.sync()
     assert store.held(number) == 1
     assert origins(store, number) == [1]
 
@@ -100,12 +100,12 @@ def test_adopted_messages_come_in_their_order(store: PartitionStore) -> None:
     number = adopted(store, b"a", at(0), at(9), at(2 * HOUR_MS), at(2 * HOUR_MS + 9))
     assert origins(store, number, limit=1) == [0]
     store.adopt(number, placed(at(5), at(12), first=4))
-    store.sync()
+    store.writes.sync()
     assert origins(store, number, at(2 * HOUR_MS, 1)) == [4, 1, 5, 2]
     other = adopted(store, b"b", at(2 * HOUR_MS))
     assert store.next(other) == at(2 * HOUR_MS)
     store.adopt(other, placed(at(3), at(HOUR_MS), first=1))
-    store.sync()
+    store.writes.sync()
     assert origins(store, other) == [1, 2, 0]
 
 
@@ -114,7 +114,7 @@ def test_what_is_adopted_below_the_cursor_comes_after_a_rewind(store: PartitionS
     number = adopted(store, b"a", at(5), at(2 * HOUR_MS))
     origins(store, number)
     store.adopt(number, placed(at(HOUR_MS), at(3), at(1), first=2))
-    store.sync()
+    store.writes.sync()
     assert (origins(store, number), store.held(number)) == ([], 5)
     store.keep(number, b"", at(2), 0)
     assert store.held(number) == 4
@@ -128,7 +128,7 @@ def test_partitions_have_messages_at_one_position(store: PartitionStore) -> None
     assert [held and held.origin for held in (store.find(a, at(1)), store.find(b, at(1)))] == [1, 11]
     assert store.cancel(b, at(0))
     assert store.cancel(a, at(1))
-    store.sync()
+    store.writes.sync()
     for _ in range(3):
         assert (store.held(a), store.held(b)) == (1, 1)
         assert (origins(store, a), origins(store, b)) == ([0], [11])
@@ -144,7 +144,7 @@ def test_no_message_is_put_at_a_position_that_was_adopted(store: PartitionStore,
         new = store.put(number, rows(*[0] * 5))
         assert not {*new} & {*positions}
         positions += new
-        store.sync()
+        store.writes.sync()
         store = reopened(store)
 
 
@@ -160,7 +160,7 @@ def test_a_partition_that_was_dropped_has_nothing(store: PartitionStore) -> None
     store.learn(a, [0])
     store.keep(a, b"state", at(0), 0)
     store.drop(a)
-    store.sync()
+    store.writes.sync()
     for _ in range(3):
         assert dict(store.names()) == {b"b": b}
         assert store.find(a, at(0)) is None
@@ -220,7 +220,7 @@ def test_what_another_owner_has_read_is_void(store: PartitionStore) -> None:
     """Messages from the first of these origins, and below the last, end once; the others stay."""
     number = store.number(b"a")
     positions = store.put(number, rows(5, HOUR_MS, 3, 2 * HOUR_MS, 4))
-    store.sync()
+    store.writes.sync()
     store.cancel(number, positions[2])
     for _ in range(2):
         store.void(number, 1, 4)

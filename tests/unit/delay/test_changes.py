@@ -32,7 +32,7 @@ def put(store: PartitionStore, *after_ms: int, name: bytes = b"a") -> list[int]:
             for i, each in enumerate(after_ms)
         ],
     )
-    store.sync()
+    store.writes.sync()
     return positions
 
 
@@ -43,7 +43,7 @@ def test_a_message_that_is_brought_forward_is_the_same_at_its_new_time(store: Pa
     moved = store.release(0, second, START_MS + 5)
     assert moved is not None
     assert moved >> SEQUENCE_BITS == START_MS + 5
-    store.sync()
+    store.writes.sync()
     for _ in range(3):
         assert (store.held(0), [each.position for each in store.listed(0)]) == (2, [moved, first])
         taken = store.take_due(0, END, 9, 1 << 20)
@@ -78,9 +78,9 @@ def test_a_message_without_timestamp_key_and_value_is_brought_forward_as_it_is(s
     (position,) = store.put(
         store.number(b"a"), [Held((START_MS + DAY_MS) << SEQUENCE_BITS, 1, 0, None, NO_TAGS, None, b"", None)]
     )
-    store.sync()
+    store.writes.sync()
     assert store.release(0, position, START_MS) is not None
-    store.sync()
+    store.writes.sync()
     (held,) = store.take_due(0, END, 9, 9)
     assert (held.timestamp_ms, held.key, held.headers, held.value) == (None, None, b"", None)
 

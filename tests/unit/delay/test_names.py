@@ -58,7 +58,7 @@ def test_messages_with_a_name_and_lower_origins_are_ended(store: PartitionStore,
     assert cancelled(store, number, {b"x": 4, b"y": 4}) == [1, 3]
     assert cancelled(store, number, {b"x": 4, b"y": 4}) == []
     assert (store.held(number), store.held(other)) == (3, 6)
-    taken = store.take_due(number, ALL, 9, 1 << 20) or (store.sync(), store.take_due(number, ALL, 9, 1 << 20))[1]
+    taken = store.take_due(number, ALL, 9, 1 << 20) or (store.writes.sync(), store.take_due(number, ALL, 9, 1 << 20))[1]
     assert [held.origin for held in taken] == [2, 4, 5]
 
 
@@ -66,7 +66,7 @@ def test_what_was_taken_or_lies_below_is_not_ended(store: PartitionStore) -> Non
     """Below the cursor, or below the position from which on the caller allows it."""
     number = store.number(b"p")
     positions = store.put(number, [row(origin, b"x", origin) for origin in range(4)])
-    store.sync()
+    store.writes.sync()
     assert len(store.take_due(number, positions[1], 1, 1 << 20)) == 1
     assert cancelled(store, number, {b"x": ALL}, positions[2]) == [2, 3]
     assert cancelled(store, number, {b"x": ALL}) == [1]
@@ -98,7 +98,7 @@ def test_a_later_process_finds_names_and_what_was_ended(tmp_path: Path, store: P
     store = PartitionStore(tmp_path / "store")
     store.put(number, [row(3, b"x"), row(4, b"y")])
     assert cancelled(store, number, {b"x": 2}) == [0, 1]
-    store.sync()
+    store.writes.sync()
     again = reopened(store)
     assert again.held(number) == 3
     assert cancelled(again, number, {b"x": ALL}) == [2, 3]
@@ -135,7 +135,7 @@ def test_nothing_is_left_of_a_name_whose_message_has_ended(store: PartitionStore
     """Whatever ended it."""
     number = store.number(b"p")
     (position,) = store.put(number, [row(0, b"x")])
-    store.sync()
+    store.writes.sync()
     if end == "kept":
         store.take_due(number, ALL, 9, 1 << 20, lambda _: True)
     if end.startswith("kept"):
@@ -153,7 +153,7 @@ def test_a_search_ends_with_its_messages(store: PartitionStore) -> None:
     """What has ended meanwhile is not found."""
     number = store.number(b"p")
     positions = store.put(number, [row(origin, b"x") for origin in range(2 * FOUND_AT_ONCE)])
-    store.sync()
+    store.writes.sync()
     search = store.cancel_named(number, 0, {b"x": ALL})
     while not (ended := next(search)):
         pass

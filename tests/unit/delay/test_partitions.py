@@ -35,7 +35,7 @@ def synced(store: PartitionStore, name: bytes, *dues: int, first: int = 0) -> tu
     """The number of a partition, and the positions of durable messages that it got."""
     number = store.number(name)
     positions = store.put(number, rows(*dues, first=first))
-    store.sync()
+    store.writes.sync()
     return number, positions
 
 
@@ -45,7 +45,7 @@ def synced(store: PartitionStore, name: bytes, *dues: int, first: int = 0) -> tu
 def test_a_partition_keeps_its_number_and_the_store_its_id(store: PartitionStore) -> None:
     """In each process, and after more partitions; another folder has another id."""
     assert [store.number(b"a"), store.number(b"b"), store.number(b"a")] == [0, 1, 0]
-    store.sync()
+    store.writes.sync()
     other = reopened(store)
     assert [other.number(b"c"), other.number(b"b")] == [2, 1]
     assert other.id == store.id < 1 << 48
@@ -89,7 +89,7 @@ def test_a_message_may_be_left_unread(store: PartitionStore) -> None:
         number,
         [Held(START_MS << SEQUENCE_BITS, at, 7, 1, (TAGS, other)[at % 2], b"k", b"h", bytes(99)) for at in range(6)],
     )
-    store.sync()
+    store.writes.sync()
     taken = store.take_due(number, END, 9, 1 << 20, TAGS.__eq__)
     assert [(each.position, each.epoch, each.origin) for each in taken] == [
         (p, 7, at) for at, p in enumerate(positions)
@@ -112,7 +112,7 @@ def test_next_is_the_position_of_what_is_to_come(store: PartitionStore) -> None:
         store.cancel(number, position)
     store.rewind(number)
     assert store.next(number) == first
-    store.sync()
+    store.writes.sync()
     origins(store, number)
     assert store.next(number) is None
 
@@ -123,7 +123,7 @@ def test_a_message_comes_back_as_it_was_put(store: PartitionStore) -> None:
     (position,) = store.put(
         number, [Held(START_MS << SEQUENCE_BITS, 7, 5, START_MS - 1, TAGS, b"key", b"headers", None)]
     )
-    store.sync()
+    store.writes.sync()
     for _ in range(2):
         store = reopened(store)
         (held,) = store.take_due(number, END, 9, 9)
@@ -134,16 +134,16 @@ def test_nothing_is_taken_that_is_not_durable(store: PartitionStore) -> None:
     """Nor what is behind it, of any partition, until the job has ended."""
     a, b = store.number(b"a"), store.number(b"b")
     store.put(a, rows(5, 1))
-    store.sync()
+    store.writes.sync()
     (low,) = store.put(b, rows(3))
     assert store.unsynced == low
     assert origins(store, a) == [1]
-    job = store.begin_sync()
+    job = store.writes.begin_sync()
     assert job is not None
     job.run()
     assert store.unsynced == low
     assert not origins(store, a)
-    store.ended_sync(job, None)
+    store.writes.ended_sync(job, None)
     assert store.unsynced is None
     assert (origins(store, a), origins(store, b)) == ([0], [0])
 
@@ -152,7 +152,7 @@ def test_bytes_and_number_are_bounded(store: PartitionStore) -> None:
     """One message comes however large it is, and none twice because of a bound."""
     number = store.number(b"a")
     store.put(number, rows(*range(10), value=bytes(100)))
-    store.sync()
+    store.writes.sync()
     sizes = [len(store.take_due(number, END, 4, nbytes)) for nbytes in (250, 1, 10_000, 300)]
     assert sizes == [2, 1, 4, 3]
     assert not origins(store, number)
@@ -164,7 +164,7 @@ def test_a_position_is_above_all_that_was_taken_or_seen(store: PartitionStore) -
     (taken,) = [message.position for message in store.take_due(number, END, 9, 9)]
     assert store.put(number, rows(0))[0] > taken
     store.keep(number, b"", 0, taken + (5 << SEQUENCE_BITS))
-    store.sync()
+    store.writes.sync()
     for _ in range(2):
         store = reopened(store)
         assert store.put(number, rows(0))[0] > taken + (5 << SEQUENCE_BITS)
@@ -178,7 +178,7 @@ def test_an_ownership_that_begins_anew_takes_what_is_not_ended(store: PartitionS
     store.cancel(number, positions[3])
     store.put(number, rows(50, first=5))
     store.rewind(number)
-    store.sync()
+    store.writes.sync()
     assert origins(store, number) == [1, 2, 5, 4]
     assert store.held(number) == 4
 
@@ -208,7 +208,7 @@ def test_what_is_below_the_watermark_is_ended(store: PartitionStore) -> None:
     for _ in range(2):
         assert (store.held(number), store.state(number)) == (8, b"one")
         assert [store.find(number, position) is None for position in positions[:6]] == [True] * 4 + [False] * 2
-        store.sync()
+        store.writes.sync()
         store = reopened(store)
     assert origins(store, number) == [*range(4, 12)]
 
@@ -230,7 +230,7 @@ def test_a_lower_watermark_changes_nothing(store: PartitionStore) -> None:
     origins(store, number)
     store.keep(number, b"", positions[1], 0)
     store.keep(number, b"", positions[0], 0)
-    store.sync()
+    store.writes.sync()
     store = reopened(store)
     assert origins(store, number) == [1]
 
@@ -246,7 +246,7 @@ def test_known_has_what_was_put_above_the_floor(store: PartitionStore) -> None:
     store.floor(number, 0)
     store.keep(number, b"", 0, 0)
     store.put(number, rows(6, first=1))
-    store.sync()
+    store.writes.sync()
     for _ in range(2):
         assert list(store.known(number)) == [1, 2, 3]
         store = reopened(store)
@@ -266,7 +266,7 @@ def test_a_cancelled_message_never_comes(store: PartitionStore) -> None:
     origins(store, number, limit=1)
     assert [store.cancel(*of) for of in ((number, first), (other, second), (number, second + 1))] == [False] * 3
     assert [store.cancel(number, position) for position in (second, second, third)] == [True, False, True]
-    store.sync()
+    store.writes.sync()
     for _ in range(2):
         store = reopened(store)
         assert store.held(number) == 1
@@ -280,18 +280,18 @@ def test_changes_are_durable_when_their_job_has_ended(store: PartitionStore) -> 
     """Those before its begin, and not those that came while it ran."""
     number = store.number(b"a")
     store.put(number, rows(0))
-    before = store.changes
-    job = store.begin_sync()
+    before = store.writes.changes
+    job = store.writes.begin_sync()
     assert job is not None
     store.put(number, rows(1))
-    assert store.begin_sync() is None
+    assert store.writes.begin_sync() is None
     job.run()
-    assert store.synced == 0
-    store.ended_sync(job, None)
-    assert store.synced == before == store.changes - 1
+    assert store.writes.synced == 0
+    store.writes.ended_sync(job, None)
+    assert store.writes.synced == before == store.writes.changes - 1
     round_of(store)
-    assert store.synced == store.changes
-    assert store.begin_sync() is None
+    assert store.writes.synced == store.writes.changes
+    assert store.writes.begin_sync() is None
 
 
 def test_what_was_not_synced_may_be_lost_as_a_whole(store: PartitionStore) -> None:
@@ -313,7 +313,7 @@ def test_many_writes_are_counted_once(store: PartitionStore) -> None:
         (position,) = store.put(number, rows(origin * 60_000, first=origin))
         if origin % 3 == 0:
             store.cancel(number, position)
-    store.sync()
+    store.writes.sync()
     assert len([*store._database.under(Kind.COUNT)]) <= COUNTS_MAX + 1
     before = store.hours(), store.disk_bytes(), list(store.known(number))
     store = reopened(store)
@@ -331,7 +331,7 @@ def test_bytes_of_what_waits_are_counted(store: PartitionStore) -> None:
     store.keep(number, b"", positions[1], 0)
     store.cancel(number, positions[2])
     assert store.disk_bytes() == one
-    store.sync()
+    store.writes.sync()
     assert reopened(store).disk_bytes() == one
 
 
@@ -342,7 +342,7 @@ def test_a_full_disk_refuses_a_change_as_a_whole(store: PartitionStore) -> None:
     """Nothing is held or ended, and all goes on when there is room again."""
     number, positions = synced(store, b"a", 0, HOUR_MS)
     assert origins(store, number, limit=1) == [0]
-    before = store.changes, store.hours(), store.state(number), list(store.known(number)), store.disk_bytes()
+    before = store.writes.changes, store.hours(), store.state(number), list(store.known(number)), store.disk_bytes()
     with failing(store, "write"):
         for change in (
             lambda: store.put(number, rows(2, first=2)),
@@ -354,10 +354,16 @@ def test_a_full_disk_refuses_a_change_as_a_whole(store: PartitionStore) -> None:
             with pytest.raises(StateError, match="No space left on device") as caught:
                 change()
             assert "free space" in caught.value.hint
-    assert before == (store.changes, store.hours(), store.state(number), [*store.known(number)], store.disk_bytes())
+    assert before == (
+        store.writes.changes,
+        store.hours(),
+        store.state(number),
+        [*store.known(number)],
+        store.disk_bytes(),
+    )
     store.keep(number, b"state", positions[0] + 1, 0)
     store.put(number, rows(2, first=2))
-    store.sync()
+    store.writes.sync()
     assert origins(store, number) == [2, 1]
     assert origins(reopened(store), number) == [2, 1]
 
@@ -367,14 +373,14 @@ def test_a_log_that_could_not_be_made_durable_is_not_trusted_again(store: Partit
     number = store.number(b"a")
     store.put(number, rows(0))
     with failing(store, "flush_wal", error=BROKEN):
-        job = store.begin_sync()
+        job = store.writes.begin_sync()
         assert job is not None
         with pytest.raises(OSError, match="Input/output error") as caught:
             job.run()
-    store.ended_sync(job, caught.value)
-    assert store.synced == 0
+    store.writes.ended_sync(job, caught.value)
+    assert store.writes.synced == 0
     folder = killed(store)
-    for call in store.begin_sync, store.sync, lambda: store.put(number, rows(1)), store.close:
+    for call in store.writes.begin_sync, store.writes.sync, lambda: store.put(number, rows(1)), store.close:
         with pytest.raises(StateError, match="Input/output error"):
             call()
     assert origins(PartitionStore(folder), number) == [0]
@@ -384,16 +390,16 @@ def test_a_disk_that_was_full_for_a_while_costs_nothing(store: PartitionStore) -
     """What could not be made durable is, once there is room; until then each attempt fails."""
     number = store.number(b"a")
     store.put(number, rows(0))
-    job = store.begin_sync()
+    job = store.writes.begin_sync()
     assert job is not None
-    store.ended_sync(job, OSError(errno.ENOSPC, "full"))
+    store.writes.ended_sync(job, OSError(errno.ENOSPC, "full"))
     with failing(store, "put"):
-        for call in store.begin_sync, store.sync:
+        for call in store.writes.begin_sync, store.writes.sync:
             with pytest.raises(StateError, match="No space left on device"):
                 call()
-    assert store.broken is None
+    assert store.writes.broken is None
     round_of(store)
-    assert store.synced == store.changes
+    assert store.writes.synced == store.writes.changes
     assert origins(store, number) == [0]
 
 
@@ -482,14 +488,14 @@ def test_a_folder_that_is_gone_is_not_made_again_after_a_refused_write(store: Pa
 def test_a_job_that_comes_late_does_not_count(store: PartitionStore) -> None:
     """A sync took its place."""
     number = store.number(b"a")
-    job = store.begin_sync()
+    job = store.writes.begin_sync()
     assert job is not None
     store.put(number, rows(0))
-    store.sync()
+    store.writes.sync()
     store.put(number, rows(1, first=1))
     job.run()
-    store.ended_sync(job, None)
-    assert store.synced == store.changes - 1
+    store.writes.ended_sync(job, None)
+    assert store.writes.synced == store.writes.changes - 1
 
 
 def test_damage_that_is_found_in_writing_ends_all_writes(store: PartitionStore) -> None:
@@ -500,7 +506,7 @@ def test_damage_that_is_found_in_writing_ends_all_writes(store: PartitionStore) 
         pytest.raises(StateError, match="is damaged: start again"),
     ):
         store.put(number, rows(1))
-    assert "is damaged: start again, and what can be read is kept" in str(store.broken)
+    assert "is damaged: start again, and what can be read is kept" in str(store.writes.broken)
     with pytest.raises(StateError, match="is damaged"):
         store.put(number, rows(1))
     folder = killed(store)
@@ -513,9 +519,9 @@ def test_damage_that_is_found_in_writing_ends_all_writes(store: PartitionStore) 
 
 def test_a_folder_that_was_moved_is_noticed(store: PartitionStore) -> None:
     """What is written there now is not found by the next process."""
-    assert store.in_place()
+    assert store.writes.in_place
     (store._folder.path / "rows").rename(store._folder.path / "away")
-    assert not store.in_place()
+    assert not store.writes.in_place
 
 
 def test_no_other_user_can_read_what_is_held(store: PartitionStore) -> None:

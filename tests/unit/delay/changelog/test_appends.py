@@ -29,7 +29,7 @@ class Waiting:
     def refuse(self) -> None:
         """A later owner has claimed the partition."""
         self.scene.changelog.refuse()
-        self.scene.store.poll()
+        self.scene.store.writes.poll()
 
     def leave(self) -> None:
         """The partition moves to another owner."""

@@ -37,9 +37,9 @@ def put(cache: LocalCache, number: int, *origins: int) -> None:
 def vouch(cache: LocalCache, table: bytes) -> None:
     """Vouch durably for the present state."""
     point = cache.point()
-    cache.sync()
+    cache.writes.sync()
     cache.vouch(point, table)
-    cache.sync()
+    cache.writes.sync()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_came_later_is_not_found(tmp_path: Path, number: int) -> None:
         cache.retain([number])
         put(cache, number, 200)
         cache.keep(number, b"later", DUE_MS + 1 << SEQUENCE_BITS, 0)
-        cache.sync()
+        cache.writes.sync()
     with closing(LocalCache(tmp_path / "c")) as cache:
         assert (cache.held(number), cache.state(number), 200 in cache.known(number)) == (101, None, False)
 
@@ -155,7 +155,7 @@ def test_a_log_that_lost_its_end_has_what_was_vouched_for_before(tmp_path: Path)
     put(cache, number, 1)
     vouch(cache, b"first")
     put(cache, number, 2)
-    cache.sync()
+    cache.writes.sync()
     folder = tmp_path / "copy"
     vouch(cache, b"second")
     shutil.copytree(tmp_path / "c", folder)

@@ -51,7 +51,7 @@ def store(log: ModelLog, cache: LocalCache) -> ChangelogStore:
         number,
         [Held(DUE_MS << SEQUENCE_BITS, origin, 0, 0, NO_TAGS, None, b"", b"%d" % origin) for origin in range(100)],
     )
-    store.sync()
+    store.writes.sync()
     flushed(cache)
     return store
 
@@ -66,17 +66,17 @@ def test_what_a_damaged_file_has_lost_is_not_passed_over(
         store.take_due(number, POSITION_MAX, 1_000, 1 << 20)
     with pytest.raises(StateError, match="is restored at the next start"):
         store.keep(number, b"", DUE_MS + 1 << SEQUENCE_BITS, 0)
-    store.sync()
+    store.writes.sync()
     assert log.records == records
-    assert "is restored at the next start" in str(store.broken)
+    assert "is restored at the next start" in str(store.writes.broken)
 
 
 def test_files_that_were_removed_are_no_reason_to_wait(store: ChangelogStore, tmp_path: Path) -> None:
     """The daemon stops instead, and restores them."""
-    assert store.broken is None
+    assert store.writes.broken is None
     (tmp_path / "cache" / "rows").rename(tmp_path / "away")
-    assert store.in_place()
-    assert "was moved or removed" in str(store.broken)
+    assert store.writes.in_place
+    assert "was moved or removed" in str(store.writes.broken)
 
 
 @pytest.mark.parametrize(("epoch", "is_lost"), [(1, True), (0, False)])

@@ -53,7 +53,7 @@ class Scene:
     def land(self) -> None:
         """All ends come."""
         self.changelog.land(1 << 30)
-        self.store.poll()
+        self.store.writes.poll()
 
     def held(self) -> list[int]:
         """The origins in the table."""
@@ -67,15 +67,15 @@ def test_what_is_refused_is_not_durable() -> None:
     old.name()
     old.put(3)
     Scene(old.table)
-    before = old.store.synced
+    before = old.store.writes.synced
     old.land()
     assert list(old.store.lost()) == [TP]
-    assert old.store.synced == before < old.store.changes
+    assert old.store.writes.synced == before < old.store.writes.changes
     with pytest.raises(StateError, match="another process has claimed"):
-        old.store.sync()
+        old.store.writes.sync()
     old.store.leave(old.number)
     assert not old.store.lost()
-    assert old.store.synced == old.store.changes
+    assert old.store.writes.synced == old.store.writes.changes
     assert old.held() == []
 
 
@@ -90,7 +90,7 @@ def test_an_end_that_comes_after_the_partition_was_left_is_ignored() -> None:
         old.store.leave(old.number)
         old.land()
         assert not old.store.lost()
-        assert old.store.synced == old.store.changes
+        assert old.store.writes.synced == old.store.writes.changes
 
 
 def test_all_that_was_put_is_known_to_the_next_owner() -> None:

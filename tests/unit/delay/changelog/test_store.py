@@ -81,7 +81,7 @@ def test_the_next_owner_knows_the_origins() -> None:
     first.put(10, 20, first=4)
     first.land()
     second = Scene(first.log)
-    assert list(second.store.known(second.own(first.epoch))) == [4, 5]
+    assert list(second.store.rows.known(second.own(first.epoch))) == [4, 5]
 
 
 def test_the_next_owner_has_the_state() -> None:
@@ -92,7 +92,7 @@ def test_the_next_owner_has_the_state() -> None:
     first.land()
     second = Scene(first.log)
     number = second.own(first.epoch)
-    assert (second.store.state(number), second.store.held(number)) == (b"state", 1)
+    assert (second.store.rows.state(number), second.store.rows.held(number)) == (b"state", 1)
 
 
 def test_what_is_taken_comes_again_after_a_rewind(scene: Scene) -> None:
@@ -109,7 +109,7 @@ def test_unacknowledged_bytes_stop_puts(scene: Scene) -> None:
     scene.put(10, value=bytes(UNACKNOWLEDGED_BYTES_MAX))
     with pytest.raises(StateError, match="has not acknowledged"):
         scene.put(20, first=1)
-    assert scene.store.held(scene.number) == 1
+    assert scene.store.rows.held(scene.number) == 1
 
 
 def test_acknowledged_bytes_let_puts_go_on(scene: Scene) -> None:
@@ -117,7 +117,7 @@ def test_acknowledged_bytes_let_puts_go_on(scene: Scene) -> None:
     scene.put(10, value=bytes(UNACKNOWLEDGED_BYTES_MAX))
     scene.land()
     scene.put(20, first=1)
-    assert scene.store.held(scene.number) == 2
+    assert scene.store.rows.held(scene.number) == 2
 
 
 # Ends
@@ -196,7 +196,7 @@ def test_what_other_owners_left_is_removed_once_the_first_commit_is_proved() -> 
     second.committed(number, 0)
     changelog.land(100)
     assert first.removed == []
-    second.poll()
+    second.writes.poll()
     changelog.land(100)
     assert first.removed == [0]
 
@@ -268,10 +268,11 @@ def test_nothing_is_removed_before_the_epoch_is_proved(is_committed: bool) -> No
     second = Scene(first.log, first.epoch)
     if is_committed:
         second.store.committed(second.number, 0)
-    second.store.unpark(second.number, position, first.epoch, 3)
+    assert second.store.cancel(second.number, position)
+    second.store.forget_cancelled(second.number, position)
     second.changelog.land(1 << 30)
     assert first.removed == []
-    second.store.poll()
+    second.store.writes.poll()
     second.land()
     assert first.removed == ([3] if is_committed else [])
 
@@ -295,7 +296,7 @@ def test_a_partition_that_left_has_no_number(scene: Scene) -> None:
     """Other owners have its messages."""
     scene.put(10)
     scene.store.leave(scene.number)
-    assert (scene.store.number(NAME), scene.store.held(scene.number)) == (NOT_OWNED, 0)
+    assert (scene.store.number(NAME), scene.store.rows.held(scene.number)) == (NOT_OWNED, 0)
 
 
 def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
@@ -305,7 +306,7 @@ def test_nothing_is_found_of_a_partition_that_left(scene: Scene) -> None:
     scene.store.own(b"orders 4", other, TP, LINEAGE, taken_over)
     (position,) = scene.store.put(other, [Held(10 << SEQUENCE_BITS, 0, 0, None, NO_TAGS, None, b"", b"")])
     scene.store.leave(scene.number)
-    assert scene.store.find(scene.store.number(NAME), position) is None
+    assert scene.store.rows.find(scene.store.number(NAME), position) is None
 
 
 def test_a_late_commit_of_a_partition_that_left_removes_nothing(scene: Scene) -> None:
@@ -324,7 +325,7 @@ def test_a_late_acknowledgement_of_a_partition_that_left_is_counted(scene: Scene
     scene.put(10)
     scene.store.leave(scene.number)
     scene.land()
-    assert scene.store.synced == scene.store.changes
+    assert scene.store.writes.synced == scene.store.writes.changes
 
 
 def test_a_partition_that_comes_back_is_another_one(scene: Scene) -> None:
@@ -340,16 +341,16 @@ def test_a_partition_that_comes_back_is_another_one(scene: Scene) -> None:
 def test_changes_are_synced_when_they_are_acknowledged(scene: Scene) -> None:
     """The commit waits for them."""
     scene.put(10)
-    assert scene.store.synced < scene.store.changes
+    assert scene.store.writes.synced < scene.store.writes.changes
     scene.land()
-    assert scene.store.synced == scene.store.changes
+    assert scene.store.writes.synced == scene.store.writes.changes
 
 
 def test_sync_waits_for_the_broker(scene: Scene) -> None:
     """A revocation needs it."""
     scene.put(10)
-    scene.store.sync()
-    assert scene.store.synced == scene.store.changes
+    scene.store.writes.sync()
+    assert scene.store.writes.synced == scene.store.writes.changes
 
 
 def test_sync_ends_when_the_broker_does_not_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,13 +359,13 @@ def test_sync_ends_when_the_broker_does_not_answer(scene: Scene, monkeypatch: py
     monkeypatch.setattr(scene.changelog, "land", lambda _: None)
     scene.put(10)
     with pytest.raises(StateError, match="has not acknowledged"):
-        scene.store.sync()
+        scene.store.writes.sync()
 
 
 def test_a_broken_changelog_breaks_the_store(scene: Scene) -> None:
     """With the reason, which has the cure."""
     scene.changelog.broken = "the topic was deleted"
-    assert str(scene.store.broken) == "the topic was deleted"
+    assert str(scene.store.writes.broken) == "the topic was deleted"
 
 
 def test_sync_does_not_wait_for_a_broken_changelog(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,14 +374,14 @@ def test_sync_does_not_wait_for_a_broken_changelog(scene: Scene, monkeypatch: py
     scene.put(10)
     scene.changelog.broken = "the topic was deleted"
     with pytest.raises(StateError, match="was deleted"):
-        scene.store.sync()
+        scene.store.writes.sync()
 
 
 def test_a_broker_that_does_not_acknowledge_is_told(scene: Scene) -> None:
     """Commits that wait for it are given up, and the problem has the reason."""
     scene.changelog.waiting = "too few replicas"
     with pytest.raises(StateError, match="too few replicas"):
-        scene.store.begin_sync()
+        scene.store.writes.begin_sync()
 
 
 def test_nothing_waits_for_the_local_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +389,7 @@ def test_nothing_waits_for_the_local_disk(scene: Scene, monkeypatch: pytest.Monk
     monkeypatch.setattr(store_module, "CACHE_CHANGES", 0)
     scene.put(10)
     scene.cache.refuses = True
-    assert scene.store.begin_sync() is None
+    assert scene.store.writes.begin_sync() is None
 
 
 # Positions that two owners gave

@@ -68,7 +68,7 @@ def test_what_was_put_since_the_note_and_not_acknowledged_is_gone(scene: Scene) 
     scene.put(20, first=1)
     scene.sync()
     after = scene.restarted()
-    assert (origins(after), list(after.store.known(after.number))) == ([0], [0])
+    assert (origins(after), list(after.store.rows.known(after.number))) == ([0], [0])
 
 
 def test_what_was_on_the_way_at_the_note_is_in_the_files(scene: Scene) -> None:
@@ -159,7 +159,7 @@ def test_files_that_nobody_needs_are_removed(scene: Scene) -> None:
     store = ChangelogStore(cache, scene.changelog, lambda: scene.now_s)
     before = sum(map(cache.held, cache.numbers()))
     scene.now_s += SPARE_S
-    store.begin_sync()
+    store.writes.begin_sync()
     assert (before, sum(map(cache.held, cache.numbers())), store.begin_partition(NAME)[1]) == (1, 0, None)
 
 
@@ -254,10 +254,11 @@ def test_an_older_copy_does_not_bring_a_cancelled_message_back(scene: Scene) -> 
 
 def unparked(scene: Scene) -> None:
     """A parked part is removed, after a note has it."""
-    epoch = scene.store.park(scene.number, Held(PARKED_FROM, 4, 0, None, NO_TAGS, None, b"", b"part"))
+    scene.store.park(scene.number, Held(PARKED_FROM, 4, 0, None, NO_TAGS, None, b"", b"part"))
     scene.land()
     scene.note()
-    scene.store.unpark(scene.number, PARKED_FROM, epoch, 4)
+    assert scene.store.cancel(scene.number, PARKED_FROM)
+    scene.store.forget_cancelled(scene.number, PARKED_FROM)
     scene.land()
 
 
@@ -274,7 +275,7 @@ def test_an_older_note_does_not_bring_a_parked_part_back(scene: Scene) -> None:
     unparked(scene)
     after = scene.restarted()
     assert after.taken_over.note is not None
-    assert not after.store.parked(after.number)
+    assert not after.store.rows.parked(after.number)
 
 
 def test_records_that_are_too_many_for_a_note_are_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +329,7 @@ def lose(scene: Scene) -> None:
     """A later owner claims the partition, and the broker refuses the bookmark; then the partition leaves."""
     Scene(scene.log, scene.epoch)
     scene.changelog.refuse()
-    scene.store.poll()
+    scene.store.writes.poll()
     leave(scene)
 
 
@@ -364,10 +365,10 @@ def test_nothing_is_written_while_nothing_comes(scene: Scene) -> None:
     scene.put(10)
     scene.land()
     scene.note()
-    before = scene.cache.changes
+    before = scene.cache.writes.changes
     for _ in range(3):
         scene.note()
-    assert scene.cache.changes == before
+    assert scene.cache.writes.changes == before
 
 
 def test_a_note_comes_before_its_time_where_much_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def held(folder: Path, *dues: int) -> PartitionStore:
     """A store whose first partition has these messages, in the log alone."""
     store = PartitionStore(folder)
     store.put(store.number(b"g\0t\0\x000"), rows(*dues))
-    store.sync()
+    store.writes.sync()
     return store
 
 
