@@ -37,7 +37,6 @@ from sidecar.delay.rows import (
 )  # fmt: skip
 from sidecar.errors import StateError
 
-PARTITIONS_MAX = 1 << 16
 VERSION = 1
 _TAGS = np.dtype([("mask", "<u8"), ("rules", "<u4")])
 assert _TAGS.itemsize == ENTRY_BYTES
@@ -121,7 +120,7 @@ class HeldView:
 
 
 def _place(pair: Pair) -> bytes:
-    return pair[0][3:11] + pair[0][1:3]
+    return pair[0][5:13] + pair[0][1:5]
 
 
 class HeldRows:

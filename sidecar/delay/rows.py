@@ -53,11 +53,11 @@ class Kind(bytes, Enum):
     """Written to find out whether there is room again."""
 
 
-_PREFIX = struct.Struct(">cH")
-KEY = struct.Struct(">cHQQ")
+_PREFIX = struct.Struct(">cI")
+KEY = struct.Struct(">cIQQ")
 """A row's key: kind, partition, position, epoch."""
-_NAME_KEY = struct.Struct(">cHIQQ")
-COUNT_KEY = struct.Struct(">cHQ")
+_NAME_KEY = struct.Struct(">cIIQQ")
+COUNT_KEY = struct.Struct(">cIQ")
 HEAD = struct.Struct(f"<QQ{ENTRY_BYTES}sII")
 """Origin, timestamp or `NO_TIMESTAMP`, entry of the tags, bytes of key and headers; key, headers and value follow."""
 NO_KEY = (1 << 32) - 1
@@ -136,22 +136,22 @@ def row_key(number: int, position: int, epoch: int) -> bytes:
 
 def position_in(key: bytes) -> int:
     """The position in the key of a row."""
-    return int.from_bytes(key[3:11], "big")
+    return int.from_bytes(key[5:13], "big")
 
 
 def number_in(key: bytes) -> int:
     """The partition in a key."""
-    return int.from_bytes(key[1:3], "big")
+    return int.from_bytes(key[1:5], "big")
 
 
 def name_prefix(number: int, name: bytes) -> bytes:
     """The first bytes of the keys of messages that may have a name."""
-    return _NAME_KEY.pack(Kind.NAME, number, zlib.crc32(name), 0, 0)[:7]
+    return _NAME_KEY.pack(Kind.NAME, number, zlib.crc32(name), 0, 0)[:9]
 
 
 def row_of_name(key: bytes) -> bytes:
     """The key of the row that the key of a name stands for."""
-    return prefix(Kind.ROW, number_in(key)) + key[7:]
+    return prefix(Kind.ROW, number_in(key)) + key[9:]
 
 
 def name_key(key: bytes, headers: bytes) -> bytes | None:
@@ -159,9 +159,9 @@ def name_key(key: bytes, headers: bytes) -> bytes | None:
 
     A parked part has none, whatever its headers are.
     """
-    if _NAME not in headers or key[3:11] >= _PARKED or (name := name_in(unpack_headers(headers))) is None:
+    if _NAME not in headers or key[5:13] >= _PARKED or (name := name_in(unpack_headers(headers))) is None:
         return None
-    return name_prefix(number_in(key), name) + key[3:]
+    return name_prefix(number_in(key), name) + key[5:]
 
 
 def origin_in(value: bytes) -> int:

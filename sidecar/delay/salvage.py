@@ -26,6 +26,7 @@ from sidecar.delay.rows import (
     headers_in,
     hour_of,
     name_key,
+    number_in,
     position_in,
     start_of,
 )  # fmt: skip
@@ -112,7 +113,7 @@ class _Copying:
         """Copy the rows that are not ended, and count them."""
         copied = 0
         for key, value in self._readable(Kind.ROW):
-            partition = partitions.get(int.from_bytes(key[1:3], "big"))
+            partition = partitions.get(number_in(key))
             if partition is None:
                 raise DamageError("it is not known whose messages some are")
             if (position := position_in(key)) < partition.watermark:

@@ -9,10 +9,9 @@ from sidecar import files
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.database import ROWS, DamageError, RowDatabase
 from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
-from sidecar.delay.reading import PARTITIONS_MAX, VERSION, HeldRows, unusable
+from sidecar.delay.reading import VERSION, HeldRows, unusable
 from sidecar.delay.rows import Kind, hour_of, prefix
 from sidecar.delay.salvage import salvage
-from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
 
 IDENTITY = "identity"
@@ -78,7 +77,7 @@ class StoredRows(HeldRows):
         self._unsynced: list[tuple[int, int]] = []
         """Changes with messages that are not durable, and their lowest positions."""
         self._free = max(self._partitions, default=-1) + 1
-        """The number of the next new partition."""
+        """The number of the next new partition: above all that a process has used."""
 
     def _prepare(self, database: RowDatabase) -> None:
         """Change what an earlier process wrote, before it is read."""
@@ -131,32 +130,20 @@ class StoredRows(HeldRows):
         """Remove keys of ended messages."""
         change.batch.delete_range(first, end)
 
-    # Partitions
-
     def number(self, name: bytes) -> int:
         """The number of a partition; a new one is permanent, and durable with the next sync.
 
         Raises:
-            StateError: There are too many.
+            StateError: The disk cannot be written.
         """
         number = self._numbers.get(name)
-        if number is not None:
-            return number
-        if len(self._partitions) >= PARTITIONS_MAX:
-            raise StateError(
-                f"delayed messages: {self._folder.path} has {PARTITIONS_MAX} partitions, and can have no more",
-                hint="let this sidecar read fewer topics, or begin with another folder when it holds nothing",
-            )
-        partition, change = HeldPartition(self._free, name, following=None), Write()
-        partition.save(change)
-        self._write(partition, change)
-        self._partitions[partition.number] = partition
-        self._numbers[name] = partition.number
-        self._free = self._next_free()
-        return partition.number
-
-    def _next_free(self) -> int:
-        return self._free + 1
+        if number is None:
+            number = self._free
+            partition, change = HeldPartition(number, name, following=None), Write()
+            partition.save(change)
+            self._write(partition, change)
+            self._partitions[number], self._numbers[name], self._free = partition, number, number + 1
+        return number
 
     def close(self) -> None:
         """Make everything durable, and free the folder.

@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from rocksdict import WriteBatch
@@ -23,7 +23,6 @@ from sidecar.delay.changelog.interface import Point
 from sidecar.delay.database import DAMAGED, RowDatabase
 from sidecar.delay.partition import HeldPartition, Write
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.reading import PARTITIONS_MAX
 from sidecar.delay.rows import Kind, end_of, prefix
 from sidecar.delay.stored import IDENTITY
 from sidecar.errors import StateError
@@ -63,8 +62,6 @@ class LocalCache(PartitionStore):
         """Points before this change are not vouched for: what is behind them cannot be undone."""
         self._begun: set[int] = set()
         """Partitions that began since the last point: until the next one, a start drops them."""
-        self._dropped: dict[int, int] = {}
-        """Numbers whose rows are not removed yet, each with the change that dropped it."""
         try:
             if is_sound := not (path / DAMAGED).exists():
                 super()._open(path)
@@ -106,7 +103,7 @@ class LocalCache(PartitionStore):
 
     def _purge(self, database: RowDatabase) -> None:
         """Remove the rows of partitions that were dropped."""
-        numbers = [-1, *(int.from_bytes(key[1:], "big") for key, _ in database.under(Kind.PARTITION)), PARTITIONS_MAX]
+        numbers = [-1, *(int.from_bytes(key[1:], "big") for key, _ in database.under(Kind.PARTITION)), 1 << 32]
         batch = WriteBatch(raw_mode=True)
         for before, number in pairwise(numbers):
             for kind in (Kind.ROW, Kind.NAME, Kind.COUNT) if number > before + 1 else ():
@@ -139,7 +136,6 @@ class LocalCache(PartitionStore):
         batch.delete_range(Kind.UNDO, Kind.UNDO + _NUMBER.pack(behind))
         while self._behind and self._behind[0][0] < behind:
             batch.delete_range(*self._behind.popleft()[1:])
-        self._dropped = {number: change for number, change in self._dropped.items() if change >= behind}
 
     def _remove_range(self, change: Write, first: bytes, end: bytes) -> None:
         change.ranges.append((first, end))
@@ -176,21 +172,12 @@ class LocalCache(PartitionStore):
         self._spare.discard(number)
 
     def begin_partition(self, name: bytes) -> int:
-        """The number of a new partition.
-
-        Raises:
-            StateError: There are too many.
-        """
+        """The number of a new partition."""
         self._begun.add(self._free)
         return self.number(b"%s\0%d" % (name, self._free))
 
-    def _next_free(self) -> int:
-        numbers = chain(range(self._free + 1, PARTITIONS_MAX), range(self._free))
-        return next(number for number in numbers if number not in self._partitions and number not in self._dropped)
-
     def drop(self, number: int) -> None:
         self._spare.discard(number)
-        self._dropped[number] = self._change
         super().drop(number)
 
     def _counted(self) -> Iterable[HeldPartition]:

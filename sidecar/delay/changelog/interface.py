@@ -164,11 +164,7 @@ class KeptRows(HeldStore, Protocol):
         ...
 
     def begin_partition(self, name: bytes) -> int:
-        """The number of a new partition.
-
-        Raises:
-            StateError: There are too many.
-        """
+        """The number of a new partition."""
         ...
 
     def point(self) -> Point:

@@ -7,23 +7,15 @@ bookmark.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sidecar.core.snapshots import Stored, seal, unseal
-from sidecar.delay.changelog.records import KeptState, RecordLineage, kept_bytes, read_state
+import orjson
+
+from sidecar.core.snapshots import seal, unseal
+from sidecar.delay.changelog.records import KeptState, RecordLineage
 
 _KIND, _VERSION = "changelog notes", 1
-_NOTE = struct.Struct("<HQQIQQQIIII")
-"""Number of the partition, store, incarnation, hash of the topic's id, epoch, number of the bookmark, offset; bytes of
-the name and of the state, or `_NO_STATE`; messages that were moved, and groups of keys."""
-_MOVED = struct.Struct("<QI")
-"""Position, and number of keys."""
-_COUNT = struct.Struct("<I")
-_KEY = struct.Struct("<H")
-"""Bytes of a key, which follows."""
-_NO_STATE = (1 << 32) - 1
 
 
 class Note(NamedTuple):
@@ -50,25 +42,11 @@ class Note(NamedTuple):
 
 def encoded(notes: Iterable[Note]) -> bytes:
     """The byte form of notes."""
-    pieces: list[bytes] = []
-    for note in notes:
-        state = b"" if note.kept is None else kept_bytes(note.kept)
-        head = _NOTE.pack(
-            note.number, note.store, *note.lineage, note.epoch, note.bookmark, note.offset,
-            len(note.name), _NO_STATE if note.kept is None else len(state), len(note.moved), len(note.removable),
-        )  # fmt: skip
-        pieces += [head, note.name, state]
-        for position, keys in note.moved:
-            pieces += [_MOVED.pack(position, len(keys)), *_keys(keys)]
-        for keys in note.removable:
-            pieces += [_COUNT.pack(len(keys)), *_keys(keys)]
-    return seal(_KIND, _VERSION, b"".join(pieces))
+    return seal(_KIND, _VERSION, orjson.dumps(list(notes), default=_plain))
 
 
-def _keys(keys: Iterable[bytes]) -> Iterable[bytes]:
-    for key in keys:
-        yield _KEY.pack(len(key))
-        yield key
+def _plain(each: bytes | tuple[object, ...]) -> str | list[object]:
+    return each.hex() if isinstance(each, bytes) else list(each)
 
 
 def decoded(blob: bytes) -> list[Note]:
@@ -77,20 +55,23 @@ def decoded(blob: bytes) -> list[Note]:
     Raises:
         ValueError: It is something else.
     """
-    reader, notes = Stored(unseal(_KIND, _VERSION, blob)), list[Note]()
-    while reader.left:
-        (number, store, incarnation, topic, epoch, bookmark, offset, name_bytes, state_bytes, moved, removable) = (
-            reader.unpack(_NOTE)
-        )
-        name = reader.take(name_bytes)
-        kept = None if state_bytes == _NO_STATE else read_state(reader.take(state_bytes))
-        heads = (reader.unpack(_MOVED) for _ in range(moved))
-        changed = [(position, _read_keys(reader, count)) for position, count in heads]
-        ended = [_read_keys(reader, *reader.unpack(_COUNT)) for _ in range(removable)]
-        lineage = RecordLineage(incarnation, topic)
-        notes.append(Note(number, name, store, lineage, epoch, bookmark, offset, kept, changed, ended))
-    return notes
+    raw = unseal(_KIND, _VERSION, blob)
+    try:
+        return [_note(*fields) for fields in orjson.loads(raw)]
+    except (TypeError, LookupError) as error:
+        raise ValueError(str(error)) from error
 
 
-def _read_keys(reader: Stored, count: int) -> list[bytes]:
-    return [reader.take(*reader.unpack(_KEY)) for _ in range(count)]
+def _note(
+    number: int, name: str, store: int, lineage: Any, epoch: int, bookmark: int, offset: int, kept: Any, moved: Any,
+    removable: Any,
+) -> Note:  # fmt: skip
+    return Note(
+        number, bytes.fromhex(name), store, RecordLineage(*lineage), epoch, bookmark, offset,
+        None if kept is None else KeptState(kept[0], kept[1], kept[2], bytes.fromhex(kept[3])),
+        [(position, _keys(texts)) for position, texts in moved], [_keys(texts) for texts in removable],
+    )  # fmt: skip
+
+
+def _keys(texts: Iterable[str]) -> list[bytes]:
+    return [bytes.fromhex(text) for text in texts]

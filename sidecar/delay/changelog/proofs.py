@@ -7,57 +7,54 @@ void for it would count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import LOST, ChangelogEntry, KeptRows
+from sidecar.delay.changelog.interface import LOST, ChangelogEntry
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import state_entry
 from sidecar.delay.changelog.vouching import Vouching
 
 
 class Proofs:
-    """The part of a `ChangelogStore` that handles commits."""
+    """Names the epochs of owners once a commit has them, and removes what is no longer needed.
 
-    _cache: KeptRows
-    _numbers: dict[bytes, int]
-    _owned: dict[int, Owned]
-    _appends: Appends
-    _vouching: Vouching
+    Args:
+        vouching: Removes the records of changes.
+    """
 
-    def is_proved(self, name: bytes) -> bool:
-        """Whether all later owners will know the epoch of an owned partition."""
-        return self._owned[self._numbers[name]].is_proved
+    def __init__(self, appends: Appends, vouching: Vouching) -> None:
+        self._appends = appends
+        self._vouching = vouching
 
-    def lost(self) -> Mapping[TopicPartition, str]:
-        """The owned partitions that must be taken over again, with the reason."""
-        doubted = [owned.tp for owned in self._owned.values() if owned.is_doubted]
-        return dict.fromkeys(doubted, "another process wrote to its changelog during the takeover") | dict.fromkeys(
-            self._appends.lost, "another process has claimed its delayed messages"
-        )
+    def read_on(self, owned: Owned, origin: int) -> None:
+        """Handle a successful commit of the source with this offset."""
+        self._name(owned)
+        if entries := owned.committed(origin):
+            self._appends.append(owned, entries)
 
-    def floor(self, number: int, origin: int) -> None:
-        """Forget the origins below this one, which the source's commit has."""
-        self._cache.floor(number, origin)
-        if (owned := self._owned.get(number)) is not None:
-            self._name(owned)
-            if entries := owned.committed(origin):
-                self._appends.append(owned, entries)
-
-    def committed(self, number: int, watermark: int) -> None:
+    def end_below(self, owned: Owned, watermark: int) -> None:
         """Handle a successful commit of the state with this watermark: ended messages are no longer needed."""
-        if (owned := self._owned.get(number)) is not None:
-            self._name(owned)
-            owned.ended_below = watermark
-            self._remove(owned)
+        self._name(owned)
+        owned.ended_below = watermark
+        self._remove(owned)
+
+    def keep(self, owned: Owned, then: Callable[[int], None] | None = None) -> None:
+        """Append the state, with what is known of the epoch.
+
+        Args:
+            then: Gets the offset of its record, or `LOST`.
+        """
+        if owned.kept is not None:
+            kept = owned.kept._replace(is_proved=owned.is_named)
+            self._appends.append(owned, [state_entry(owned.epoch, kept)], then=then)
 
     def _name(self, owned: Owned) -> None:
         """A commit names the epoch: the changelog must record that before anything else."""
         if owned.is_named:
             return
         owned.is_named = True
-        self._keep(owned, lambda offset: self._proved(owned, offset))
+        self.keep(owned, lambda offset: self._proved(owned, offset))
         if owned.reach is not None:  # at once, or what is void would be missed where the source is read on
             self._appends.append(owned, [*(ChangelogEntry(key, None) for key in owned.garbage), owned.reach.entry()])
             owned.garbage = []
@@ -79,8 +76,3 @@ class Proofs:
         self._appends.remove(owned, [*owned.garbage, *owned.ended(owned.ended_below)])
         owned.garbage = []
         self._vouching.remove_changed(owned)
-
-    def _keep(self, owned: Owned, then: Callable[[int], None] | None = None) -> None:
-        if owned.kept is not None:
-            kept = owned.kept._replace(is_proved=owned.is_named)
-            self._appends.append(owned, [state_entry(owned.epoch, kept)], then=then)

@@ -90,7 +90,7 @@ class ChangelogWrites:
         self._appends.sync()
 
 
-class ChangelogStore(Proofs):
+class ChangelogStore:
     """A `HeldStore`. Its changes are durable once the broker has acknowledged them. For the main thread.
 
     Args:
@@ -112,6 +112,7 @@ class ChangelogStore(Proofs):
         self._owned: dict[int, Owned] = {}
         self._appends = Appends(changelog)
         self._vouching = Vouching(cache, self._owned, self._appends, clock, entries_max)
+        self._proofs = Proofs(self._appends, self._vouching)
         self.writes = ChangelogWrites(cache, changelog, self._appends, self._vouching)
 
     @property
@@ -186,6 +187,17 @@ class ChangelogStore(Proofs):
             owned.moved[position] = keys
         else:
             owned.garbage += keys
+
+    def is_proved(self, name: bytes) -> bool:
+        """Whether all later owners will know the epoch of an owned partition."""
+        return self._owned[self._numbers[name]].is_proved
+
+    def lost(self) -> Mapping[TopicPartition, str]:
+        """The owned partitions that must be taken over again, with the reason."""
+        doubted = [owned.tp for owned in self._owned.values() if owned.is_doubted]
+        return dict.fromkeys(doubted, "another process wrote to its changelog during the takeover") | dict.fromkeys(
+            self._appends.lost, "another process has claimed its delayed messages"
+        )
 
     def leave(self, number: int) -> None:
         """Drop a partition that is no longer owned: other owners have its messages."""
@@ -314,7 +326,17 @@ class ChangelogStore(Proofs):
         self._check_cache()
         owned.kept = KeptState(owned.is_named, watermark, seen, state)
         if owned.is_named or owned.reach is None:  # the last owner's is there, and no void one may follow it
-            self._keep(owned)
+            self._proofs.keep(owned)
+
+    def floor(self, number: int, origin: int) -> None:
+        """Forget the origins below this one, which the source's commit has."""
+        self._cache.floor(number, origin)
+        if (owned := self._owned.get(number)) is not None:
+            self._proofs.read_on(owned, origin)
+
+    def committed(self, number: int, watermark: int) -> None:
+        if (owned := self._owned.get(number)) is not None:
+            self._proofs.end_below(owned, watermark)
 
     def void(self, number: int, first: int, end: int, *, restarts: bool = False) -> None:
         """Do nothing: the takeover has left out messages that are read again, or that others void."""

@@ -53,15 +53,6 @@ def test_a_partition_keeps_its_number_and_the_store_its_id(store: PartitionStore
     assert PartitionStore(store._folder.path / "other").id != store.id
 
 
-def test_a_partition_too_many_is_refused(store: PartitionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known ones have their numbers still."""
-    monkeypatch.setattr("sidecar.delay.stored.PARTITIONS_MAX", 1)
-    store.number(b"a")
-    with pytest.raises(StateError, match="has 1 partitions, and can have no more"):
-        store.number(b"b")
-    assert dict(store.names()) == {b"a": store.number(b"a")}
-
-
 def test_two_processes_cannot_have_one_folder(store: PartitionStore) -> None:
     """The second is told who has it."""
     with pytest.raises(StateError, match=f"in use by pid {os.getpid()}"):
