@@ -409,12 +409,12 @@ def test_a_write_that_the_system_refused_costs_nothing(store: PartitionStore) ->
     number, _ = synced(store, b"a", 0)
     store.put(number, rows(1, first=1))
     with no_file_can_grow():
-        for call in lambda: store.put(number, rows(9, first=9)), store.begin_sync, store.sync:
+        for call in lambda: store.put(number, rows(9, first=9)), store.writes.begin_sync, store.writes.sync:
             with pytest.raises(StateError, match="File too large"):
                 call()
         assert origins(store, number) == [0]
     store.put(number, rows(2, first=2))
-    store.sync()
+    store.writes.sync()
     assert origins(store, number) == [1, 2]
     assert origins(reopened(store), number) == [0, 1, 2]
 
@@ -423,13 +423,13 @@ def test_a_sync_behind_a_refused_write_proves_nothing_of_the_disk(store: Partiti
     """Its job is repeated after the write."""
     number = store.number(b"a")
     store.put(number, rows(0))
-    job = store.begin_sync()
+    job = store.writes.begin_sync()
     assert job is not None
     with no_file_can_grow(), pytest.raises(StateError, match="File too large"):
         store.put(number, rows(1, first=1))
-    store.ended_sync(job, OSError(errno.EFBIG, "of the write"))
+    store.writes.ended_sync(job, OSError(errno.EFBIG, "of the write"))
     round_of(store)
-    assert (store.broken, store.synced) == (None, store.changes)
+    assert (store.writes.broken, store.writes.synced) == (None, store.writes.changes)
     assert origins(reopened(store), number) == [0]
 
 
@@ -444,7 +444,7 @@ def test_a_database_that_cannot_be_opened_again_is_tried_again(
         patched.setattr("sidecar.delay.database.opened", Mock(side_effect=OSError(errno.EDQUOT, "quota")))
         store.put(number, rows(1, first=1))
     store.put(number, rows(1, first=1))
-    store.sync()
+    store.writes.sync()
     assert origins(store, number) == [0, 1]
 
 
@@ -457,7 +457,7 @@ def test_writes_that_are_gone_after_a_refused_one_end_the_process(store: Partiti
     os.truncate(log_of(store._folder.path), 0)
     with pytest.raises(StateError, match="writes are missing"):
         store.put(number, rows(2, first=2))
-    assert store.broken is not None
+    assert store.writes.broken is not None
 
 
 def test_a_folder_that_is_gone_is_not_made_again_after_a_refused_write(store: PartitionStore) -> None:
@@ -472,7 +472,7 @@ def test_a_folder_that_is_gone_is_not_made_again_after_a_refused_write(store: Pa
     path.with_name("moved").rename(path)
     store.put(number, rows(1, first=1))
     assert origins(store, number) == [0]
-    store.sync()
+    store.writes.sync()
     assert origins(reopened(store), number) == [0, 1]
 
 
