@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from sidecar.core.backoff import Backoff
@@ -125,19 +124,17 @@ class _Budget(Generic[G, M]):
 
     def __init__(self, held_max_bytes: int) -> None:
         self._held_max_bytes = held_max_bytes
-        self._held_bytes = 0
-        self._added = 0
-        self._ended = dict.fromkeys((BatchState.DELIVERED, BatchState.DEAD_LETTERED, BatchState.RELEASED), 0)
-
-    @property
-    def held_bytes(self) -> int:
+        self.held_bytes = 0
         """The bytes held now; 0 at rest."""
-        return self._held_bytes
+        self.added = 0
+        """Number of messages added."""
+        self.ended = dict.fromkeys((BatchState.DELIVERED, BatchState.DEAD_LETTERED, BatchState.RELEASED), 0)
+        """Number of messages by end."""
 
     @property
     def tight(self) -> bool:
         """Whether the budget is so full that everything open is due."""
-        return self._held_bytes > HIGH * self._held_max_bytes
+        return self.held_bytes > HIGH * self._held_max_bytes
 
     def check(self, size_bytes: int) -> None:
         """Raise a ValueError unless a message of this size can be held at all."""
@@ -148,7 +145,7 @@ class _Budget(Generic[G, M]):
 
     def admits(self, size_bytes: int, *, begins: bool) -> bool:
         """Whether a message of this size may be held now, with a new batch if it begins one."""
-        return self._held_bytes + _bytes(size_bytes, begins=begins) <= self._held_max_bytes
+        return self.held_bytes + _bytes(size_bytes, begins=begins) <= self._held_max_bytes
 
     def take_message(self, batch: MessageBatch[G, M], message: M, size_bytes: int) -> None:
         """Add the message to the batch."""
@@ -156,49 +153,18 @@ class _Budget(Generic[G, M]):
         batch.messages.append(message)
         batch.size_bytes += size_bytes
         batch.held_bytes += held_bytes
-        self._held_bytes += held_bytes
-        self._added += 1
+        self.held_bytes += held_bytes
+        self.added += 1
 
     def end_batch(self, batch: MessageBatch[G, M], state: BatchState) -> None:
         """Record the end of the batch."""
         batch.state = state
-        self._held_bytes -= batch.held_bytes
-        self._ended[state] += len(batch.messages)
-
-    @property
-    def added(self) -> int:
-        """Number of messages added."""
-        return self._added
-
-    def ended(self, state: BatchState) -> int:
-        """Number of messages with this end."""
-        return self._ended[state]
+        self.held_bytes -= batch.held_bytes
+        self.ended[state] += len(batch.messages)
 
 
 def _bytes(size_bytes: int, *, begins: bool) -> int:
     return size_bytes + MESSAGE_BYTES + (BATCH_BYTES if begins else 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Retries:
-    """Rules by which a failed batch is sent again or given up.
-
-    Args:
-        give_up_after: Failed sends after which it is given up; None for never.
-        jitter: Uniform in [0, 1).
-    """
-
-    backoff: Backoff
-    give_up_after: int | None
-    jitter: Callable[[], float]
-
-    def gives_up(self, attempt: int) -> bool:
-        """Whether this number of failed sends is enough."""
-        return self.give_up_after is not None and attempt >= self.give_up_after
-
-    def wait_ms(self, attempt: int, retry_after_ms: float | None) -> float:
-        """Wait after the failed send of this number, in milliseconds."""
-        return self.backoff.wait_ms(attempt, self.jitter(), retry_after_ms)
 
 
 class _Flight(Generic[G, M]):
@@ -348,7 +314,7 @@ class Batcher(Generic[G, M]):
         self.callbacks = Callbacks(on_message, on_delivered, on_retry, on_dead_lettered, on_released)
         self._teller: _Teller[G, M] = self.callbacks
         self._size = size
-        self._retries = _Retries(backoff, give_up_after, jitter)
+        self._backoff, self._give_up_after, self._jitter = backoff, give_up_after, jitter
         self._budget: _Budget[G, M] = _Budget(held_max_bytes)
         self._filling: _Filling[G, M] = _Filling(max_messages, max_bytes, linger_ms)
         self._flight: _Flight[G, M] = _Flight()
@@ -431,12 +397,12 @@ class Batcher(Generic[G, M]):
         Raises:
             ValueError: The batch is not in flight: never handed out, or already answered.
         """
-        if self._retries.gives_up(batch.attempt):
+        if self._give_up_after is not None and batch.attempt >= self._give_up_after:
             self.rejected(batch, reason)
             return
         self._flight.check(batch)
         batch.reason = reason
-        wait_ms = self._retries.wait_ms(batch.attempt, retry_after_ms)
+        wait_ms = self._backoff.wait_ms(batch.attempt, self._jitter(), retry_after_ms)
         self._flight.put_off(batch, now_ms + wait_ms)
         self._teller.retried(batch, wait_ms)
 
@@ -486,18 +452,18 @@ class Batcher(Generic[G, M]):
     def counts(self) -> BatcherCounts:
         """Present counts of held and ended messages and batches."""
         ended = self._budget.ended
-        delivered, dead_lettered = ended(BatchState.DELIVERED), ended(BatchState.DEAD_LETTERED)
+        delivered, dead_lettered = ended[BatchState.DELIVERED], ended[BatchState.DEAD_LETTERED]
         in_flight, waiting = self._flight.counts
         return BatcherCounts(
             batches_filling=len(self._filling.batches()),
             batches_in_flight=in_flight,
             batches_waiting=waiting,
-            held_messages=self._budget.added - delivered - dead_lettered - ended(BatchState.RELEASED),
+            held_messages=self._budget.added - delivered - dead_lettered - ended[BatchState.RELEASED],
             held_bytes=self.held_bytes,
             added=self._budget.added,
             delivered=delivered,
             dead_lettered=dead_lettered,
-            released=ended(BatchState.RELEASED),
+            released=ended[BatchState.RELEASED],
         )
 
 

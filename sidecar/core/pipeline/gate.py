@@ -129,9 +129,9 @@ class Gate:
             wide: Partitions with more than half of `span_max` between watermark and position, before the step.
         """
         orders, owned = self._orders, self._owned
-        is_halted = self._delivery.receiver.doubted or bool(orders.state_lost)
+        is_halted, awaiting = self._delivery.receiver.doubted or bool(orders.state_lost), self.awaiting()
         if orders.draining or self._memory_full or is_halted:
-            self.spent, paused = frozenset(), self._all_but_what_frees_room(is_halted)
+            self.spent, paused = frozenset(), self._all_but_what_frees_room(awaiting, is_halted=is_halted)
         else:
             # A partition whose span is used up is paused until a quarter of it is free again.
             most, spans = self._rules.span_max, [(each.tp, each.reach) for each in wide if not each.reach.replaying]
@@ -142,13 +142,15 @@ class Gate:
             if orders.store_full:  # delayed messages have no room in the store, unless it has them already
                 held_back |= {tp for tp, each in owned.items() if not (tp.delayed or each.holding.is_behind)}
             paused = self.spent.union(tp for tp in held_back if not owned[tp].reach.replaying)
-        paused |= self.awaiting()
+        paused |= awaiting
         if paused == self._paused:
             return None
         self._paused = paused
         return Flow(paused)
 
-    def _all_but_what_frees_room(self, is_halted: bool) -> frozenset[TopicPartition]:
+    def _all_but_what_frees_room(
+        self, awaiting: Collection[TopicPartition], *, is_halted: bool
+    ) -> frozenset[TopicPartition]:
         """Partitions to pause for lack of room. Replayed parts are complete only once read: a pause could last forever.
 
         The same holds for a twin claimed by an earlier owner: messages that wait for it make no room.
@@ -156,6 +158,5 @@ class Gate:
         is_stuck = self._delivery.idle or self._delivery.awaits_twins
         if is_halted or (self._memory_full and not is_stuck):
             return frozenset(self._owned)
-        waiting = self.awaiting()
-        replaying = [tp for tp, partition in self._owned.items() if partition.reach.replaying and tp not in waiting]
+        replaying = [tp for tp, partition in self._owned.items() if partition.reach.replaying and tp not in awaiting]
         return frozenset(self._owned.keys() - set(replaying[:1] if self._memory_full else replaying))
