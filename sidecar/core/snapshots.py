@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 
 import xxhash
-from pyroaring import BitMap, BitMap64
+from pyroaring import BitMap64
 
 MAGIC = b"sidecar\0"
 _HEAD = struct.Struct("<8s16sBQ")
@@ -88,14 +88,3 @@ def bitmap_of(raw: bytes) -> BitMap64:
     if not raw:
         raise ValueError("an empty bitmap has bytes, too")  # the library raises an IndexError
     return BitMap64.deserialize(raw)
-
-
-def small_bitmap_of(raw: bytes) -> BitMap:
-    """A serialized bitmap of 32-bit numbers.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    if not raw:
-        raise ValueError("an empty bitmap has bytes, too")
-    return BitMap.deserialize(raw)

@@ -93,7 +93,7 @@ class Delivery:
         self._settlement = Settlement(rules, owned, memory, self.letters, self.output)
         self.claims: Claiming | None = None
         """None without a ledger."""
-        if rules.has_ledger:
+        if rules.lease_ms is not None:
             self.claims = Claiming(rules, jitter, owned, self.outbox, self._settlement, self.output)
         self.parker = Parker(rules, owned, self.outbox, memory, self.output)
         self._refusals = Refusals(

@@ -16,7 +16,8 @@ class DeliveryRules:
         ordered: Whether a group's parts of one partition go one after the other.
         give_up_attempts: Failed sends after which a batch is dead-lettered; None for never.
         give_up_ms: Time since the first failed send after which a batch is dead-lettered; None for never.
-        lease_ms: With a ledger, the time after the request of its claim during which a batch may be sent.
+        lease_ms: With a ledger, in which rows are claimed before they are sent, the time after the request of its claim
+            during which a batch may be sent; None without one.
         park_after_ms: Time for which a group fails after which its parts are parked; None for never.
         park_max_bytes: The largest part that is parked.
         numbered: Whether offsets are the source's own numbers, which are meaningless in another scope.
@@ -35,11 +36,6 @@ class DeliveryRules:
     copied: bool = False
     park_after_ms: int | None = None
     park_max_bytes: float = inf
-
-    @property
-    def has_ledger(self) -> bool:
-        """Whether rows are claimed in a ledger before they are sent."""
-        return self.lease_ms is not None
 
     @property
     def gives_up(self) -> bool:

@@ -35,6 +35,7 @@ class IdRoom:
         self._windows = 0
         self.each = RECENT_MAX
         self.rotations = 0
+        """Number of times that a window forgot its old generation."""
 
     def share(self, windows: int) -> None:
         """Divide the room among this number of windows."""
@@ -45,10 +46,6 @@ class IdRoom:
         """Set the total of the newest keys of all windows."""
         self._size = size
         self.share(self._windows)
-
-    def rotated(self) -> None:
-        """Record that a window forgot its old generation."""
-        self.rotations += 1
 
 
 class IdSet:
@@ -289,7 +286,7 @@ class RotatingSet:
         self.young.settle()
         self.old, self.young = self.young, IdSet(self._room)
         self.generation += 1
-        self._room.rotated()
+        self._room.rotations += 1
 
     def install(self, runs: Mapping[int, Sequence[SortedRun]]) -> None:
         """Use all runs that the shell stored of each generation, and drop the numbers that these contain."""
