@@ -254,7 +254,7 @@ BYTES = {
     "state": Decoder(records.kept_bytes(KEPT), records.read_state, ValueError),
     "bookmark": Decoder(
         records.bookmark_entry(1, records.Bookmark(2, 3)).value or b"",
-        partial(records.read_bookmark, records.bookmark_key(1)),
+        records.read_bookmark,
         ValueError,
     ),
     "reach": Decoder(reach.PutReach(LINEAGE, 1, 2).entry().value or b"", reach.read_reach, ValueError),

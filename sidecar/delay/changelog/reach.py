@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple
 
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.changelog.records import RecordLineage
+from sidecar.delay.changelog.records import RecordLineage, fields_of
 
 REACH_KEY = b"r"
 _VERSION = 1
@@ -47,12 +47,7 @@ def read_reach(raw: bytes) -> PutReach:
     Raises:
         ValueError: It is something else.
     """
-    try:
-        version, incarnation, topic, committed, seen = _REACH.unpack(raw)
-    except struct.error as error:
-        raise ValueError(str(error)) from error
-    if version != _VERSION:
-        raise ValueError(f"version {version}")
+    incarnation, topic, committed, seen = fields_of(_REACH, _VERSION, raw, is_all=True)
     return PutReach(RecordLineage(incarnation, topic), committed, seen)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
+from sidecar.core.snapshots import Stored
 from sidecar.delay.changelog.interface import ChangelogEntry
 from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP, Held, held_of
 
@@ -18,23 +19,13 @@ MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
-STATE_KEY = struct.Struct(">cQ")
-"""The key of a state: kind, epoch."""
-BOOKMARK_KEY = struct.Struct(">cQ")
-"""The key of a bookmark: kind, epoch."""
-PROOF_KEY = struct.Struct(">cQ")
-"""The key of a proof: kind, epoch. Earlier versions ignore it."""
+EPOCH_KEY = struct.Struct(">cQ")
+"""The key of a state, a bookmark or a proof: kind, epoch. Earlier versions ignore proofs."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
 """The key of a change: kind; position, epoch, origin of the message; epoch of the owner that changed it, and the new
 position of the message, or `CANCELLED`."""
 CANCELLED = 0
-_KEY_BYTES = {
-    MESSAGE: KEY.size,
-    STATE: STATE_KEY.size,
-    CHANGE: CHANGE_KEY.size,
-    BOOKMARK: BOOKMARK_KEY.size,
-    PROOF: PROOF_KEY.size,
-}
+_KEY_BYTES = {MESSAGE: KEY.size, CHANGE: CHANGE_KEY.size} | dict.fromkeys((STATE, BOOKMARK, PROOF), EPOCH_KEY.size)
 _MESSAGE_VERSION = 2
 _MESSAGE = struct.Struct(f">BQIQ{ENTRY_BYTES}sII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, entry of the tags, bytes of the key or
@@ -143,12 +134,7 @@ def read_message(record_key: bytes, raw: bytes) -> tuple[tuple[int, int], Held]:
         ValueError: The value is something else.
     """
     _, position, epoch, origin = KEY.unpack(record_key)
-    try:
-        version, incarnation, topic, stamp, tags, key_bytes, header_bytes, has_value = _MESSAGE.unpack_from(raw)
-    except struct.error as error:
-        raise ValueError(str(error)) from error
-    if version != _MESSAGE_VERSION:
-        raise ValueError(f"version {version}")
+    incarnation, topic, stamp, tags, key_bytes, header_bytes, has_value = fields_of(_MESSAGE, _MESSAGE_VERSION, raw)
     at = _MESSAGE.size
     key = None
     if key_bytes != NO_KEY:
@@ -182,24 +168,24 @@ def read_change(key: bytes, value: bytes | None) -> Change:
     return Change(MESSAGE + key[1 : KEY.size], epoch, position)
 
 
+def epoch_key(kind: bytes, epoch: int) -> bytes:
+    """The key of a state, a bookmark or a proof."""
+    return EPOCH_KEY.pack(kind, epoch)
+
+
+def epoch_in(key: bytes) -> int:
+    """The epoch in the key of a state, a bookmark or a proof."""
+    return int(EPOCH_KEY.unpack(key)[1])
+
+
 def state_entry(epoch: int, kept: KeptState) -> ChangelogEntry:
     """The record of a state."""
-    return ChangelogEntry(state_key(epoch), kept_bytes(kept))
-
-
-def state_key(epoch: int) -> bytes:
-    """The key of a state."""
-    return STATE_KEY.pack(STATE, epoch)
+    return ChangelogEntry(epoch_key(STATE, epoch), kept_bytes(kept))
 
 
 def kept_bytes(kept: KeptState) -> bytes:
     """The value of a state."""
     return _STATE.pack(_VERSION, kept.is_proved, kept.watermark, kept.seen) + kept.state
-
-
-def read_state_key(key: bytes) -> int:
-    """The epoch in the key of a state."""
-    return int(STATE_KEY.unpack(key)[1])
 
 
 def read_state(raw: bytes) -> KeptState:
@@ -208,45 +194,43 @@ def read_state(raw: bytes) -> KeptState:
     Raises:
         ValueError: It is something else.
     """
-    try:
-        version, is_proved, watermark, seen = _STATE.unpack_from(raw)
-    except struct.error as error:
-        raise ValueError(str(error)) from error
-    if version != _VERSION:
-        raise ValueError(f"version {version}")
+    is_proved, watermark, seen = fields_of(_STATE, _VERSION, raw)
     return KeptState(is_proved, watermark, seen, raw[_STATE.size :])
 
 
 def proof_entry(epoch: int) -> ChangelogEntry:
     """The record of a later owner that a commit has named this epoch."""
-    return ChangelogEntry(PROOF_KEY.pack(PROOF, epoch), b"")
-
-
-def read_proof_key(key: bytes) -> int:
-    """The epoch in the key of a proof."""
-    return int(PROOF_KEY.unpack(key)[1])
-
-
-def bookmark_key(epoch: int) -> bytes:
-    """The key of the bookmarks of an owner."""
-    return BOOKMARK_KEY.pack(BOOKMARK, epoch)
+    return ChangelogEntry(epoch_key(PROOF, epoch), b"")
 
 
 def bookmark_entry(epoch: int, bookmark: Bookmark) -> ChangelogEntry:
     """The record of a bookmark."""
-    return ChangelogEntry(bookmark_key(epoch), _BOOKMARK.pack(_VERSION, *bookmark))
+    return ChangelogEntry(epoch_key(BOOKMARK, epoch), _BOOKMARK.pack(_VERSION, *bookmark))
 
 
-def read_bookmark(key: bytes, raw: bytes) -> tuple[int, Bookmark]:
-    """Epoch and bookmark of a record.
+def read_bookmark(raw: bytes) -> Bookmark:
+    """The bookmark of a record.
 
     Raises:
         ValueError: It is something else.
     """
-    try:
-        version, number, valid = _BOOKMARK.unpack(raw)
-    except struct.error as error:
-        raise ValueError(str(error)) from error
-    if version != _VERSION:
-        raise ValueError(f"version {version}")
-    return int(BOOKMARK_KEY.unpack(key)[1]), Bookmark(number, valid)
+    number, valid = fields_of(_BOOKMARK, _VERSION, raw, is_all=True)
+    return Bookmark(number, valid)
+
+
+def fields_of(form: struct.Struct, version: int, raw: bytes, *, is_all: bool = False) -> list[Any]:
+    """The fields behind the version at the beginning of bytes.
+
+    Args:
+        is_all: Whether nothing may follow.
+
+    Raises:
+        ValueError: They are of another version, or have another size.
+    """
+    stored = Stored(raw)
+    found, *fields = stored.unpack(form)
+    if found != version:
+        raise ValueError(f"version {found}")
+    if is_all and stored.left:
+        raise ValueError(f"{stored.left} bytes too many")
+    return fields

@@ -30,18 +30,16 @@ from sidecar.delay.changelog.records import (
     MessageKey,
     Moved,
     RecordLineage,
-    bookmark_key,
     claim,
+    epoch_in,
+    epoch_key,
     kind_of,
     proof_entry,
     read_bookmark,
     read_change,
     read_message,
     read_message_key,
-    read_proof_key,
     read_state,
-    read_state_key,
-    state_key,
 )
 from sidecar.delay.rows import PARKED_FROM, Held
 from sidecar.errors import ConfigError
@@ -302,17 +300,17 @@ class Reading:
             elif kind == BOOKMARK and value is not None:
                 self._bookmark(record, value)
             elif kind == PROOF and value is not None:
-                self._proof(record, read_proof_key(record.key))
+                self._proof(record, epoch_in(record.key))
 
     def _bookmark(self, record: ChangelogRecord, value: bytes) -> None:
-        epoch, bookmark = read_bookmark(record.key, value)
+        epoch, bookmark = epoch_in(record.key), read_bookmark(value)
         if epoch == self.named:
             self.bookmark = bookmark
         if epoch <= self.named:
             self._states.append(record.key)
 
     def _state(self, record: ChangelogRecord, value: bytes) -> None:
-        epoch, kept = read_state_key(record.key), read_state(value)
+        epoch, kept = epoch_in(record.key), read_state(value)
         if counts(self.named, record.offset, epoch):
             self.kept = kept
         if kept.is_proved:
@@ -407,7 +405,7 @@ class Reading:
         """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
-        of_owner = [state_key(self.named), bookmark_key(self.named)] if self.note else []
+        of_owner = [epoch_key(kind, self.named) for kind in (STATE, BOOKMARK)] if self.note else []
         cancelled = [key for keys in self._removable() if not self._must_stay(keys[0]) for key in keys]
         return [*dict.fromkeys([*self._states, *of_owner, *ended, *cancelled])]
 

@@ -19,7 +19,7 @@ def test_a_reach_is_read_as_it_was_written() -> None:
     assert raw
     assert read_reach(raw) == reach
     for wrong in (b"", raw[:-1], b"\2" + raw[1:]):
-        with pytest.raises(ValueError, match=r"buffer|version 2"):
+        with pytest.raises(ValueError, match=r"cut off|version 2"):
             read_reach(wrong)
 
 
