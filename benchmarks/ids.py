@@ -21,10 +21,12 @@ import numpy as np
 
 from sidecar.config.model import Settings
 from sidecar.core.effects import Commit, Send
+from sidecar.core.intake.identities import Identities
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Answer, Run, TopicPartition, Verdict
-from sidecar.core.windows.dedup import Moment, RotatingSet
+from sidecar.core.windows.bitmap import Moment
+from sidecar.core.windows.dedup import RotatingSet
 from sidecar.core.windows.idruns import Keys, SortedRun
 from sidecar.runtime.build import build
 from sidecar.sources.kafka.columns import KafkaColumns
@@ -117,7 +119,7 @@ class Core:
     def __init__(self, runs: dict[int, Sequence[SortedRun]], capacity: int) -> None:
         settings = Settings.model_validate(SETTINGS | {"dedup": {"by": {"header": "id"}, "capacity": capacity}})
         self.pipeline: Pipeline = build(settings, KafkaColumns())[0]
-        cast(RotatingSet, self.pipeline.intake.ids.window(TP)).restore(runs, {}, 0.0, -1)
+        cast(Identities, self.pipeline.intake.identities).window(TP).restore(runs, {}, 0.0, -1)
         self.pipeline.assign(TP, "scope", PartitionState(0, 0))
         self._offset = 0
         self._now_ms = 0.0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sidecar.core.batching import ID_BYTES, OFFSET_BYTES
-from sidecar.daemon.ids import MEMORY_BYTES as IDS_BYTES
+from sidecar.daemon.taken import MEMORY_BYTES as IDS_BYTES
 from tests.support.kafka import Broker, KafkaBroker, Outgoing, produce
 from tests.support.process import Daemon, wait_until
 

@@ -26,6 +26,7 @@ from sidecar.core.delivery.output import Carried, Outcome, Settled
 from sidecar.core.delivery.output import Halved as OneHalved
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.effects import Claim, Effect, Report, Send, StoreDeadLetters
+from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.intake import Intake
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.lineage import Lineage
@@ -303,9 +304,8 @@ class RangePipeline(DeliveryPipeline):
     @property
     def ids(self) -> RotatingSet:
         """The window of the partition's ids."""
-        window = self.intake.ids.window(self.range.tp)
-        assert isinstance(window, RotatingSet)
-        return window
+        assert isinstance(self.intake.identities, Identities)
+        return self.intake.identities.window(self.range.tp)
 
     def recall(self, taken: int, refused: int) -> None:
         """Add answers of the receiver to an earlier attempt or range."""

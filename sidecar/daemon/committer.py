@@ -20,9 +20,9 @@ from sidecar.core.pipeline.commit_order import (
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoDelays
-from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.record import COMMIT, IDS, LEDGER, LoopRecord
 from sidecar.daemon.statewatch import StateWatch
+from sidecar.daemon.taken import NoIdKeeper
 from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Source
@@ -53,7 +53,7 @@ class Committer:
         source: Source,
         writer: Worker,
         inbox: Inbox[StepEnded],
-        ids: IdKeeper,
+        ids: NoIdKeeper,
         ledger: NoLedger,
         watch: StateWatch,
         record: LoopRecord,
@@ -132,7 +132,7 @@ class Committer:
 
     def _write(self, step: Journal) -> bool:
         """Write the journal, on the writer's thread."""
-        reason = self._ids.journal.write(step.segments)
+        reason = self._ids.write(step.segments)
         if reason:
             self._record.commits.ids_failed(reason)
         return not reason

@@ -11,8 +11,8 @@ import structlog
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoDelays
-from sidecar.daemon.ids import IdKeeper, IdsSorted, TakenPartition
 from sidecar.daemon.snapshots import Snapshots
+from sidecar.daemon.taken import NoIdKeeper, TakenPartition
 from sidecar.sources.base import Assignment, ReadPast, Remembers, SettledWindow, Source
 from sidecar.state.interface import Damage, PartitionSnapshot
 
@@ -33,7 +33,7 @@ class Feed:
         self,
         pipeline: Pipeline,
         source: Source,
-        ids: IdKeeper,
+        ids: NoIdKeeper,
         snapshots: Snapshots,
         delays: NoDelays,
         *,
@@ -57,11 +57,10 @@ class Feed:
         if self._loading:
             self._pause()
 
-    def sorted(self, result: IdsSorted) -> None:
-        """Handle a partition whose ids were loaded or could not be loaded."""
-        if (taken := self._ids.sorted(result)) is not None:
-            self._begin([(taken.assignment, taken.known)])
-            self._go_on(taken)
+    def loaded(self, taken: TakenPartition) -> None:
+        """Give the core a partition whose ids are loaded."""
+        self._begin([(taken.assignment, taken.known)])
+        self._go_on(taken)
 
     def give(self, taken: TakenPartition) -> None:
         """Give the core a partition whose delayed messages were restored."""

@@ -6,29 +6,29 @@ The core does not have a partition yet while its ids are being restored: its mes
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 import structlog
+from typing_extensions import override
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import Run, TopicPartition
+from sidecar.core.records import TopicPartition
 from sidecar.core.windows.dedup import KEY_BYTES
-from sidecar.daemon.record import OVERDUE_S
+from sidecar.daemon.taken import EVERY_GENERATION, NoIdKeeper, TakenPartition, overdue
 from sidecar.errors import SidecarError
-from sidecar.ops.health import Problem, first_of, problem
+from sidecar.ops.health import Problem, problem
 from sidecar.ops.snapshot import IdsStatus
+from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox, Worker
-from sidecar.sources.base import Assignment, ReadPast
+from sidecar.sources.base import Assignment
 from sidecar.state.interface import Ids, IdSegment, PartitionSnapshot, StoredIds
 
-EVERY_GENERATION = 1 << 62
-MEMORY_BYTES = 64 << 20
 SORTED_BYTES = 12
 """Maximum memory of a sorted id."""
 FILED_MIN, FILED_MAX = 1_024, 1 << 18
@@ -62,21 +62,6 @@ class IdsSorted(NamedTuple):
 
 
 @dataclass(slots=True)
-class TakenPartition:
-    """An owned partition whose ids are being loaded."""
-
-    assignment: Assignment
-    known: PartitionSnapshot | None
-    number: int
-    since_s: float
-    retry_at_s: float | None = None
-    failed: str = ""
-    """Why the last attempt failed."""
-    come: list[Run | ReadPast] = field(default_factory=list)
-    """Messages that were read meanwhile: by a poll or two, since the partition is paused."""
-
-
-@dataclass(slots=True)
 class _Kept:
     """An owned partition."""
 
@@ -87,12 +72,6 @@ class _Kept:
     sorting: bool = False
     unfiled: bool = False
     """Whether its ids could not be put into files."""
-
-
-def overdue(loading: Mapping[TopicPartition, TakenPartition], now_s: float) -> str:
-    """A text about the partitions that have waited for too long; empty if there is none."""
-    late = [tp for tp, taken in loading.items() if now_s - taken.since_s >= OVERDUE_S]
-    return f"{first_of(late)} is not read yet" if late else ""
 
 
 class IdJournal:
@@ -167,7 +146,7 @@ class Sorter:
         self._worker.close(CLOSE_S)
 
 
-class IdKeeper:
+class IdKeeper(NoIdKeeper):
     """The ids of all partitions of this process; only for the main thread.
 
     Args:
@@ -175,32 +154,34 @@ class IdKeeper:
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        stored: Ids,
-        writer: Worker,
-        inbox: Inbox[IdsChanged | IdsSorted],
-        memory_bytes: int = MEMORY_BYTES,
+        self, pipeline: Pipeline, stored: Ids, writer: Worker, inbox: Inbox[IdsChanged | IdsSorted], memory_bytes: int
     ) -> None:
-        self.journal = IdJournal(stored)
-        self.sorter = Sorter(stored, inbox)
-        self.loading: dict[TopicPartition, TakenPartition] = {}
+        super().__init__(stored, writer)
+        self._journal = IdJournal(stored)
+        self._sorter = Sorter(stored, inbox)
         self._pipeline = pipeline
-        self._writer = writer
         self._inbox = inbox
         self._memory_bytes = memory_bytes
         self._kept: dict[TopicPartition, _Kept] = {}
         self._number = 0
         self._look_at_s = 0.0
 
+    @override
+    def close(self) -> None:
+        self._sorter.close()
+
+    @override
+    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
+        def sorted_ids(mail: IdsSorted, _: float) -> None:
+            if (taken := self._sorted(mail)) is not None:
+                give(taken)
+
+        return {IdsChanged: lambda mail, _: self._changed(mail), IdsSorted: sorted_ids}
+
     # Restoring
 
+    @override
     def take_partition(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
-        """Take a partition; return whether the core may have it at once. Otherwise `sorted` returns it later."""
-        if not self._pipeline.remembers_ids:
-            if not assignment.resumed:
-                self._writer.wait(lambda: self.journal.begin_partition(assignment.tp, resumed=False))
-            return True
         self._number += 1
         self._kept[assignment.tp] = _Kept(self._number)
         taken = self.loading[assignment.tp] = TakenPartition(assignment, known, self._number, time.monotonic())
@@ -213,15 +194,15 @@ class IdKeeper:
 
         def write() -> None:
             try:
-                self.journal.begin_partition(assignment.tp, resumed=assignment.resumed)
+                self._journal.begin_partition(assignment.tp, resumed=assignment.resumed)
             except SidecarError as error:
                 self._inbox.put(IdsSorted(assignment.tp, taken.number, None, str(error)))
             else:
-                self.sorter.sort(assignment.tp, taken.number, merge=False)
+                self._sorter.sort(assignment.tp, taken.number, merge=False)
 
         self._writer.do(write)
 
-    def sorted(self, result: IdsSorted) -> TakenPartition | None:
+    def _sorted(self, result: IdsSorted) -> TakenPartition | None:
         """Handle a sorter's result; return the partition that waited for it, to be given to the core now."""
         kept = self._kept.get(result.tp)
         if kept is None or kept.number != result.number:
@@ -247,7 +228,7 @@ class IdKeeper:
 
     def _sort(self, tp: TopicPartition, kept: _Kept, *, merge: bool) -> None:
         kept.sorting = True
-        self.sorter.sort(tp, kept.number, merge=merge)
+        self._sorter.sort(tp, kept.number, merge=merge)
 
     def _tell_filed(self, tp: TopicPartition, kept: _Kept, problem: str) -> None:
         if problem:
@@ -264,22 +245,22 @@ class IdKeeper:
         count = self._pipeline.restore_ids(tp, stored.runs, begun, now_ms, taken.assignment.state.seen - 1)
         log.info("ids.loaded", **tp.fields(), count=count, seconds=round(time.monotonic() - taken.since_s, 3))
 
+    @override
     def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
-        """Drop partitions that are no longer owned."""
         for tp in tps:
             self.loading.pop(tp, None)
             self._kept.pop(tp, None)
 
+    @override
     def tend(self, now_s: float) -> None:
-        """Retry failed loads."""
         for taken in self.loading.values():
             if taken.retry_at_s is not None and now_s >= taken.retry_at_s:
                 self._restore(taken)
         if self._number and now_s >= self._look_at_s:
             self._look_at_s = inf
-            self.sorter.look()
+            self._sorter.look()
 
-    def changed(self, change: IdsChanged) -> None:
+    def _changed(self, change: IdsChanged) -> None:
         """Have changed files repaired, unless the whole folder is gone; look-ups use the mapped files meanwhile."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
         if self._pipeline.state_lost:
@@ -288,8 +269,8 @@ class IdKeeper:
             if not self._kept[tp].sorting:
                 self._sort(tp, self._kept[tp], merge=False)
 
+    @override
     def problems(self, now_s: float) -> Iterator[Problem]:
-        """Partitions that have waited too long."""
         if late := overdue(self.loading, now_s):
             failed = next((taken.failed for taken in self.loading.values() if taken.failed), "")
             loading = problem("ids_loading", late=late)
@@ -297,8 +278,12 @@ class IdKeeper:
 
     # Journalling
 
+    @override
+    def write(self, segments: Sequence[SettledIds]) -> str:
+        return self._journal.write(segments)
+
+    @override
     def count(self, settled: Iterable[CommitItem | SettledIds]) -> None:
-        """Count the ids that a commit settles; once a partition has enough, have them sorted."""
         for each in settled:
             kept = self._kept.get(each.tp)
             if kept is None or each.ids is None:
@@ -311,8 +296,8 @@ class IdKeeper:
 
     # The rest
 
+    @override
     def status(self, now_s: float, unusable: int = 0) -> IdsStatus:
-        """Number of remembered ids, and their memory."""
         found = self._pipeline.remembered_ids()
         return IdsStatus(
             remembered=found.remembered,

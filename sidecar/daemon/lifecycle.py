@@ -188,7 +188,9 @@ class Daemon:
         rules = Rules(rules_hash(self._settings))
         self._set_up_memory()
         # The state comes first: its lock keeps a second process with this folder out of the group.
-        state = stack.enter_context(closing(Store(self._settings.state.dir)))
+        state = stack.enter_context(
+            closing(Store(self._settings.state.dir, remembers_ids=self._settings.dedup.remembers_ids))
+        )
         damages = tell_damages(state)
         writer = stack.enter_context(closing(Worker()))
         parts = self._build(stack, rules, state, writer)
@@ -236,7 +238,7 @@ class Daemon:
         supervisor = Supervisor(
             pipeline, source, senders, inbox, writer, state, letters, ledger, dedup.memory_bytes, delays
         )
-        stack.callback(supervisor.ids.sorter.close)
+        stack.callback(supervisor.ids.close)
         reload = ConfigReload(
             settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading
         )

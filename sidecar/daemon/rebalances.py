@@ -12,9 +12,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.daemon.committer import Committer
 from sidecar.daemon.delays.absent import NoDelays
 from sidecar.daemon.feed import Feed
-from sidecar.daemon.ids import IdKeeper
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapshots
+from sidecar.daemon.taken import NoIdKeeper
 from sidecar.sources.base import Assignment
 
 REVOKE_DRAIN_S = 3.0
@@ -38,7 +38,7 @@ class RebalanceListener:
         pipeline: Pipeline,
         record: LoopRecord,
         committer: Committer,
-        ids: IdKeeper,
+        ids: NoIdKeeper,
         feed: Feed,
         snapshots: Snapshots,
         take_inbox: Callable[[float], None],

@@ -27,11 +27,11 @@ from sidecar.core.records import group_label
 from sidecar.daemon.committer import Committer, StepEnded
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.feed import Feed
-from sidecar.daemon.ids import MEMORY_BYTES, IdKeeper, IdsChanged, IdsSorted
 from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.record import LoopRecord
 from sidecar.daemon.snapshots import Snapped, Snapshots
 from sidecar.daemon.statewatch import StateWatch
+from sidecar.daemon.taken import MEMORY_BYTES, NoIdKeeper
 from sidecar.runtime.dead_letters import DeadLetterWriter, LettersStored
 from sidecar.runtime.ledger_worker import ClaimAnswered, NoLedger
 from sidecar.runtime.loop import Perform, PipelineLoop, Receive, write_report
@@ -69,7 +69,11 @@ class Supervisor:
         self.source = source
         self.senders = senders
         self.record = record = LoopRecord()
-        self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
+        self.ids = ids = NoIdKeeper(state.ids, writer)
+        if pipeline.remembers_ids:
+            from sidecar.daemon.ids import IdKeeper
+
+            self.ids = ids = IdKeeper(pipeline, state.ids, writer, inbox, ids_memory_bytes)
         snapshots = Snapshots(pipeline, state, writer, inbox, record)
         self._feed = feed = Feed(pipeline, source, ids, snapshots, delays, has_ledger=ledger.is_there)
         watch = StateWatch(state, pipeline, record)
@@ -116,8 +120,7 @@ class Supervisor:
             LettersStored: stored,
             Snapped: lambda mail, _: snapshots.ended(mail),
             StepEnded: lambda mail, _: committer.ended(mail),
-            IdsChanged: lambda mail, _: ids.changed(mail),
-            IdsSorted: lambda mail, _: feed.sorted(mail),
+            **ids.receivers(feed.loaded),
             **delays.receivers(feed.give),
         }
         self._loop = loop = PipelineLoop(pipeline, inbox, performers, receivers)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
-
 from sidecar.config.model import Settings
 from sidecar.config.tags import Dedup, Tags
 from sidecar.core.messages.fields import Field
 from sidecar.core.messages.tags import TagFilter
-from sidecar.core.windows.idruns import Keys, Mask, SortedRun
 from sidecar.sinks.formats import row_head
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Place, Rules
+
+    from sidecar.core.windows.idruns import Keys, Mask, SortedRun
 
 PLACES = ("header", "key", "topic")
 
@@ -77,6 +76,10 @@ def is_built() -> bool:
 
 def lane_rules(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> Mapping[str, Any]:
     """The fields of `ReadingRules` for the lane."""
+    rules: dict[str, Any] = {"sorting": rules_of(tags, dedup, row_format, filter_)}
+    if dedup.field is None:
+        return rules
+    import numpy as np  # takes 0.1 s
     from sidecar_fastlane.search import Search
 
     native = Search()
@@ -86,7 +89,7 @@ def lane_rules(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) ->
         native.find(runs, keys, found)
         return found
 
-    return {"sorting": rules_of(tags, dedup, row_format, filter_), "search": search}
+    return {**rules, "search": search}
 
 
 def rules_of(tags: Tags, dedup: Dedup, row_format: str, filter_: TagFilter) -> Rules:

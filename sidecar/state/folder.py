@@ -17,6 +17,7 @@ from sidecar import files
 from sidecar.errors import StateError
 from sidecar.state.interface import Damage
 
+IDS_FOLDER = "ids"
 DAMAGED_KEPT_MAX = 10
 """Number of set-aside files that are kept; a new one replaces the oldest."""
 _SIDE_FILES = ("-wal", "-shm", "-journal")

@@ -22,9 +22,8 @@ from sidecar.errors import NoStateError, StateError
 from sidecar.owner import Owner
 from sidecar.state import schema
 from sidecar.state.database import BUSY_TIMEOUT_MS, DATABASE_FILE, checksum, text_of
-from sidecar.state.folder import files_set_aside, holder_of, state_error
+from sidecar.state.folder import IDS_FOLDER, files_set_aside, holder_of, state_error
 from sidecar.state.ids.file import DamagedIdsError, keys_in, open_run
-from sidecar.state.ids.files import FOLDER
 from sidecar.state.ids.places import folder_name, found, generation_of
 from sidecar.state.ids.store import begun_of, listed_of
 from sidecar.state.letters import SELECT
@@ -198,7 +197,7 @@ class Inspection:
             generations[TopicPartition(*place)].add(generation)
             size[TopicPartition(*place)] += bytes_
         ids = {tp: bytes_ // 8 for tp, bytes_ in size.items()}
-        for tp, path in found(self._folder / FOLDER):
+        for tp, path in found(self._folder / IDS_FOLDER):
             generations[tp].add(generation_of(path.name))
             ids[tp] = ids.get(tp, 0) + keys_in(path)
             size[tp] += path.stat().st_size
@@ -231,7 +230,7 @@ class Inspection:
 
     def _id_files(self) -> Iterator[Fault]:
         names = defaultdict[TopicPartition, set[str]](set)
-        for tp, path in found(self._folder / FOLDER):
+        for tp, path in found(self._folder / IDS_FOLDER):
             try:
                 open_run(path)
             except FileNotFoundError:  # merged meanwhile
@@ -243,7 +242,7 @@ class Inspection:
             places = connection.execute("SELECT topic, partition, broker FROM partitions").fetchall()
             for tp in {TopicPartition(*place) for place in places} | names.keys():
                 for name in sorted(listed_of(connection, tp).keys() - names[tp]):
-                    path = self._folder / FOLDER / folder_name(tp) / name
+                    path = self._folder / IDS_FOLDER / folder_name(tp) / name
                     if not path.exists():
                         yield Fault("message ids", str(path), "it is missing: its ids are forgotten")
 

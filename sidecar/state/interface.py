@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from sidecar.core.records import Attempt, DeadLetter, TopicPartition
-from sidecar.core.windows.idruns import SortedRun
 from sidecar.errors import StateError
 from sidecar.owner import Owner
+
+if TYPE_CHECKING:
+    from sidecar.core.windows.idruns import SortedRun
 
 
 @dataclass(slots=True)
@@ -179,6 +181,41 @@ class Ids(Protocol):
     def changed(self) -> set[TopicPartition]:
         """Partitions whose ids others modified on disk, which `sort` repairs; quick, safe from any thread."""
         ...
+
+
+class NoStoredIds:
+    """The ids of a state that has none, and whose owner remembers none; the same calls as those of `IdStore`."""
+
+    def bind(self, cluster_id: str, group_id: str, *, ours: bool) -> None:
+        """Drop the ids of another owner."""
+
+    def forget_database(self) -> None:
+        """Adapt to a new database, in which nothing is stored."""
+
+    def append(self, segments: Iterable[IdSegment]) -> None:
+        """Refuse ids: the core has none to settle."""
+        raise NotImplementedError(segments)
+
+    def drop_before(self, tp: TopicPartition, generation: int) -> None:
+        """Drop generations."""
+
+    def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:  # noqa: ARG002
+        """Nothing."""
+        return []
+
+    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
+        """Nothing."""
+        return StoredIds({}, {})
+
+    def copy(self, source: TopicPartition, target: TopicPartition) -> None:
+        """Copy nothing."""
+
+    def stop_sorting(self) -> None:
+        """Stop nothing."""
+
+    def changed(self) -> set[TopicPartition]:
+        """No partitions."""
+        return set()
 
 
 class Letters(Protocol):

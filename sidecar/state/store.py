@@ -6,16 +6,19 @@ import json
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
+from sidecar.errors import StateError
 from sidecar.state.database import Database, checksum
-from sidecar.state.folder import StateFolder, make_private
-from sidecar.state.ids.store import IdStore
+from sidecar.state.folder import IDS_FOLDER, StateFolder, make_private
 from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
     Damage,
+    NoStoredIds,
     PartitionSnapshot,
     ProgressKey,
     refuse_another_group,
@@ -23,6 +26,9 @@ from sidecar.state.interface import (
 )
 from sidecar.state.letters import LetterStore
 from sidecar.state.schema import DatabaseRow
+
+if TYPE_CHECKING:
+    from sidecar.state.ids.store import IdStore
 
 DAMAGES_KEPT_MAX = 1_000
 
@@ -37,13 +43,16 @@ class Store:
 
     Args:
         folder: Created if it is missing.
+        remembers_ids: Whether the owner remembers message ids. If not, those left behind are only dropped.
         dead_letters_bytes_max: Rows and envelopes together, in bytes.
 
     Raises:
         StateError: The folder cannot be used, another process uses it, or a newer version wrote it.
     """
 
-    def __init__(self, folder: Path | str, *, dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX) -> None:
+    def __init__(
+        self, folder: Path | str, *, remembers_ids: bool = True, dead_letters_bytes_max: int = DEAD_LETTERS_BYTES_MAX
+    ) -> None:
         self._damages: deque[Damage] = deque(maxlen=DAMAGES_KEPT_MAX)
         self._bound: tuple[str, str] | None = None
         self._folder = StateFolder(Path(folder))
@@ -51,11 +60,25 @@ class Store:
             with self._folder.errors("read"):
                 make_private(self._folder.path)
             self._database = Database(self._folder, self._damages.append, self._rebind)
+            self.ids = self._open_ids() if remembers_ids or self._has_ids() else NoStoredIds()
         except BaseException:
             self._folder.close()
             raise
-        self.ids = IdStore(self._database, self._folder.path, self._damages.append)
         self.letters = LetterStore(self._database, str(self._folder.path), dead_letters_bytes_max, self._damages.append)
+
+    def _open_ids(self) -> IdStore | NoStoredIds:
+        from sidecar.state.ids.store import IdStore  # imports numpy, which takes 0.1 s
+
+        return IdStore(self._database, self._folder.path, self._damages.append)
+
+    def _has_ids(self) -> bool:
+        with self._folder.errors("read"):
+            if (self._folder.path / IDS_FOLDER).exists():
+                return True
+        with suppress(StateError):  # a damaged file, which is set aside
+            names = "SELECT 1 FROM meta WHERE name LIKE '[\"id%'"
+            return bool(self._database.rows(f"SELECT 1 FROM ids UNION {names} LIMIT 1"))
+        return True
 
     def bind(self, cluster_id: str, group_id: str) -> bool:
         with self._database.transaction() as connection:
@@ -75,7 +98,7 @@ class Store:
             _put_meta(connection, "identity", bound)
         if not same:
             self.ids.forget_database()
-        self.ids.files.bind(*bound, ours=same and stored is not None)
+        self.ids.bind(*bound, ours=same and stored is not None)
         self._bound = bound
         if not same:
             self._database.return_space()

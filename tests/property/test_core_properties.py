@@ -23,7 +23,8 @@ from sidecar.core.batching import (
 from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.partition_state import LaneState, PartitionState, SharedIntent
 from sidecar.core.records import Fragment
-from sidecar.core.windows.dedup import RotatingBitmap, RotatingSet
+from sidecar.core.windows.bitmap import RotatingBitmap
+from sidecar.core.windows.dedup import RotatingSet
 from sidecar.state.offset_map import Identity, Origin, decode, encode
 
 IDENTITY = Identity("cluster", "group", "topic", 42)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
@@ -35,6 +35,7 @@ from sidecar.core.effects import (
     StoreDeadLetters,
     Unpark,
 )
+from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.lineage import Basis, Committed, Fingerprint, Lineage, Remembered, inherited, recall
 from sidecar.core.messages.cancels import CANCEL_HEADER, NAME_HEADER, cancel_reader
@@ -396,13 +397,13 @@ class Host:
 
     def _give(self, found: Assignment) -> None:
         if self.plan.reading.ids is not None:
-            self.pipeline.intake.ids.forget(TP)
+            self.pipeline.intake.identities.forget_partition(TP)
             self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
         self.pipeline.assign(TP, found.scope, found.state, found.lineage or Lineage())
         self.delays.owned.take_partition(found)
 
     def _window(self) -> Any:
-        return self.pipeline.intake.ids.window(TP)
+        return cast(Identities, self.pipeline.intake.identities).window(TP)
 
     def die(self) -> None:
         """The process ends between two effects, and perhaps the host."""

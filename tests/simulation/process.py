@@ -9,6 +9,7 @@ from sidecar.core.batching import held_bytes
 from sidecar.core.claims import Want
 from sidecar.core.cutting import UNIT_BYTES
 from sidecar.core.effects import Claim, Commit, CommitItem, Effect, Flow, Reload, Report, Send, StoreDeadLetters
+from sidecar.core.intake.identities import Identities
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition_state import Tries
 from sidecar.core.parts import Part, held_by
@@ -144,7 +145,7 @@ class Process:
             life.inherited.update(range(recalled.state.watermark, known_below))
         self.lives[number] = self.taken[number, life.scope] = life
         if self._plan.ids:
-            self.pipeline.intake.ids.forget(TPS[number])
+            self.pipeline.intake.identities.forget_partition(TPS[number])
             kept = _sorted(self.journal.get(life, {}))
             self._window(number).restore(kept, {}, 0.0, recalled.state.seen - 1)
         self.pipeline.assign(TPS[number], life.scope, recalled.state, lineage)
@@ -162,9 +163,8 @@ class Process:
                 self.folder.snapshot(self.lives[number], self.pipeline.settled_offsets(TPS[number])[0])
 
     def _window(self, number: int) -> RotatingSet:
-        window = self.pipeline.intake.ids.window(TPS[number])
-        assert isinstance(window, RotatingSet)
-        return window
+        assert isinstance(self.pipeline.intake.identities, Identities)
+        return self.pipeline.intake.identities.window(TPS[number])
 
     def lose(self) -> None:
         """It learns that all its partitions went to others, and joins again."""

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.batching import UNFRAMEABLE, held_bytes, pick_keys
 from sidecar.core.books import LOOKS
-from sidecar.core.intake.known import Identities, Positions
+from sidecar.core.intake.known import NoIdentities, Positions
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.tag_index import NO_TAGS
@@ -23,7 +23,6 @@ from sidecar.core.partition.holding import Holding
 from sidecar.core.partition.partition import Partition
 from sidecar.core.parts import Intent, Lane
 from sidecar.core.records import NO_ID, Fragment, Message, Run, RunSorter, TopicPartition
-from sidecar.core.windows.dedup import Deduplicator
 
 FIRST = 1_000
 """Messages read without a wanted one before this is reported: a mistake in the tags would look like an idle topic."""
@@ -159,6 +158,14 @@ class _Appends(Memo[Raw, Callable[[Message], None]]):
         return self._unwanted
 
 
+def _identities(reading: ReadingRules) -> NoIdentities:
+    if reading.ids is None:
+        return NoIdentities()
+    from sidecar.core.intake.identities import Identities  # imports numpy, which takes 0.1 s
+
+    return Identities(reading, reading.ids)
+
+
 class Intake:
     """Sorts runs: each message of a run has one outcome, or is in one fragment."""
 
@@ -177,11 +184,8 @@ class Intake:
         self._appends = _Appends(reading, self._chosen, self._masked)
         self.refused = dict.fromkeys(LOOKS, 0)
         """Messages that were filtered by their tags, by what refused them."""
-        self.ids: Deduplicator[TopicPartition] = Deduplicator(
-            reading.capacity, bitmap=reading.bitmap_ids, keep_ms=reading.keep_ms, search=reading.search
-        )
+        self.identities = _identities(reading)
         """The windows of ids."""
-        self.identities = Identities(reading, self.ids)
 
     def change(self, reading: ReadingRules) -> None:
         """Go on with another filter and format; how ids, due times and names are read stays."""
@@ -202,7 +206,7 @@ class Intake:
     def forget_partition(self, tp: TopicPartition) -> None:
         """Drop the memory of a partition that is no longer owned."""
         self.positions.forget_partition(tp)
-        self.ids.forget(tp)
+        self.identities.forget_partition(tp)
 
     def sort(self, partition: Partition, run: Run, now_ms: float) -> Sorted:
         """Decide about every message of a run; recovered intents get their messages here.

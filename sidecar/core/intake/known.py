@@ -1,21 +1,22 @@
-"""Offsets and ids that were handed over, in this ownership and earlier ones: they are not new. Knows no group."""
+"""Offsets that were handed over, in this ownership and earlier ones: they are not new. Knows no group."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
 from pyroaring import BitMap64
 
-from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.partition.partition import Partition
-from sidecar.core.records import NO_ID, Columns, Message, Run, TopicPartition
-from sidecar.core.windows.dedup import Deduplicator, Moment, RotatingBitmap, RotatingSet
-from sidecar.core.windows.idruns import SortedRun
+from sidecar.core.records import Columns, Message, Run, TopicPartition
+from sidecar.core.windows.bitmap import IdCounts, RotatingBitmap
+
+if TYPE_CHECKING:
+    from sidecar.core.windows.idruns import SortedRun
 
 
 class HoleError(Exception):
@@ -121,88 +122,62 @@ class Positions:
         return len(settled) < known
 
 
-class Identities:
-    """Remembers ids from the first look-up on; they are durable only once their messages are settled."""
+class NoIdentities:
+    """Messages have no ids that are compared here. `Identities` is the same with ids, so few callers ask."""
 
-    def __init__(self, reading: ReadingRules, windows: Deduplicator[TopicPartition]) -> None:
-        self._read = reading.ids
-        self._odd = reading.odd_ids
-        self.copies = reading.copies
-        self._windows = windows
+    remembered = False
+    """Whether messages have ids that are compared here."""
+    copies: Callable[[TopicPartition], bool] | None = None
+    """See `ReadingRules`."""
 
-    @property
-    def remembered(self) -> bool:
-        """Whether messages have ids that are compared here."""
-        return self._read is not None
+    def forget_partition(self, tp: TopicPartition) -> None:
+        """Drop the ids of a partition that is no longer owned."""
 
-    def read(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[int | None]:
-        """The id of each message."""
-        assert self._read is not None
-        numbers = self._read(tp, messages) if messages else ()
-        if self._odd is not None and None in numbers:
-            self._odd.look(tp, [message for message, number in zip(messages, numbers, strict=True) if number is None])
-        return numbers
+    def resize(self, newest: int) -> None:
+        """Set how many of the newest ids of all partitions are kept outside of sorted runs."""
 
-    def take_ids(self, partition: Partition, last: int, numbers: Sequence[int | None], now_ms: float) -> list[bool]:
+    def count(self) -> IdCounts:
+        """Count the remembered ids."""
+        return IdCounts()
+
+    def has_copies(self, tp: TopicPartition) -> bool:
+        """Whether ids are also looked up in other partitions of the broker, which must be replayed first."""
+        return self.copies is not None and self.copies(tp)
+
+    def read(self, tp: TopicPartition, messages: Sequence[Message]) -> Sequence[int | None]:  # noqa: ARG002
+        """The id of each message; empty if there are none."""
+        return ()
+
+    def take_ids(self, partition: Partition, last: int, numbers: Sequence[int | None], now_ms: float) -> list[bool]:  # noqa: ARG002
         """Whether the id of each message is new, in the order of their offsets; new ids are known from now on.
 
         Args:
             last: The offset of the last of them, -1 if there is none.
             now_ms: Monotonic time.
         """
-        moment = Moment(last, partition.reach.committed, now_ms)
-        known = self._known_of_origins(partition.tp, numbers)
-        others = [None if number in known else number for number in numbers] if known else numbers
-        new = self._windows.window(partition.tp).take(others, moment)
-        return [is_new and number not in known for is_new, number in zip(new, numbers, strict=True)] if known else new
+        return [True] * len(numbers)
 
-    def take_all(self, partition: Partition, last: int, numbers: array[int], now_ms: float) -> bytes:
+    def take_all(self, partition: Partition, last: int, numbers: array[int], now_ms: float) -> bytes:  # noqa: ARG002
         """Like `take_ids`, with a byte per message; `NO_ID` is a missing id, and no other partition has copies."""
-        ids, window = np.frombuffer(numbers, np.int64), self._windows.window(partition.tp)
-        assert isinstance(window, RotatingSet)
-        new, moment = ids == NO_ID, Moment(last, partition.reach.committed, now_ms)
-        if new.any():
-            new[~new] = window.take_all(ids[~new], moment)
-        else:
-            new = window.take_all(ids, moment)
-        return bytes(new.tobytes())
+        return b"\1" * len(numbers)
 
     def restore(
         self,
-        tp: TopicPartition,
-        runs: Mapping[int, Sequence[SortedRun]],
-        begun_ms: Mapping[int, float],
-        now_ms: float,
-        decided: int,
+        tp: TopicPartition,  # noqa: ARG002
+        runs: Mapping[int, Sequence[SortedRun]],  # noqa: ARG002
+        begun_ms: Mapping[int, float],  # noqa: ARG002
+        now_ms: float,  # noqa: ARG002
+        decided: int,  # noqa: ARG002
     ) -> int:
         """Remember the ids that an earlier process stored, see `RotatingSet.restore`; return their number."""
-        self._windows.forget(tp)
-        window = self._windows.window(tp)
-        assert isinstance(window, RotatingSet)
-        window.restore(runs, begun_ms, now_ms, decided)
-        return len(window)
+        return 0
 
     def install(self, tp: TopicPartition, runs: Mapping[int, Sequence[SortedRun]]) -> None:
         """Use all runs of ids that the shell stored of a partition, by generation."""
-        window = self._windows.window(tp)
-        assert isinstance(window, RotatingSet)
-        window.install(runs)
 
     def know(self, partition: Partition, numbers: Sequence[int], now_ms: float) -> None:
         """Remember the ids of messages that are settled; they are not durable."""
-        self._windows.window(partition.tp).take(numbers, Moment(-1, partition.reach.committed, now_ms))
 
-    def generation(self, tp: TopicPartition) -> int:
+    def generation(self, tp: TopicPartition) -> int:  # noqa: ARG002
         """Generation of the partition's window of message ids."""
-        return self._windows.window(tp).generation
-
-    def has_copies(self, tp: TopicPartition) -> bool:
-        """Whether ids are also looked up in other partitions of the broker, which must be replayed first."""
-        return self.copies is not None and self.copies(tp)
-
-    def _known_of_origins(self, tp: TopicPartition, numbers: Sequence[int | None]) -> set[int]:
-        if not self.has_copies(tp):
-            return set()
-        remembered = self._windows.keys()
-        windows = [self._windows.window(key) for key in remembered if key.broker == tp.broker and key != tp]
-        return {n for n in numbers if n is not None and any(n in window for window in windows)}
+        return 0

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from sidecar.core.messages.cancels import ReadCancels
-from sidecar.core.messages.due import ReadDue
 from sidecar.core.messages.fields import Raw
-from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.masks import TagMask
-from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import RefusedTags
 from sidecar.core.records import Columns, Framer, Message, TopicPartition
-from sidecar.core.windows.idruns import Search, search
+
+if TYPE_CHECKING:  # who has ids, or messages that are held, imports these
+    from sidecar.core.messages.cancels import ReadCancels
+    from sidecar.core.messages.due import ReadDue
+    from sidecar.core.messages.ids import OddIds
+    from sidecar.core.messages.tag_index import TagIndex
+    from sidecar.core.windows.idruns import Search
 
 ReadTags = Callable[[TopicPartition, Sequence[Message]], Sequence[Raw]]
 ReadIds = Callable[[TopicPartition, Sequence[Message]], Sequence[int | None]]
@@ -38,7 +41,7 @@ class ReadingRules:
             sent again unchanged.
         due: Reads due times, if a store holds messages until they are due. The result follows from the message, never
             from the clock: otherwise a part that is read again would have other members.
-        search: Looks ids up in sorted runs.
+        search: Looks ids up in sorted runs; None for the way of numpy.
         sorting: The same rules for runs that have a sorter; None if it cannot keep to them.
         unwanted: The first unwanted tags of messages, for people.
         may_want: What the mask of tags says of raw tags.
@@ -65,7 +68,7 @@ class ReadingRules:
     cancels: ReadCancels | None = None
     tag_index: TagIndex | None = None
     sorting: object | None = None
-    search: Search = search
+    search: Search | None = None
     odd_ids: OddIds | None = None
     unwanted: Collection[str] = ()
     may_want: Callable[[Raw], bool] = lambda raw: True

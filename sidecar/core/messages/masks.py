@@ -7,14 +7,13 @@ that is wanted.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Final, TypeVar
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from sidecar.core.messages.fields import Raw
 
@@ -56,7 +55,12 @@ class TagMask:
         """The share of other tags that `bits` lets through."""
         self.hashes: Final = frozenset(map(hash_of, tags or ()) if self.passes > PASSES_MAX else ())
         """Stand in place of `bits` where these let too much through."""
-        self._each = np.unique(np.fromiter(map(tag_mask, tags or ()), np.uint64))
+        self.each: Final = frozenset(map(tag_mask, tags or ()))
+        """The bits of each tag."""
+        self._by_lowest: dict[int, list[int]] = defaultdict(list)
+        """The same by their lowest bit: a mask without that bit matches none of them."""
+        for bits in self.each:
+            self._by_lowest[bits & -bits].append(bits)
         has = bytes(self.bits >> bit & 1 for bit in range(64))
         self._pairs = b"".join(has if other else bytes(64) for other in has)
         """By the bits that 12 bits of a hash choose: whether both are among `bits`."""
@@ -105,15 +109,6 @@ class TagMask:
 
     def may_match(self, mask: int) -> bool:
         """Whether a message with this mask may have one of the tags; never False if it has one."""
-        return self.takes_all or bool(((self._each & np.uint64(mask)) == self._each).any())
-
-    def may_match_each(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """`may_match` of each of these masks."""
-        if self.takes_all:
-            return np.ones(len(masks), np.bool_)
-        if len(self._each) > len(masks):
-            return np.fromiter(map(self.may_match, masks.tolist()), np.bool_, len(masks))
-        found = np.zeros(len(masks), np.bool_)
-        for bits in self._each:
-            found |= (masks & bits) == bits
-        return found
+        return self.takes_all or any(
+            mask & bits == bits for lowest, some in self._by_lowest.items() if mask & lowest for bits in some
+        )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.masks import TagMask
 from sidecar.core.messages.tags import Memo, TagFilter
+
+if TYPE_CHECKING:
+    import numpy as np  # takes 0.1 s, and columns of entries are read only where messages are held
+    from numpy.typing import NDArray
 
 ENTRY = struct.Struct("<QI")
 """The mask, and the hash of the rules, which is never 0."""
@@ -50,6 +53,14 @@ class TagIndex:
 
     def may_match_each(self, tags: TagMask, rules: NDArray[np.uint32], masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which messages may have one of some tags, by the columns of their entries."""
-        found: NDArray[np.bool_] = rules != np.uint32(self.rules)
-        found[~found] = tags.may_match_each(masks[~found])
+        found: NDArray[np.bool_] = rules != self.rules
+        ours = ~found
+        masks = masks[ours]
+        if tags.takes_all or len(tags.each) > len(masks):
+            found[ours] = list(map(tags.may_match, masks.tolist()))
+            return found
+        matching = masks != masks  # none so far
+        for bits in tags.each:
+            matching |= (masks & bits) == bits
+        found[ours] = matching
         return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 from sidecar.core.effects import Commit, CommitItem, Reload
-from sidecar.core.intake.known import Identities
+from sidecar.core.intake.known import NoIdentities
 from sidecar.core.partition.outstanding import BegunCommit
 from sidecar.core.partition.partition import Ownership, Ownerships, Partition
 from sidecar.core.pipeline.commit_order import SettledIds
@@ -29,7 +29,7 @@ class Commits:
         identities: Have windows, whose generations the journal distinguishes.
     """
 
-    def __init__(self, owned: Ownerships, identities: Identities) -> None:
+    def __init__(self, owned: Ownerships, identities: NoIdentities) -> None:
         self.begun_ms = 0.0
         """When the last commit began."""
         self._owned = owned

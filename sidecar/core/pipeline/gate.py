@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.delivery import Delivery
 from sidecar.core.effects import Flow
-from sidecar.core.intake.known import Identities
+from sidecar.core.intake.known import NoIdentities
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import Memory
 from sidecar.core.records import TopicPartition
@@ -50,7 +50,7 @@ class Gate:
         rules: BatchRules,
         orders: Orders,
         owned: Ownerships,
-        identities: Identities,
+        identities: NoIdentities,
         delivery: Delivery,
         memory: Memory,
     ) -> None:

@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from math import inf
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from pyroaring import BitMap64
 
@@ -42,7 +42,6 @@ from sidecar.core.intake.intake import Intake, ShowRun
 from sidecar.core.intake.known import HoleError
 from sidecar.core.intake.reading import ReadingRules
 from sidecar.core.lineage import Fingerprint, Lineage
-from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.partition.partition import Partition
 from sidecar.core.partition.room import StateBudget
 from sidecar.core.partition_state import PartitionState, Stores
@@ -53,8 +52,11 @@ from sidecar.core.pipeline.gate import Gate, Orders
 from sidecar.core.pipeline.puts import Puts
 from sidecar.core.pipeline.status import PipelineStatus, open_messages, status_of
 from sidecar.core.records import Parked, Run, TopicPartition
-from sidecar.core.windows.dedup import IdCounts
-from sidecar.core.windows.idruns import SortedRun
+from sidecar.core.windows.bitmap import IdCounts
+
+if TYPE_CHECKING:
+    from sidecar.core.messages.tag_index import TagIndex
+    from sidecar.core.windows.idruns import SortedRun
 
 BUSY_MS, OPEN_MS = 5.0, 20.0
 """Longest waits of the shell for the source while batches are outstanding, or messages are open."""
@@ -344,7 +346,7 @@ class Pipeline(DeliveryPipeline):
 
     def limit_ids(self, newest: int) -> None:
         """Set how many of the newest ids of all partitions are kept outside of sorted runs."""
-        self.intake.ids.room.resize(newest)
+        self.intake.identities.resize(newest)
 
     def restore_ids(
         self,
@@ -563,7 +565,7 @@ class Pipeline(DeliveryPipeline):
         return open_messages(self.partitions)
 
     def remembered_ids(self) -> IdCounts:
-        return self.intake.ids.count()
+        return self.intake.identities.count()
 
     def close_books(self, now_ms: float) -> None:
         """Keep only the sum of the books of partitions that have not been owned for some seconds."""

@@ -8,7 +8,7 @@ from pyroaring import BitMap64
 
 from sidecar.core.effects import CancelHeld, HoldUntilDue
 from sidecar.core.intake.intake import Intake, Sorted
-from sidecar.core.intake.known import Identities
+from sidecar.core.intake.known import NoIdentities
 from sidecar.core.partition.holding import Put
 from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.partition_state import Stores
@@ -95,6 +95,5 @@ class Puts:
         return sum(put.count for put in ended)
 
 
-def _ids(identities: Identities, tp: TopicPartition, found: Sorted) -> list[int]:
-    numbers = identities.read(tp, found.delayed) if identities.remembered else ()
-    return [number for number in numbers if number is not None]
+def _ids(identities: NoIdentities, tp: TopicPartition, found: Sorted) -> list[int]:
+    return [number for number in identities.read(tp, found.delayed) if number is not None]

@@ -15,8 +15,8 @@ import structlog
 from sidecar.config.model import Settings
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.records import DeadLetter, TopicPartition
-from sidecar.daemon.ids import TakenPartition
 from sidecar.daemon.record import STORE
+from sidecar.daemon.taken import TakenPartition
 from sidecar.errors import extra
 from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, first_of, problem

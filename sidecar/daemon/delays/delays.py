@@ -37,7 +37,7 @@ from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Question, Q
 from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import wall_clock
 from sidecar.daemon.delays.writing import Synced, Writing
-from sidecar.daemon.ids import TakenPartition
+from sidecar.daemon.taken import TakenPartition
 from sidecar.delay.columns import packed_headers
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.rows import NO_TIMESTAMP, Leave, Unread, held_of

@@ -19,8 +19,8 @@ from typing_extensions import override
 from sidecar.core.delays import SEQUENCE_BITS, is_outdated, offset_kept_below
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
-from sidecar.daemon.ids import TakenPartition, overdue
 from sidecar.daemon.record import CHANGELOG
+from sidecar.daemon.taken import TakenPartition, overdue
 from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note

@@ -23,7 +23,8 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds, id_reader
 from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.records import NO_ID, Columns, Header, Message, Run, TopicPartition
-from sidecar.core.windows.dedup import EVER, RotatingSet
+from sidecar.core.windows.bitmap import EVER
+from sidecar.core.windows.dedup import RotatingSet
 from sidecar.runtime.lane import fields_of
 from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, LaneMessages
 from sidecar.spark.ranges.broker import OpenLane

@@ -19,19 +19,17 @@ from pathlib import Path
 from sidecar import files
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.idruns import GROWTH, RUN_MAX, Keys, SortedRun
-from sidecar.state.folder import state_error
+from sidecar.state.folder import IDS_FOLDER, state_error
 from sidecar.state.ids.file import Look, MappedRun, open_run, write
 from sidecar.state.ids.places import IdFile, Places
 from sidecar.state.interface import Damage
-
-FOLDER = "ids"
 
 
 class IdFiles:
     """All files of ids below a state folder."""
 
     def __init__(self, folder: Path, on_damage: Callable[[Damage], None]) -> None:
-        self._places = Places(folder / FOLDER, on_damage)
+        self._places = Places(folder / IDS_FOLDER, on_damage)
         self._lock = threading.RLock()
         self._open: dict[TopicPartition, list[IdFile]] = {}
         """The files found so far, in the order of generations and additions."""

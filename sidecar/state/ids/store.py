@@ -44,6 +44,7 @@ class IdStore:
         self._listed: dict[TopicPartition, dict[str, int]] = {}
         """Files and checksums listed in the database, for partitions whose files were compared with the list."""
         self.files = IdFiles(folder, on_damage)
+        self.bind = self.files.bind
 
     def forget_database(self) -> None:
         """Adapt to a new database, in which nothing is stored."""

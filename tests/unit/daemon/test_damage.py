@@ -27,6 +27,7 @@ def test_damage_that_is_found_in_mid_life_is_told(tmp_path: Path) -> None:
     nothing: Any = SimpleNamespace(
         EFFECTS=(),
         owned=(),
+        remembers_ids=False,
         committed=lambda *_: None,
         begin_commit=lambda _: [],
         take_held_ids=list,

@@ -13,7 +13,7 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.feed import BUSY_POLL_S, DUE_POLL_S, Feed
-from sidecar.daemon.ids import TakenPartition
+from sidecar.daemon.taken import TakenPartition
 from sidecar.sources.base import Assignment, ReadPast, SettledWindow
 from sidecar.state.interface import PartitionSnapshot
 
@@ -76,20 +76,12 @@ def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
     fed.source.poll.return_value = [Run(TP, ["m"], 5, 5), Run(OTHER, ["m"], 7, 7), ReadPast(TP, 9)]
     fed.feed.poll()
     assert [call.args[0].tp for call in fed.pipeline.read.call_args_list] == [OTHER]
-    fed.ids.loading, fed.ids.sorted.return_value = {}, taken
-    fed.feed.sorted(Mock())
+    fed.ids.loading = {}
+    fed.feed.loaded(taken)
     assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER, TP]
     assert fed.pipeline.read.call_args.args[0] == Run(TP, ["m"], 5, 5)
     assert fed.pipeline.read_past.call_args.args[:2] == (TP, 9)
     assert (fed.paused, fed.feed.is_loading) == (frozenset(), False)
-
-
-def test_ids_that_are_not_there_yet_give_nothing() -> None:
-    """They are tried again."""
-    fed = Fed()
-    fed.ids.sorted.return_value = None
-    fed.feed.sorted(Mock())
-    assert not fed.pipeline.assign.called and not fed.source.pause.called
 
 
 def test_what_the_core_does_not_want_is_paused() -> None:

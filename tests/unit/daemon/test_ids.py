@@ -15,6 +15,7 @@ import pytest
 
 from sidecar.config.model import Settings
 from sidecar.core.effects import Commit, CommitItem
+from sidecar.core.intake.identities import Identities
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon import ids as daemon_ids
@@ -187,7 +188,7 @@ def living() -> Iterator[Life]:
         yield life
     finally:
         life.state.slow.go_on.set()
-        life.supervisor.ids.sorter.close()
+        life.supervisor.ids.close()
         life.senders.close(1.0)
         life.writer.close()
 
@@ -245,7 +246,7 @@ def test_nothing_waits_for_ids(how: str) -> None:
             while life.supervisor.turn():
                 pass
             leave(life.supervisor, life.writer, life.state, life.letters)
-            life.supervisor.ids.sorter.close()
+            life.supervisor.ids.close()
         else:
             getattr(life.supervisor.listener, how)([ORDERS])
         assert time.monotonic() - begun_s < 1
@@ -314,7 +315,7 @@ def test_settled_ids_are_sorted_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
         life.assign(ORDERS)
         life.until(lambda: ORDERS in life.supervisor.pipeline.partitions)
         life.hand_over(ORDERS, 0, *range(150))
-        window = cast(Any, life.supervisor.pipeline.intake.ids.window(ORDERS))
+        window = cast(Identities, life.supervisor.pipeline.intake.identities).window(ORDERS)
         life.until(lambda: life.books(ORDERS) == (150, 0))
         life.settle(ORDERS, 0, *range(120))
         life.until(lambda: sum(map(len, window.young.stored)) >= 120)  # the pipeline's own commit may add the others

@@ -32,14 +32,15 @@ except Opened:
 """
 LEFT_OUT = (
     "sidecar.delay", "sidecar.daemon.delays", "sidecar.ledger", "sidecar.sources.rocketmq", "sidecar.spark",
-    "sidecar.zone", "pyspark", "pyarrow", "psycopg", "grpc",
+    "sidecar.zone", "sidecar.daemon.ids", "sidecar.state.ids", "sidecar.core.windows.dedup",
+    "numpy", "pyspark", "pyarrow", "psycopg", "grpc",
 )  # fmt: skip
 NOTICES = {"sidecar.daemon.delays", "sidecar.daemon.delays.absent"}
 """Notice delayed messages that others left."""
 
 
 def test_a_daemon_imports_nothing_that_its_file_does_not_configure(tmp_path: Path) -> None:
-    """Delay, ledger, RocketMQ and Spark cost a plain file neither start-up time nor memory."""
+    """Delay, ids, ledger, RocketMQ and Spark cost a plain file neither start-up time nor memory."""
     done = subprocess.run(
         [sys.executable, "-c", START, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )

@@ -14,7 +14,7 @@ from sidecar.core.lineage import Lineage
 from sidecar.core.partition_state import PartitionState
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
-from sidecar.core.windows.dedup import RotatingBitmap
+from sidecar.core.windows.bitmap import RotatingBitmap
 from sidecar.daemon.supervisor import Supervisor
 from sidecar.runtime.build import build
 from sidecar.runtime.worker import Worker

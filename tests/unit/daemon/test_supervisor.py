@@ -41,6 +41,7 @@ class Core:
     """A pipeline that has one commit to make, and another partition to give up."""
 
     EFFECTS = Pipeline.EFFECTS
+    remembers_ids = True
 
     def __init__(self) -> None:
         self.effects: list[Effect] = [Commit([CommitItem(KEPT, "scope", PartitionState(5, 5), 0, array("q", [7]))])]

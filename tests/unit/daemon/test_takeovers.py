@@ -18,8 +18,8 @@ from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.delays.takeovers import RETRY_S, Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.feed import Feed
-from sidecar.daemon.ids import TakenPartition
 from sidecar.daemon.record import OVERDUE_S
+from sidecar.daemon.taken import TakenPartition
 from sidecar.delay.changelog import takeover
 from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord
 from sidecar.delay.changelog.reach import PutReach

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.records import Attempt, TopicPartition
-from sidecar.core.windows.dedup import RotatingBitmap
+from sidecar.core.windows.bitmap import RotatingBitmap
 from sidecar.errors import ConfigError
 from sidecar.state.interface import ProgressKey, StoredLetter
 from sidecar.state.store import Store

@@ -23,7 +23,7 @@ import pytest
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.state.ids.store import FILED_MIN
-from sidecar.state.interface import IdSegment, PartitionSnapshot, StoredLetter
+from sidecar.state.interface import IdSegment, NoStoredIds, PartitionSnapshot, StoredIds, StoredLetter
 from sidecar.state.store import Store
 
 ORDERS = TopicPartition("orders", 3)
@@ -67,6 +67,29 @@ def test_the_folder_is_made_private(tmp_path: Path) -> None:
     assert {path.name for path in modes} >= {"lock", "state.db", "state.db-wal", "ids"}
     assert sum(path.suffix == ".ids" for path in modes) == 2
     assert {(path.is_dir(), mode) for path, mode in modes.items()} == {(True, 0o700), (False, 0o600)}
+
+
+@pytest.mark.parametrize("count", [1, FILED_MIN], ids=["a row", "a file"])
+def test_ids_that_are_left_are_dropped_by_an_owner_that_remembers_none(tmp_path: Path, count: int) -> None:
+    """Otherwise they would come back with the ids, after an operator's reset in between."""
+    with closing(Store(tmp_path)) as store:
+        store.ids.append([IdSegment(ORDERS, 1, array("q", range(count)).tobytes())])
+        store.ids.sort(ORDERS)
+    with closing(Store(tmp_path, remembers_ids=False)) as store:
+        store.ids.drop_before(ORDERS, 1 << 62)
+    with closing(Store(tmp_path)) as store:
+        assert store.ids.load(ORDERS) == []
+
+
+def test_a_state_without_ids_needs_none(tmp_path: Path) -> None:
+    """It is bound, takes a partition that starts over, and is sound for an owner with ids."""
+    with closing(Store(tmp_path, remembers_ids=False)) as store:
+        assert isinstance(store.ids, NoStoredIds)
+        assert store.bind("c", "g")
+        store.ids.drop_before(ORDERS, 1 << 62)
+        assert not store.bind("another", "g")
+    with closing(Store(tmp_path)) as store:
+        assert store.ids.sort(ORDERS) == StoredIds({}, {})
 
 
 def test_a_second_process_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:

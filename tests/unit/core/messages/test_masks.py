@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from sidecar.core.messages.fields import Raw
@@ -41,7 +40,6 @@ def test_what_takes_all_refuses_nothing() -> None:
     assert mask.bits == MASK_ALL
     assert mask.predicate(lambda raw: (), is_plain=True)(b"any")
     assert mask.may_match(0)
-    assert mask.may_match_each(np.array([0, 5], np.uint64)).all()
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -49,11 +47,10 @@ def test_masks_of_several_tags_match_if_one_is_wanted(count: int) -> None:
     """The bits of one wanted tag must all be there; those of two that have them together do not count as one."""
     wanted = [b"wanted-%d" % n for n in range(count)]
     mask, others = TagMask(wanted), [mask_of([b"x-%d" % n, b"y-%d" % n]) for n in range(10)]
-    found = mask.may_match_each(np.array([*others, mask_of([b"other", wanted[-1]]), 0], np.uint64))
-    assert found[10]
-    assert not found[11]
-    assert found[:10].sum() <= 1
+    assert mask.may_match(mask_of([b"other", wanted[-1]]))
     assert mask.may_match(mask_of([wanted[0]]))
+    assert not mask.may_match(0)
+    assert sum(map(mask.may_match, others)) <= 1
 
 
 def test_refused_tags_are_not_looked_at_and_not_remembered() -> None:

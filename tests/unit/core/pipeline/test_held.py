@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from typing import cast
 
 import pytest
 
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import TopicPartition
-from sidecar.core.windows.dedup import RotatingSet
 from tests.support.shell import Shell
 
 GROUPS = 3_000
@@ -41,5 +38,4 @@ def test_open_messages_of_many_groups_are_counted_at_what_they_take(rows: int, *
 
 def _ids_bytes(pipeline: Pipeline) -> int:
     """Of the ids that are remembered, which are counted apart."""
-    window = cast("RotatingSet", pipeline.intake.ids.window(TopicPartition("t", 0)))
-    return window.young.nbytes
+    return pipeline.remembered_ids().memory_bytes

@@ -28,7 +28,7 @@ from sidecar.core.partition_state import (
 from sidecar.core.parts import Batch
 from sidecar.core.pipeline.pipeline import BUSY_MS, OPEN_MS
 from sidecar.core.records import Answer, FailedRow, Fragment, Run, TopicPartition, Verdict
-from sidecar.core.windows.dedup import RotatingBitmap
+from sidecar.core.windows.bitmap import RotatingBitmap
 from sidecar.ops.snapshot import STOP_REASONS
 from sidecar.state.offset_map import Identity, decode, encode
 from tests.support.shell import ACK, FRESH, REJECT, RETRY, TP, Shell, rows

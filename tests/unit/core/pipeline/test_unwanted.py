@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from sidecar.core.intake.identities import Identities
 from sidecar.core.intake.intake import FIRST
 from sidecar.core.messages.ids import OddIds
 from sidecar.core.messages.tags import NO_TAG, UNWANTED_MAX, TagFilter
@@ -100,7 +101,7 @@ def test_messages_without_an_id_are_looked_at() -> None:
     shell = Shell(ids=True, sorting=RULES)
     odd = Odd()
     shell.pipeline.intake.reading = replace(shell.pipeline.intake.reading, odd_ids=odd)
-    shell.pipeline.intake.identities._odd = odd
+    cast(Identities, shell.pipeline.intake.identities)._odd = odd
     shell.read((0, 1, 7, b"x"), (1, 1, None, b"x"), (2, 1, 8, b"x"))
     assert shell.pipeline.intake.reading.odd_ids is odd
     assert (odd.count, odd.last) == (1, TP)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import doctest
 from array import array
+from typing import cast
 
 import numpy as np
 import pytest
 from pyroaring import BitMap64
 
+from sidecar.core.intake.known import NoIdentities
+from sidecar.core.partition.partition import Partition
+from sidecar.core.records import TopicPartition
 from sidecar.core.windows import dedup
-from sidecar.core.windows.dedup import RECENT_MIN, Deduplicator, IdRoom, Moment, RotatingBitmap, RotatingSet
+from sidecar.core.windows.bitmap import IdCounts, Moment, RotatingBitmap
+from sidecar.core.windows.dedup import RECENT_MIN, Deduplicator, IdRoom, RotatingSet
 from sidecar.core.windows.idruns import SortedRun, mixed
 
 
@@ -237,3 +242,13 @@ def test_capacity_must_hold_two_generations() -> None:
     """A capacity that cannot rotate is refused by name."""
     with pytest.raises(ValueError, match="at least 2, not 1"):
         Deduplicator(1)
+
+
+def test_without_ids_every_message_is_new() -> None:
+    """Nothing is remembered either."""
+    none, tp, partition = NoIdentities(), TopicPartition("t", 0), cast(Partition, None)
+    assert none.take_ids(partition, 5, none.read(tp, ["m"]), 0.0) == []
+    assert none.take_ids(partition, 5, [7, 7], 0.0) == [True, True]
+    assert not none.has_copies(tp)
+    assert none.take_all(partition, 5, array("q", [7, 7]), 0.0) == b"\1\1"
+    assert (none.restore(tp, {}, {}, 0.0, -1), none.generation(tp), none.count()) == (0, 0, IdCounts())
