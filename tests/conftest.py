@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Generator, Iterator, Mapping
@@ -11,6 +12,8 @@ from typing import Any
 import hypothesis
 import pytest
 import structlog
+from typing_extensions import override
+from xdist.scheduler import LoadFileScheduling
 
 from sidecar.runtime.lane import is_built
 from tests.support.kafka import Broker, KafkaBroker, MakeTopic, unique
@@ -51,6 +54,8 @@ SLOW = (
 """These files are marked `slow`. They begin in this order: at the end no process is left alone with a long one."""
 OUTSIDE = {"integration", "spark", "conformance"}
 """Folders that have such files."""
+SHARED = ("spark: SparkSession", "rocketmq: Node")
+"""Parameters of tests for what a process of pytest has once, and is dear to start, to warm up or to leave idle."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,18 +73,40 @@ def logging_untouched() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark and order what is in `SLOW`, behind the simulator, whose files are long; the rest stays as it is."""
+    """Mark and order what is in `SLOW`; what shares, and the simulator's long files, come before all others."""
     for item in items:
-        if 0 <= _rank(item) < len(SLOW):
+        if _place(item.path) < len(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=_rank)
+    items.sort(key=lambda item: (_rank(item.path), _place(item.path)))
 
 
-def _rank(item: pytest.Item) -> int:
-    folder = item.path.parent.name
-    if folder == "simulation":
-        return -1
-    return SLOW.index(item.path.stem) if item.path.stem in SLOW and folder in OUTSIDE else len(SLOW)
+def _place(path: Path) -> int:
+    return SLOW.index(path.stem) if path.stem in SLOW and path.parent.name in OUTSIDE else len(SLOW)
+
+
+def _rank(path: Path) -> int:
+    shared = _shared(path)
+    return SHARED.index(shared) if shared else len(SHARED) + (path.parent.name != "simulation")
+
+
+@functools.cache
+def _shared(path: Path) -> str:
+    text = path.read_text()
+    return next((parameter for parameter in SHARED if parameter in text), "")
+
+
+class SharingFiles(LoadFileScheduling):
+    """Gives files to workers, all that share the same to one."""
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return _shared(self.config.rootpath / file) or file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Use it for `--dist loadfile`."""
+    return SharingFiles(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
