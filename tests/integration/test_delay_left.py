@@ -11,13 +11,14 @@ import pytest
 
 from tests.scenarios.delayed import HEADER
 from tests.scenarios.exactly_once import configuration, finish, new_topics
+from tests.support.clock import Clock
 from tests.support.kafka import Broker, Outgoing, produce
 from tests.support.process import Daemon, wait_until, write_config
 from tests.support.receiver import Receiver
 
 STORES = pytest.mark.parametrize("store", ["changelog", "local", "postgresql"])
 EACH = 7
-HOUR_MS = 3_600_000
+HOUR_S = 3_600
 
 
 def section(store: str, request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -27,9 +28,9 @@ def section(store: str, request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"store": store}
 
 
-def hold(broker: Broker, daemon: Daemon, topics: Sequence[str], due_ms: int = HOUR_MS) -> None:
-    """Produce messages of each topic that are due then, and wait until the daemon holds them."""
-    due = b"%d" % (time.time_ns() // 1_000_000 + due_ms)
+def hold(broker: Broker, daemon: Daemon, topics: Sequence[str]) -> None:
+    """Produce messages of each topic that are due in an hour, and wait until the daemon holds them."""
+    due = b"%d" % (time.time_ns() // 1_000_000 + HOUR_S * 1_000)
     for topic in topics:
         sent = [Outgoing(i % 2, b"%d" % i, None, [("tag", b"a"), (HEADER, due)]) for i in range(EACH)]
         produce(broker.bootstrap, topic, sent)
@@ -77,12 +78,15 @@ def test_messages_of_a_topic_that_is_taken_out_are_told(
     topics = kept, gone = new_topics(kafka, 2, 2)
     with Receiver() as receiver:
         config = configuration(kafka, topics, receiver.url, "*", delay=section(store, request))
-        with Daemon(tmp_path, config) as daemon:
+        clock = Clock(tmp_path / "clock")
+        with Daemon(tmp_path, config, program=clock.program) as daemon:
             daemon.wait_ready()
-            hold(kafka, daemon, topics, 45_000)
+            hold(kafka, daemon, topics)
             restart(daemon, [kept])
             await_told(daemon, gone, "source.kafka.topics does not name it")
             restart(daemon, topics)
+            await_held(daemon, 2 * EACH)
+            clock.go_on(HOUR_S)
             wait_until(lambda: len(receiver.rows()) >= 2 * EACH, 90, "all are delivered", detail=daemon.log_tail)
             finish(kafka, daemon, 30)
             assert (len(receiver.rows()), len(set(receiver.rows()))) == (2 * EACH, 2 * EACH)
