@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,50 +43,82 @@ def count(spark: SparkSession, folder: Path, table: dict[str, Any]) -> int:
     return spark.read.format(table["format"]).load(str(folder / "table")).count()
 
 
-def test_an_older_copy_of_the_checkpoint_is_refused(spark: SparkSession, tmp_path: Path, table: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Filled:
+    """A folder whose table got a micro-batch in each of two runs, and copies of it after each."""
+
+    folder: Path
+    copies: Mapping[int, Path]
+
+    def bring_back(self, runs: int, *names: str) -> Path:
+        """Let what is called so, or all, be as after so many runs; the folder is given back."""
+        for name in names or [path.name for path in self.folder.iterdir()]:
+            shutil.rmtree(self.folder / name)
+        for name in names or [path.name for path in self.copies[runs].iterdir()]:
+            shutil.copytree(self.copies[runs] / name, self.folder / name)
+        return self.folder
+
+
+@pytest.fixture(scope="module")
+def all_filled() -> dict[str, Filled]:
+    """By kind of table; each is filled once."""
+    return {}
+
+
+@pytest.fixture
+def filled(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    table: dict[str, Any],
+    all_filled: dict[str, Filled],
+) -> Filled:
+    """The folder for a table of this kind."""
+    form = request.node.callspec.params["table"]
+    if form not in all_filled:
+        folder, copies = tmp_path_factory.mktemp("filled"), tmp_path_factory.mktemp("copies")
+        made = Filled(folder, {run: copies / f"{run}" for run in (1, 2)})
+        for run, copy in made.copies.items():
+            land(folder, 10 * (run - 1))
+            ingest(folder, **table)
+            shutil.copytree(folder, copy)
+        all_filled[form] = made
+    forget_tables(spark)
+    return all_filled[form]
+
+
+def test_an_older_copy_of_the_checkpoint_is_refused(spark: SparkSession, filled: Filled, table: dict[str, Any]) -> None:
     """The micro-batches that it has not begun would be left out, though they are to have other rows."""
-    land(tmp_path, 0)
-    ingest(tmp_path, **table)
-    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
-    land(tmp_path, 10)
-    ingest(tmp_path, **table)
-    before = count(spark, tmp_path, table)
-    shutil.rmtree(tmp_path / "checkpoint")
-    (tmp_path / "copy").rename(tmp_path / "checkpoint")
-    land(tmp_path, 20)
+    folder = filled.bring_back(2)
+    before = count(spark, folder, table)
+    filled.bring_back(1, "checkpoint")
+    land(folder, 20)
     with pytest.raises(
         ConfigError, match=r"has micro-batches up to number 1, and the checkpoint .* up to 0"
     ) as refused:
-        ingest(tmp_path, **table)
+        ingest(folder, **table)
     assert "Bring back the checkpoint that filled it" in refused.value.hint
-    assert count(spark, tmp_path, table) == before
+    assert count(spark, folder, table) == before
 
 
 @APPENDED
-def test_an_older_copy_of_the_table_is_refused(spark: SparkSession, tmp_path: Path, table: dict[str, Any]) -> None:
+def test_an_older_copy_of_the_table_is_refused(filled: Filled, table: dict[str, Any]) -> None:
     """It would lack the rows of the micro-batches that its checkpoint has put into it since."""
-    land(tmp_path, 0)
-    ingest(tmp_path, **table)
-    shutil.copytree(tmp_path / "table", tmp_path / "copy")
-    land(tmp_path, 10)
-    ingest(tmp_path, **table)
-    shutil.rmtree(tmp_path / "table")
-    (tmp_path / "copy").rename(tmp_path / "table")
-    forget_tables(spark)
+    folder = filled.bring_back(2)
+    filled.bring_back(1, "table")
     with pytest.raises(ConfigError, match=r"has micro-batches up to number 0 of the checkpoint .* up to number 1 into"):
-        ingest(tmp_path, **table)
+        ingest(folder, **table)
 
 
 @APPENDED
-def test_a_new_checkpoint_does_not_append_all_again(spark: SparkSession, tmp_path: Path, table: dict[str, Any]) -> None:
+def test_a_new_checkpoint_does_not_append_all_again(spark: SparkSession, filled: Filled, table: dict[str, Any]) -> None:
     """Not unless it is said what to do with the rows that are there."""
-    land(tmp_path, 0)
-    ingest(tmp_path, **table)
-    before = count(spark, tmp_path, table)
-    (tmp_path / "checkpoint").rename(tmp_path / "earlier")
+    folder = filled.bring_back(1)
+    before = count(spark, folder, table)
+    (folder / "checkpoint").rename(folder / "earlier")
     with pytest.raises(ConfigError, match=r"another one filled it|is new: all of them would be appended again"):
-        ingest(tmp_path, **table)
-    assert count(spark, tmp_path, table) == before
+        ingest(folder, **table)
+    assert count(spark, folder, table) == before
 
 
 @pytest.mark.parametrize("table", ["delta", "deltalake", "deltalake merged"], indirect=True)
@@ -105,16 +139,15 @@ def test_a_new_checkpoint_goes_on_where_the_table_ends(
 
 @pytest.mark.parametrize("table", ["delta"], indirect=True)
 def test_rows_beside_those_that_are_there_must_be_asked_for(
-    spark: SparkSession, tmp_path: Path, table: dict[str, Any]
+    spark: SparkSession, filled: Filled, table: dict[str, Any]
 ) -> None:
     """For example, because the earlier ones were deleted."""
-    land(tmp_path, 0)
-    ingest(tmp_path, **table)
-    before = count(spark, tmp_path, table)
-    shutil.rmtree(tmp_path / "checkpoint")
-    shutil.rmtree(tmp_path / "zone" / "ack")
-    ingest(tmp_path, **table, resume="beside")
-    assert count(spark, tmp_path, table) == 2 * before
+    folder = filled.bring_back(1)
+    before = count(spark, folder, table)
+    shutil.rmtree(folder / "checkpoint")
+    shutil.rmtree(folder / "zone" / "ack")
+    ingest(folder, **table, resume="beside")
+    assert count(spark, folder, table) == 2 * before
 
 
 @pytest.mark.parametrize("kind", ["delta", "deltalake"])
@@ -175,13 +208,12 @@ def forget_tables(spark: SparkSession) -> None:
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
-def test_a_table_that_is_gone_is_refused(tmp_path: Path, table: dict[str, Any]) -> None:
+def test_a_table_that_is_gone_is_refused(filled: Filled, table: dict[str, Any]) -> None:
     """A share that is not mounted is an empty folder: a new table in it would lack all earlier rows."""
-    land(tmp_path, 0)
-    ingest(tmp_path, **table)
-    shutil.rmtree(tmp_path / "table")
-    (tmp_path / "table").mkdir()
-    land(tmp_path, 10)
+    folder = filled.bring_back(1)
+    shutil.rmtree(folder / "table")
+    (folder / "table").mkdir()
+    land(folder, 10)
     with pytest.raises(ConfigError, match=r"is not there, and the checkpoint .* up to number 0 into it"):
-        ingest(tmp_path, **table)
-    assert list((tmp_path / "table").iterdir()) == []
+        ingest(folder, **table)
+    assert list((folder / "table").iterdir()) == []
