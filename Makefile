@@ -45,7 +45,9 @@ help:
 	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
 	@echo "make chaos   random kills, rebalances and outages, and a soak under all of them: HOURS=1"
 
-test: lint jars
+# Beside each other: at its first use mypy is busy for a minute, and the jars for two.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j 2 lint jars
 	@$(PYTEST) -n 2 -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(CORE))
 

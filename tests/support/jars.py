@@ -153,16 +153,19 @@ def _fetch(pom: Path, libs: Path) -> None:
 if __name__ == "__main__":
     from tests.support.promtool import promtool
 
+    # In a process whose output is seen only if it fails: Spark prints warnings to whoever starts it.
+    make_archives = [sys.executable, "-c", "from tests.support import class_data; class_data.make_archives()"]
     try:
         jars()
         spark_jars()
         rocketmq_jars()
-        postgresql_server()
-        rocketmq_jars(4)
-        promtool()
-        # In a process whose output is seen only if it fails: Spark prints warnings to whoever starts it.
-        archives = [sys.executable, "-c", "from tests.support import class_data; class_data.make_archives()"]
-        if (made := subprocess.run(archives, capture_output=True, text=True, check=False)).returncode:
-            raise RuntimeError(f"no archives of classes were made:\n{made.stdout}{made.stderr}")
+        # Beside the archives, which take a minute, the rest is fetched.
+        with subprocess.Popen(make_archives, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as making:
+            postgresql_server()
+            rocketmq_jars(4)
+            promtool()
+            output, _ = making.communicate()
+        if making.returncode:
+            raise RuntimeError(f"no archives of classes were made:\n{output}")
     except RuntimeError as error:
         raise SystemExit(str(error)) from None
