@@ -51,8 +51,9 @@ test: $(INSTALLED)
 	@$(PYTEST) -n 2 -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(CORE))
 
+# Only the folders that have slow tests: to collect all takes each worker 10 s more.
 test-all: test
-	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" tests
+	@$(PYTEST) --no-loadscope-reorder -m "slow and not proof" $(addprefix tests/,conformance integration simulation spark)
 	@SIDECAR_TEST_LANE=off $(PYTEST) -m "not proof" $(call kafka,kills members exactly_once)
 
 # Daemons read Kafka in C, where a compiler is; here they do not.
