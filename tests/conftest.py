@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import structlog
 from typing_extensions import override
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from sidecar.runtime.lane import is_built
 from tests.support.kafka import Broker, KafkaBroker, MakeTopic, unique
@@ -95,12 +95,12 @@ def _shared(path: Path) -> str:
     return next((parameter for parameter in SHARED if parameter in text), "")
 
 
-class SharingFiles(LoadFileScheduling):
+class SharingFiles(LoadFileScheduling):  # type: ignore[misc]
     """Gives files to workers, all that share the same to one."""
 
     @override
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
+        file = str(super()._split_scope(nodeid))
         return _shared(self.config.rootpath / file) or file
 
 
