@@ -30,7 +30,7 @@ from rocksdict import (
 from sidecar import files
 from sidecar.delay.interface import FileDamage
 from sidecar.delay.rows import Kind, Pair
-from sidecar.delay.wal import has_write_behind
+from sidecar.delay.wal import broken_off, has_write_behind, spoil
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
 
@@ -88,7 +88,10 @@ def opened(path: Path) -> tuple[Rdict, bool]:
     whole = Rdict(str(path), options(), access_type=AccessType.read_only())
     last = whole.latest_sequence_number()
     whole.close()
-    is_damaged = any(has_write_behind(log.read_bytes(), last) for log in logs)
+    contents = {log: log.read_bytes() for log in logs}
+    is_damaged = any(has_write_behind(content, last) for content in contents.values())
+    for log, content in contents.items() if is_damaged else ():
+        spoil(log, broken_off(content, last))
     return Rdict(str(path), options(skips_damage=is_damaged)), is_damaged
 
 
@@ -108,7 +111,7 @@ def translated() -> Iterator[None]:
         text = str(error)
         if _CORRUPTION.search(text):
             raise DamageError(text) from error
-        number = _ERRORS.get(text.rpartition(": ")[2])
+        number = _ERRORS.get(text.rpartition(": ")[2].partition(" (os error")[0])
         raise (OSError(text) if number is None else OSError(number, os.strerror(number))) from error
 
 

@@ -298,6 +298,41 @@ def test_a_flipped_bit_in_the_log_costs_what_is_beside_it(tmp_path: Path) -> Non
         assert [damage.path for damage in held.damages] == [folder / "rows"]
 
 
+SIZE = 100_000
+"""A write of this size is in four records of the log."""
+
+
+@pytest.mark.parametrize("record", range(4))
+def test_a_flipped_bit_in_a_write_of_several_records_costs_what_is_beside_it(tmp_path: Path, record: int) -> None:
+    """RocksDB refuses such a log if the damaged record is not the first one."""
+    held = DelayStore(tmp_path / "store")
+    for i in range(4):
+        held.put(START_MS, b"%d" % i * SIZE)
+        held.sync()
+    folder = killed(held)
+    log = partition_store.log_of(folder)
+    flip(log, log.read_bytes().index(b"1" * 100) + min(record << 15, SIZE - 100))
+    for damages in (1, 0):
+        with DelayStore(folder) as held:
+            found = {value[:1] for value in values(held) if value}
+            assert {b"0", b"3"} <= found < {b"0", b"1", b"2", b"3"}
+            assert len(held.damages) == damages
+
+
+def test_a_log_that_lost_its_end_within_a_write_of_several_records_is_as_after_a_power_cut(tmp_path: Path) -> None:
+    """A kill leaves such a log, too, and nothing is told."""
+    held = DelayStore(tmp_path / "store")
+    for i in range(2):
+        held.put(START_MS, b"%d" % i * SIZE)
+        held.sync()
+    folder = killed(held)
+    log = partition_store.log_of(folder)
+    os.truncate(log, log.read_bytes().index(b"1" * 100) + 70_000)
+    with DelayStore(folder) as held:
+        assert [value and value[:1] for value in values(held)] == [b"0"]
+        assert not held.damages
+
+
 @pytest.mark.parametrize("tail", [b"", bytes(100), b"\xa5" * 100])
 def test_a_log_that_lost_its_end_is_as_after_a_power_cut(tmp_path: Path, tail: bytes) -> None:
     """The last write may be missing as a whole, and nothing is told: it was not durable."""
@@ -329,6 +364,14 @@ def test_a_full_disk_refuses_a_group_as_a_whole(tmp_path: Path) -> None:
     held.sync()
     with DelayStore(killed(held)) as held:
         assert values(held) == [b"first", b"second"]
+
+
+def test_an_error_is_known_by_the_text_of_either_library() -> None:
+    """RocksDB's end with the reason, those of its Python library with a number behind that."""
+    for text in ("IO error: While appending to file: No space left on device", "No space left on device (os error 28)"):
+        with pytest.raises(OSError, match="No space left on device") as caught, database.translated():
+            raise RuntimeError(text)
+        assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_full_disk_stops_what_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
