@@ -23,7 +23,7 @@ from sidecar.daemon.delays.absent import NoDelays
 from sidecar.daemon.record import COMMIT, IDS, LEDGER, LoopRecord
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.daemon.taken import NoIdKeeper
-from sidecar.runtime.ledger_worker import NoLedger
+from sidecar.runtime.no_ledger import NoLedger
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Source
 

@@ -36,10 +36,10 @@ from sidecar.owner import Owner
 from sidecar.runtime.build import HELD_SHARE, build, pipeline_groups_of, plan_memory, pushed_expression
 from sidecar.runtime.dead_letters import DeadLetterWriter, open_dead_letters
 from sidecar.runtime.lane import refusal
-from sidecar.runtime.ledger_worker import LedgerWorker, NoLedger, open_ledger_worker
+from sidecar.runtime.no_ledger import NoLedger
 from sidecar.runtime.worker import Senders, Worker
 from sidecar.sources.base import Source, TakesBack
-from sidecar.sources.context import SourceContext, build_source, place_id
+from sidecar.sources.context import ExchangeTable, SourceContext, build_source, place_id
 from sidecar.state.interface import Rules, State
 from sidecar.state.offset_map import STORES_CHARACTERS
 from sidecar.state.store import Store
@@ -220,9 +220,14 @@ class Daemon:
             # Only Kafka's clusters have an id: those of RocketMQ have names, which are mostly the default.
             return Owner(group, state.cluster_id if settings.source.kafka_ else "")
 
-        ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox, owner)
+        ledger, exchange = NoLedger(), None
+        if dedup.ledger is not None:
+            from sidecar.runtime.ledger_worker import open_ledger_worker
+
+            ledger = open_ledger_worker(dedup.ledger, group, dedup.capacity, settings.state.dir, inbox, owner)
+            exchange = ledger if dedup.ledger.postgresql else None
         stack.enter_context(closing(ledger))
-        source = self._source(settings, state) if self._source else make_source(settings, rules, state, ledger)
+        source = self._source(settings, state) if self._source else make_source(settings, rules, state, exchange)
         pipeline, sink = build(settings, source.columns)
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
@@ -340,18 +345,17 @@ def _tells_when_slow(record: LoopRecord) -> Iterator[None]:
         done.set()
 
 
-def make_source(settings: Settings, rules: Rules, state: State, ledger: NoLedger) -> Source:
+def make_source(settings: Settings, rules: Rules, state: State, exchange: ExchangeTable | None = None) -> Source:
     """Create the configured source.
 
     Args:
         state: Storage that survives a crash.
-        ledger: Lets members of the group exchange messages, if they share it.
+        exchange: A ledger that the members of the group share.
 
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.
     """
     queue_bytes, folder = plan_memory(settings.memory.budget_bytes).queue_bytes, Path(settings.state.dir)
-    chosen = settings.dedup.ledger
     context = SourceContext(
         state=state,
         folder=folder,
@@ -364,7 +368,7 @@ def make_source(settings: Settings, rules: Rules, state: State, ledger: NoLedger
         keeps_order=settings.sink.chosen.keeps_order,
         remembers_ids=settings.dedup.remembers_ids,
         lane_refusal=refusal(settings),
-        exchange=ledger if isinstance(ledger, LedgerWorker) and chosen and chosen.postgresql else None,
+        exchange=exchange,
         tell=_tell,
     )
     return build_source(settings.source, context)

@@ -33,8 +33,8 @@ from sidecar.daemon.snapshots import Snapped, Snapshots
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.daemon.taken import MEMORY_BYTES, NoIdKeeper
 from sidecar.runtime.dead_letters import DeadLetterWriter, LettersStored
-from sidecar.runtime.ledger_worker import ClaimAnswered, NoLedger
 from sidecar.runtime.loop import Perform, PipelineLoop, Receive, write_report
+from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
 from sidecar.runtime.worker import Answered, Senders, Worker
 from sidecar.sources.base import Source
 from sidecar.state.interface import State

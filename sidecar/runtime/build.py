@@ -18,10 +18,8 @@ from sidecar.core.batching import Limits
 from sidecar.core.cutting import BatchRules
 from sidecar.core.delivery.rules import DeliveryRules
 from sidecar.core.intake.reading import ReadingRules, ReadTags
-from sidecar.core.messages.cancels import cancel_reader
 from sidecar.core.messages.due import ReadDue, due_reader
 from sidecar.core.messages.fields import Field, Raw
-from sidecar.core.messages.ids import OddIds, id_reader, key_reader
 from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -173,9 +171,11 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
     reading, sink = build_reading(settings, columns)
     digest = columns.digest if isinstance(columns, KafkaColumns | LaneColumns) else None
     # Bitmaps of ids cannot be kept in files, so all kinds of ids are kept in the same way.
-    cancels = cancel_reader(columns) if settings.delay else None
-    due = due_reader_of(settings, columns)
-    reading = replace(reading, bitmap_ids=False, digest=digest, due=due, cancels=cancels)
+    reading = replace(reading, bitmap_ids=False, digest=digest)
+    if settings.delay is not None:
+        from sidecar.core.messages.cancels import cancel_reader
+
+        reading = replace(reading, due=due_reader_of(settings, columns), cancels=cancel_reader(columns))
     return Parts(reading, batch_rules(settings), delivery_rules(settings, sink.framer.separator), sink)
 
 
@@ -239,7 +239,15 @@ class ReadingPlan:
             framer = framer_of(self.sink.row_format, columns, tags_of, framer)
         in_lane = self.in_lane and isinstance(columns, LaneColumns)
         lane = lane_rules(self.tags, dedup, self.sink.row_format, filter_) if in_lane else {}
-        odd = OddIds(dedup.field, dedup.as_, columns) if dedup.field else None
+        odd, ids, keys = None, None, None
+        if dedup.field is not None:
+            from sidecar.core.messages.ids import OddIds, id_reader, key_reader
+
+            odd = OddIds(dedup.field, dedup.as_, columns)
+            if dedup.ledger is None:
+                ids = id_reader(dedup.field, dedup.as_, columns)
+            else:
+                keys = key_reader(dedup.field, dedup.as_, columns, self.group_id, odd)
         reading = ReadingRules(
             columns=columns,
             framer=framer,
@@ -250,14 +258,12 @@ class ReadingPlan:
             plain_mask=filter_.plain_mask,
             refused=filter_.refused,
             filtered_at_broker=self.filtered_at_broker,
-            ids=id_reader(dedup.field, dedup.as_, columns) if dedup.field and not dedup.ledger else None,
+            ids=ids,
             capacity=dedup.capacity,
             bitmap_ids=dedup.as_ == "int",
             keep_ms=dedup.keep_ms,
             copies=is_retried if dedup.by == OFFSET_MSG_ID and not dedup.ledger else None,
-            keys=key_reader(dedup.field, dedup.as_, columns, self.group_id, odd)
-            if dedup.field and dedup.ledger
-            else None,
+            keys=keys,
             odd_ids=odd,
             tag_index=tag_index_of(self.tags, filter_) if self.is_delayed else None,
             **lane,

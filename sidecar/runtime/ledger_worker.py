@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from typing_extensions import override
@@ -15,6 +15,7 @@ from sidecar.core.claims import ClaimEnd, Exchanged
 from sidecar.core.effects import Claim
 from sidecar.errors import ConfigError, SidecarError, extra
 from sidecar.owner import Owner
+from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.state.interface import Damage
 
@@ -28,45 +29,6 @@ PRUNE_STEP = 2_000
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-
-class ClaimAnswered(NamedTuple):
-    """The ledger's verdicts on a claim; None if it gave none."""
-
-    number: int
-    verdicts: list[list[int]] | None
-
-
-class NoLedger:
-    """No ledger: the core claims nothing."""
-
-    is_there = False
-    problem = ""
-    """The reason for which the ledger cannot be used at present."""
-    transactions: Mapping[tuple[str, str], int] = {}
-    """Number of transactions by kind and result."""
-
-    def claim(self, effect: Claim) -> None:
-        """Claim rows; the answer goes to the inbox."""
-        raise NotImplementedError(effect)
-
-    def settle(self, marks: Sequence[ClaimEnd], settled: Callable[[bool], None]) -> None:
-        """Make these ends of claims durable; then call `settled` on the ledger's thread with whether they are."""
-        raise NotImplementedError(marks)
-
-    def settle_now(self, marks: Sequence[ClaimEnd]) -> bool:
-        """Make these ends of claims durable now; return whether they are."""
-        raise NotImplementedError(marks)
-
-    def tend(self, now_s: float) -> None:
-        """Forget keys that are too old or too many.
-
-        Raises:
-            ConfigError: The ledger is another cluster's.
-        """
-
-    def close(self) -> None:
-        """Finish pending calls, then close the ledger."""
 
 
 class LedgerWorker(NoLedger):
@@ -178,13 +140,13 @@ class LedgerWorker(NoLedger):
 
 
 def open_ledger_worker(
-    settings: LedgerSettings | None,
+    settings: LedgerSettings,
     group: str,
     keys_max: int,
     folder: Path,
     inbox: Inbox[ClaimAnswered],
     owner: Callable[[], Owner] | None = None,
-) -> NoLedger:
+) -> LedgerWorker:
     """The worker of the configured ledger, which connects at the first call.
 
     Args:
@@ -193,8 +155,6 @@ def open_ledger_worker(
     Raises:
         ConfigError: A required package is not installed.
     """
-    if settings is None:
-        return NoLedger()
     ledger = open_ledger(settings, group, folder, owner)
     return LedgerWorker(ledger, settings.remembering, keys_max, inbox)
 

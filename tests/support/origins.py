@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from sidecar.config.members import rules_hash
 from sidecar.config.model import Settings
 from sidecar.daemon.lifecycle import make_source
-from sidecar.runtime.ledger_worker import NoLedger
 from sidecar.sources.base import Source
 from sidecar.state.interface import Rules, State
 from tests.support.kafka import Broker, unique
@@ -47,7 +46,7 @@ class Origin(Protocol):
 def _made(source: Mapping[str, Any], folder: Path, member: str, state: State) -> Source:
     settings = {"source": source, "sink": {"console": {}}, "state": {"dir": str(folder / member)}}
     validated = Settings.model_validate(settings)
-    return make_source(validated, Rules(rules_hash(validated)), state, NoLedger())
+    return make_source(validated, Rules(rules_hash(validated)), state)
 
 
 class KafkaOrigin:

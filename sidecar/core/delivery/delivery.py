@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from sidecar.core.batching import held_bytes
 from sidecar.core.books import AGE_BOUNDS, BYTES_BOUNDS, MESSAGES_BOUNDS, DeliveryCounts, Histogram, Tally
-from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Outbox, Stage
 from sidecar.core.delivery.output import Outcome, Output
 from sidecar.core.delivery.parking import Parker
@@ -23,6 +22,9 @@ from sidecar.core.partition.partition import Ownerships, Partition
 from sidecar.core.parts import ATTEMPT_BYTES, PART_BYTES, Batch, Memory, Part, held_by
 from sidecar.core.records import Answer, Attempt, Verdict
 from sidecar.core.states import Event, StrayEventError
+
+if TYPE_CHECKING:
+    from sidecar.core.delivery.claiming import Claiming
 
 
 class Deliveries:
@@ -94,6 +96,8 @@ class Delivery:
         self.claims: Claiming | None = None
         """None without a ledger."""
         if rules.lease_ms is not None:
+            from sidecar.core.delivery.claiming import Claiming
+
             self.claims = Claiming(rules, jitter, owned, self.outbox, self._settlement, self.output)
         self.parker = Parker(rules, owned, self.outbox, memory, self.output)
         self._refusals = Refusals(

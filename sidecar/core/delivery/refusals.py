@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sidecar.core.batching import halves, pick
 from sidecar.core.claims import ClaimState
-from sidecar.core.delivery.claiming import Claiming
 from sidecar.core.delivery.outbox import Outbox, Stage
 from sidecar.core.delivery.output import Changed, Halved, Output, Settled
 from sidecar.core.delivery.parking import Parker
@@ -18,6 +18,9 @@ from sidecar.core.partition.partition import Ownerships
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, FailedRow, TopicPartition, Verdict, group_label
 from sidecar.core.states import Event
+
+if TYPE_CHECKING:
+    from sidecar.core.delivery.claiming import Claiming
 
 REFUSED_WINDOW = 1_000
 REFUSED_MAX = 100

@@ -33,7 +33,6 @@ from pyroaring import BitMap64
 
 from sidecar.core.books import Accounts, OpenMessages
 from sidecar.core.cutting import BatchRules, Cutter
-from sidecar.core.delays import may_leave_unread
 from sidecar.core.delivery.delivery import A_COMMIT, DeliveryPipeline
 from sidecar.core.delivery.output import Fetched, GivenUp, Outcome, Output, Settled
 from sidecar.core.delivery.rules import DeliveryRules
@@ -234,10 +233,15 @@ class Pipeline(DeliveryPipeline):
         """The position from which on nothing may be read out of the store yet; None if there is none."""
         return self.partitions[tp].holding.deliverable_below
 
-    def tag_index(self, tp: TopicPartition) -> TagIndex | None:
-        """Decides which held messages of an owned store need not be read; None if all must be."""
-        may_leave = may_leave_unread(is_replaying=self.is_replaying(tp), is_tapped=self.intake.tap is not None)
-        return self.intake.reading.tag_index if may_leave else None
+    @property
+    def tag_index(self) -> TagIndex | None:
+        """Decides which held messages cannot be wanted; None if all may be."""
+        return self.intake.reading.tag_index
+
+    @property
+    def is_tapped(self) -> bool:
+        """Whether a tap sees each run, and so must see all messages."""
+        return self.intake.tap is not None
 
     def is_behind(self, tp: TopicPartition) -> bool:
         """Whether the next messages to read are in the store already: until they are read, it delivers nothing."""

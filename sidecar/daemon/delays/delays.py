@@ -20,6 +20,7 @@ from sidecar.core.delays import (
     commit_may_go_on,
     deliverable_below,
     is_replayed,
+    may_leave_unread,
     wait_s,
     why_not_read,
 )
@@ -230,8 +231,10 @@ class DueMessages:
 
     def _leave(self, tp: TopicPartition) -> Leave | None:
         """Returns a function that selects messages that need not be read: they have no tag subscribed now."""
-        index = self._pipeline.tag_index(tp)
-        return None if index is None else index.leave
+        index, is_replaying = self._pipeline.tag_index, self._pipeline.is_replaying(tp)
+        if index is None or not may_leave_unread(is_replaying=is_replaying, is_tapped=self._pipeline.is_tapped):
+            return None
+        return index.leave
 
 
 class Delays(NoDelays):

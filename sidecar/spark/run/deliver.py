@@ -23,8 +23,9 @@ from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartit
 from sidecar.errors import SidecarError
 from sidecar.runtime.build import ReadingPlan
 from sidecar.runtime.dead_letters import DeadLetterStore
-from sidecar.runtime.ledger_worker import ClaimAnswered, open_ledger_worker
+from sidecar.runtime.ledger_worker import open_ledger_worker
 from sidecar.runtime.loop import PipelineLoop, write_report
+from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
 from sidecar.runtime.worker import Answered, Inbox, Senders
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
@@ -62,7 +63,9 @@ class Claims:
         self._asked: list[ClaimEnd] = []
         self._again_at_s = 0.0
         dedup = reading.dedup
-        self._worker = open_ledger_worker(dedup.ledger, reading.group_id, dedup.capacity, reading.state_dir, inbox)
+        self._worker = NoLedger()
+        if dedup.ledger is not None:
+            self._worker = open_ledger_worker(dedup.ledger, reading.group_id, dedup.capacity, reading.state_dir, inbox)
         if self._worker is not None:
             stack.callback(self._worker.close)
 

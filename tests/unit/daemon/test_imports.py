@@ -33,7 +33,8 @@ except Opened:
 LEFT_OUT = (
     "sidecar.delay", "sidecar.daemon.delays", "sidecar.ledger", "sidecar.sources.rocketmq", "sidecar.spark",
     "sidecar.zone", "sidecar.daemon.ids", "sidecar.state.ids", "sidecar.core.windows.dedup",
-    "numpy", "pyspark", "pyarrow", "psycopg", "grpc",
+    "sidecar.core.messages.ids", "sidecar.core.delays", "sidecar.core.delivery.claiming",
+    "sidecar.runtime.ledger_worker", "numpy", "pyspark", "pyarrow", "psycopg", "grpc",
 )  # fmt: skip
 NOTICES = {"sidecar.daemon.delays", "sidecar.daemon.delays.absent"}
 """Notice delayed messages that others left."""

@@ -112,9 +112,9 @@ def test_of_a_store_it_is_known_what_may_be_read() -> None:
     pipeline.held(TP, token, 0, shell.now_ms)
     assert pipeline.seen(TP) == 0
     assert pipeline.committed_watermark(TP) == 0
-    assert pipeline.tag_index(TP) is None
+    assert (pipeline.tag_index, pipeline.is_tapped) == (None, False)
     pipeline.tap(lambda *_: None, lambda _: None)
-    assert pipeline.tag_index(TP) is None
+    assert pipeline.is_tapped
     pipeline.count_held(TP, 4)
     pipeline.count_cancelled(TP, 1)
     assert (pipeline.books[TP].delayed, pipeline.books[TP].cancelled) == (3, 1)

@@ -24,7 +24,7 @@ from sidecar.daemon.status.problems import FULL_S, Problems
 from sidecar.ops.health import HEALTHY, KINDS, Problem, causes, judge
 from sidecar.ops.outages import Outages
 from sidecar.ops.snapshot import PartitionStatus
-from sidecar.runtime.ledger_worker import NoLedger
+from sidecar.runtime.no_ledger import NoLedger
 from tests.support.shell import ACK, RETRY, Shell, rows
 from tests.support.shell import TP as SHELL_TP
 
