@@ -165,6 +165,9 @@ class Partition:
         self.outstanding = Outstanding(tp, scope, self.lanes, self.promises, self.parking)
         self.passed = Passed()
         """Settled messages, which must not be in the range of a shared intent."""
+        if not self.reach.replaying:  # nothing is to be read again
+            self.move(Event.READ)
+            self.promises.all_read()
 
     def __str__(self) -> str:
         return str(self.tp)
