@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -87,6 +89,22 @@ def literal(field: str, row: int) -> Column:
     return F.lit(values[row].text.strip('"')).cast(kind) if field != "text" else F.lit(values[row].value)
 
 
+EXTREMES: Final = {"d38": 1, "d18": 0, "f64": 2, "at": 6, "text": 1}
+"""The rows with an extreme value of these fields."""
+
+
+def by_statistics(spark: SparkSession, path: str) -> Mapping[str, int]:
+    """The same, as Spark finds them in a table of Delta: each file whose statistics exclude the value is left out."""
+    table = spark.read.format("delta").load(path)
+    found = [
+        table.where(F.col(f"data.{field}") == literal(field, row)).select(F.lit(field).alias("field"), "data.id")
+        for field, row in EXTREMES.items()
+    ]
+    rows = reduce(DataFrame.union, found).collect()
+    assert len(rows) == len(found)
+    return {row["field"]: row["id"] for row in rows}
+
+
 @pytest.mark.parametrize("form", ["Spark's Delta", "deltalake", "Spark's Delta, merge", "deltalake, merge", "Parquet"])
 def test_every_reader_has_the_values(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
@@ -108,9 +126,8 @@ def test_every_reader_has_the_values(
         assert by_id(spark.read.format(kind).load(copy).select("data").toArrow()) == WANTED, name
         for reader, read in OF_DELTA.items():
             assert by_id(read(copy)) == WANTED, (name, reader)
-        for row, field in ((1, "d38"), (0, "d18"), (2, "f64"), (6, "at"), (1, "text")):  # by statistics
-            found = spark.read.format(kind).load(copy).where(F.col(f"data.{field}") == literal(field, row))
-            assert [one["id"] for one in found.select("data.id").collect()] == [row], (name, field)
+        if name == "not compacted" or "merge" not in form:  # what compacts does not know who wrote
+            assert by_statistics(spark, copy) == EXTREMES, name
     if kind == "parquet":
         assert by_id(spark.read.parquet(path).select("data").toArrow()) == WANTED
         for reader, read in OF_PARQUET.items():
