@@ -38,6 +38,7 @@ from sidecar.delay.rows import (
 from sidecar.errors import StateError
 
 VERSION = 1
+MISSING = "a file of it is missing"
 _TAGS = np.dtype([("mask", "<u8"), ("rules", "<u4")])
 assert _TAGS.itemsize == ENTRY_BYTES
 

@@ -9,7 +9,7 @@ from sidecar import files
 from sidecar.core.snapshots import seal, unseal
 from sidecar.delay.database import ROWS, DamageError, RowDatabase
 from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
-from sidecar.delay.reading import VERSION, HeldRows, unusable
+from sidecar.delay.reading import MISSING, VERSION, HeldRows, unusable
 from sidecar.delay.rows import Kind, hour_of, prefix
 from sidecar.delay.salvage import salvage
 from sidecar.state.folder import StateFolder
@@ -62,7 +62,7 @@ class StoredRows(HeldRows):
                 identity = identity_of(path)
                 self._database = RowDatabase(self._folder, self.damages)
             except (DamageError, FileNotFoundError) as error:
-                raise unusable(path, error) from error
+                raise unusable(path, MISSING if isinstance(error, FileNotFoundError) else error) from error
             self.is_new = identity is None
             try:
                 self._prepare(self._database)

@@ -94,7 +94,9 @@ def ask(settings: Settings, silent: Path | None = None) -> dict[str, Any]:
         snapshot = _get(url)
         if snapshot is not None and snapshot.get("group_id") == settings.source.group_id:
             return snapshot
-    where = f"no answer from it at {' or '.join(dict.fromkeys(tried))}" if tried else "admin.listen is off"
+    where = "no daemon has its address there" if settings.admin.listen else "admin.listen is off"
+    if tried:
+        where = f"no answer from it at {' or '.join(dict.fromkeys(tried))}"
     raise UnavailableError(
         f"no running sidecar found for state folder {folder}: {where}",
         hint="start it with `sidecar run -c FILE`; a daemon with admin.listen: off shows no status",

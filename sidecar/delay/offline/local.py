@@ -12,7 +12,7 @@ from rocksdict import AccessType, Rdict, RdictIter
 
 from sidecar.delay.database import DAMAGED, ROWS, DamageError, options, pairs, translated
 from sidecar.delay.interface import FileDamage
-from sidecar.delay.reading import HeldRows, unusable
+from sidecar.delay.reading import MISSING, HeldRows, unusable
 from sidecar.delay.stored import IDENTITY, identity_of
 from sidecar.errors import NoStateError, StateError, UnavailableError
 from sidecar.state.folder import holder_of
@@ -84,7 +84,11 @@ class OfflineStore(HeldRows):
             raise _unreadable(path, error) from error
         if (path / DAMAGED).exists():
             self.damages.append(FileDamage(path / ROWS, "it is damaged, and the next start keeps what can be read", 0))
-        super().__init__(_ReadOnly(path, is_new=not (path / ROWS / "CURRENT").exists()), path, identity or 0)
+        try:
+            super().__init__(_ReadOnly(path, is_new=not (path / ROWS / "CURRENT").exists()), path, identity or 0)
+        except UnavailableError as error:
+            self.check()
+            raise unusable(path, MISSING) from error
         if identity is None and self._partitions:
             raise unusable(path, f"{path / IDENTITY} is missing")
 

@@ -16,6 +16,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared import asking
 from sidecar.cli.shared.asking import answered, counted, held_now, listed, owner_of, request
 from sidecar.config.model import Settings
@@ -250,3 +251,10 @@ def test_the_owner_of_a_partition_is_found_by_its_assignment(monkeypatch: pytest
     for failure in (TimeoutError(), KafkaException(KafkaError(KafkaError._TRANSPORT))):
         answer = failure
         assert owner_of(settings(tmp_path), TP) == ""
+
+
+@pytest.mark.parametrize(("listen", "why"), [("127.0.0.1:0", "no daemon has its address there"), ("off", "is off")])
+def test_a_daemon_that_does_not_run_is_said(tmp_path: Path, listen: str, why: str) -> None:
+    """The endpoint is called off only where it is."""
+    with pytest.raises(UnavailableError, match=why):
+        ask(settings(tmp_path, admin={"listen": listen}))

@@ -65,7 +65,12 @@ def _newer(folder: Path) -> None:
     (folder / IDENTITY).write_bytes(raw)
 
 
-@pytest.mark.parametrize("change", [_newer, lambda folder: (folder / IDENTITY).unlink()])
+def _without_a_file(folder: Path) -> None:
+    for each in folder.glob("rows/MANIFEST-*"):
+        each.unlink()
+
+
+@pytest.mark.parametrize("change", [_newer, _without_a_file, lambda folder: (folder / IDENTITY).unlink()])
 def test_a_folder_that_cannot_be_understood_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
     """Exit 73: another version wrote it, or something is missing."""
     folder = killed(held(tmp_path / "store", 5))
