@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
@@ -115,7 +116,7 @@ def inserts(folder: Path, some: Iterator[Batch], put: Callable[[Batch], None], c
         messages += len(batch[0])
     longest_ms = max(calls.wall)
     calls.timed(close)
-    sizes = [path.stat().st_size for path in folder.iterdir()]
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return Inserts(messages / sum(calls.cpu) * 1e3, longest_ms, sum(sizes) / messages, len(sizes))
 
 
@@ -194,7 +195,8 @@ def put_until_killed(folder: Path) -> float:
     for batch in batches(WRITTEN_BYTES, SPAN_MS):
         store.put_many(*batch)
         store.sync()
-        size = max(path.stat().st_size for path in folder.glob("rows/*.log"))
+        with suppress(FileNotFoundError):  # it was just replaced
+            size = max(path.stat().st_size for path in folder.glob("rows/*.log"))
         if size > WRITTEN_BYTES * 0.99:
             break
     return size / (1 << 20)

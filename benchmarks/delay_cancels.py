@@ -92,7 +92,7 @@ def main(messages: int = MESSAGES, hours: int = HOURS) -> None:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
             path = Path(folder) / "delay"
             rate, _ = in_child(fill, path, messages, hours, is_named)
-            nbytes = sum(each.stat().st_size for each in path.iterdir()) / messages
+            nbytes = sum(each.stat().st_size for each in path.rglob("*") if each.is_file()) / messages
             began = time.perf_counter()
             store = PartitionStore(path)
             opened_ms = (time.perf_counter() - began) * 1e3

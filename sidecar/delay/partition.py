@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pyroaring import BitMap64
@@ -23,7 +23,6 @@ from sidecar.delay.rows import (
     NO_TIMESTAMP,
     NO_VALUE,
     ROW_BYTES,
-    Held,
     Kind,
     hour_of,
     name_key,
@@ -83,15 +82,19 @@ class Write:
     lowest: int = NOTHING
     """The lowest position that it adds and that is to be taken."""
 
-    def add_rows(self, number: int, positions: Iterable[int], rows: Iterable[Held]) -> list[int]:
-        """Add messages of a partition at other positions than the rows have; return the bytes of each.
+    def add_rows(self, number: int, positions: Iterable[int], columns: Iterable[Iterable[Any]]) -> list[int]:
+        """Add messages of a partition at these positions; return the bytes of each.
+
+        Args:
+            columns: The other fields of `Held`: Python unpacks a named tuple slowly.
 
         Raises:
             struct.error: A number is out of range.
         """
         put, added, hours, sizes = self.batch.put, self.added, self.hours, list[int]()
         key_of, head_of = KEY.pack, HEAD.pack
-        for position, (_, origin, epoch, stamp, tags, key, headers, value) in zip(positions, rows, strict=True):
+        rows = zip(positions, *columns, strict=True)
+        for position, origin, epoch, stamp, tags, key, headers, value in rows:
             at = key_of(b"r", number, position, epoch)
             key_bytes = NO_KEY if key is None else len(key)
             header_bytes = len(headers) | NO_VALUE if value is None else len(headers)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from typing import Any
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
@@ -91,11 +92,11 @@ class PartitionStore(StoredRows):
         if not rows:
             return []
         partition, change = self._partitions[number], Write()
-        wanted, origins = checked(rows)
+        wanted, *columns = checked(rows)
         positions = self._places(partition, wanted)
-        _check_bytes(change.add_rows(number, positions, rows))
+        _check_bytes(change.add_rows(number, positions, columns))
         if self.learns:
-            change.origins = origins
+            change.origins = columns[0]
         lowest = change.lowest = min(positions)
         self._write(partition, change)
         self._note_put(lowest)
@@ -106,7 +107,9 @@ class PartitionStore(StoredRows):
         positions, hours, last = list[int](), partition.hours, dict[int, int]()
         floor = (partition.mark >> SEQUENCE_BITS) + 1 if partition.mark else 0
         for position in wanted:
-            due_ms = max(position >> SEQUENCE_BITS, floor)
+            due_ms = position >> SEQUENCE_BITS
+            if due_ms < floor:
+                due_ms = floor
             found = hours.get(due_ms // HOUR_MS) or partition.of(due_ms // HOUR_MS)
             if (sequence := found.sequence) < SEQUENCES:
                 found.sequence = sequence + 1
@@ -173,7 +176,7 @@ class PartitionStore(StoredRows):
             if sequence > found.sequence:
                 found.sequence = sequence
         try:
-            sizes = change.add_rows(number, positions, rows)
+            sizes = change.add_rows(number, positions, list(zip(*rows, strict=True))[1:]) if rows else []
         except struct.error as error:
             raise ValueError(f"a number of a message is out of range: {error}") from error
         _check_bytes(sizes)
@@ -448,9 +451,13 @@ class PartitionStore(StoredRows):
         del self._partitions[number], self._numbers[partition.name]
 
 
-def checked(rows: Iterable[Held]) -> tuple[Sequence[int], Sequence[int]]:
-    """The positions and the origins of messages."""
-    positions, origins, epochs, stamps, *_ = zip(*rows, strict=True)
+def checked(rows: Iterable[Held]) -> Sequence[Sequence[Any]]:
+    """The fields of messages, as columns.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+    columns = positions, origins, epochs, stamps, *_ = list(zip(*rows, strict=True))
     for name, numbers, most, bits in (
         ("due_ms", positions, POSITION_MAX, SEQUENCE_BITS),
         ("origins", origins, ORIGIN_MAX, 0),
@@ -460,7 +467,7 @@ def checked(rows: Iterable[Held]) -> tuple[Sequence[int], Sequence[int]]:
         if not 0 <= min(numbers) <= max(numbers) <= most:
             number = next(number for number in numbers if not 0 <= number <= most)
             raise ValueError(f"{name} lie between 0 and {most >> bits}, unlike {number >> bits}")
-    return positions, origins
+    return columns
 
 
 def _check_bytes(sizes: Iterable[int]) -> None:

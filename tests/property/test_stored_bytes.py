@@ -128,7 +128,7 @@ def message_of(headers: bytes) -> bytes:
 
 def read_message(raw: bytes) -> None:
     """A message of a changelog, and what its reader does with the content."""
-    Write().add_rows(1, [1], [records.read_message(KEY, raw)[1]])
+    Write().add_rows(1, [1], [[field] for field in records.read_message(KEY, raw)[1][1:]])
 
 
 def parked_part() -> Held:
