@@ -166,7 +166,7 @@ def recall(
     """
     state = committed.state if committed is not None else PartitionState(log.low, log.low)
     whose = basis(committed, memory)
-    if whose is Basis.FOLDER and committed is not None and is_outdated:
+    if whose is Basis.FOLDER and is_outdated:
         whose = Basis.BOTH
     if memory is not None and whose is Basis.UNKNOWN:
         # The commit has all that the folder has, or is of a line of its own: then messages that the folder calls

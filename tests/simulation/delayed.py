@@ -381,7 +381,7 @@ class Host:
             self.memory, self.is_outdated = (incarnation, taken), False
         scope, start = f"s{incarnation}", found.state.watermark
         given = Assignment(TP, scope, found.state, "topic", incarnation, resumed=True, read_from=start, lineage=lineage)
-        return replace(given, is_remembered=found.whose is Basis.FOLDER and not is_nothing)
+        return replace(given, is_remembered=found.whose is Basis.FOLDER)
 
     def _bare(self) -> Assignment:
         """What the broker's offset and the state folder tell, as with RocketMQ."""

@@ -122,8 +122,15 @@ class Recall:
         self, tp: TopicPartition, committed: Committed | None, memory: PartitionState, recalled: Recalled
     ) -> None:
         if committed is None:
-            known = {**tp.fields(), "offset": memory.watermark}
-            self._tell("commit.expired", "warning", known | {"action": "going on from the state folder"})
+            expired, known = "commit.expired", {**tp.fields(), "offset": recalled.state.watermark}
+            if recalled.whose is Basis.FOLDER:
+                self._tell(expired, "warning", known | {"action": "going on from the state folder"})
+            else:
+                later = (
+                    "another member went on since the state folder's newest commit, and may have removed parked parts"
+                )
+                again = "reading from the log's start; messages may be delivered again"
+                self._tell(expired, "error", known | {"action": f"{later}: {again}"})
             return
         older, level = "the broker's commit is older than the state folder", "error"
         again = "going on from the commit; messages may be delivered again"
@@ -419,7 +426,7 @@ class KafkaStartOffsets:
         read_from, settled = max(state.watermark, bounds.low), SettledWindow(before.incarnation, below)
         return Assignment(
             tp, identity.scope, state, identity.topic_id, identity.incarnation, True, read_from, lineage, settled,  # noqa: FBT003
-            is_remembered=recalled.whose is Basis.FOLDER and committed is not None,
+            is_remembered=recalled.whose is Basis.FOLDER,
         )  # fmt: skip
 
     def _tell_expired(self, tp: TopicPartition, offset: int, bounds: LogBounds) -> None:

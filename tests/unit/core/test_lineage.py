@@ -137,6 +137,8 @@ def test_a_member_whose_commits_are_lost_too_may_have_removed_parked_parts() -> 
     assert recall(OLD, memory, Log()).state == memory.state
     found = recall(OLD, memory, Log(), is_outdated=True)
     assert (found.whose, found.state, found.settled_below) == (Basis.BOTH, OLD.state, 0)
+    found = recall(None, memory, Log(), is_outdated=True)
+    assert (found.whose, found.state) == (Basis.BOTH, PartitionState(Log().low, Log().low))
 
 
 def test_a_folder_beyond_another_line_has_parts_that_may_be_removed() -> None:

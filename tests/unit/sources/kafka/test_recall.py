@@ -103,3 +103,13 @@ def test_an_outdated_folder_is_not_gone_on_from(starts: list[Start]) -> None:
     ((name, severity, text),) = start.told
     assert (name, severity) == ("commit.behind", "error")
     assert "what this one had held or parked" in text
+
+
+def test_an_outdated_folder_is_not_gone_on_from_without_a_commit(starts: list[Start]) -> None:
+    """The broker lost all commits, or they have expired: what another member removed is in the log alone."""
+    starts.append(start := Start(PARKED))
+    start.memories.distrust(TP)
+    assert start.go_on(None) == BOUNDS[0]
+    ((name, severity, text),) = start.told
+    assert (name, severity) == ("commit.expired", "error")
+    assert "another member went on" in text
