@@ -81,9 +81,9 @@ def test_a_daemon_with_too_little_address_space_says_so(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG.format(folder=tmp_path / "state"))
 
     def little() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (170 << 20, 170 << 20))
+        resource.setrlimit(resource.RLIMIT_AS, (140 << 20, 140 << 20))
 
     command = [sys.executable, "-m", "sidecar", "run", "-c", str(tmp_path / "c.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=little, timeout=60)
     assert done.returncode == 71, done.stderr
-    assert f"{(170 << 20) // 1024} (ulimit -v, KiB of address space)" in done.stderr
+    assert f"{(140 << 20) // 1024} (ulimit -v, KiB of address space)" in done.stderr
