@@ -29,13 +29,12 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.cache import LocalCache
-from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.postgresql.appender import PostgresqlChangelog
 from sidecar.delay.changelog.postgresql.restorer import PostgresqlRestorer
 from sidecar.delay.changelog.postgresql.tables import Tables
 from sidecar.delay.changelog.records import RecordLineage, message_entry
 from sidecar.delay.changelog.store import ChangelogStore
-from sidecar.delay.changelog.takeover import Start
+from sidecar.delay.changelog.takeover import FencedTakeover, Start
 from sidecar.delay.interface import Job
 from sidecar.delay.rows import Held
 from tests.support.postgresql import Database, PostgresqlServer

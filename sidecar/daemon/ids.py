@@ -73,6 +73,14 @@ class _Kept:
     unfiled: bool = False
     """Whether its ids could not be put into files."""
 
+    def tell_filed(self, tp: TopicPartition, problem: str) -> None:
+        """Log that its ids could not be put into files, or that they could again."""
+        if problem:
+            log.warning("ids.not_sorted", **tp.fields(), reason=problem)
+        elif self.unfiled:
+            log.info("ids.sorted", **tp.fields())
+        self.unfiled = bool(problem)
+
 
 class IdJournal:
     """Writes ids before the commits that settle them; for the writer's thread."""
@@ -211,12 +219,12 @@ class IdKeeper(NoIdKeeper):
         kept.sorting = False
         if result.stored is None:
             if taken is None:
-                self._tell_filed(result.tp, kept, result.reason)
+                kept.tell_filed(result.tp, result.reason)
             else:
                 taken.retry_at_s, taken.failed = time.monotonic() + RETRY_S, result.reason
                 log.error("ids.not_loaded", **result.tp.fields(), reason=result.reason)
             return None
-        self._tell_filed(result.tp, kept, result.stored.problem)
+        kept.tell_filed(result.tp, result.stored.problem)
         if taken is None:
             self._pipeline.install_ids(result.tp, result.stored.runs)
             return None
@@ -229,13 +237,6 @@ class IdKeeper(NoIdKeeper):
     def _sort(self, tp: TopicPartition, kept: _Kept, *, merge: bool) -> None:
         kept.sorting = True
         self._sorter.sort(tp, kept.number, merge=merge)
-
-    def _tell_filed(self, tp: TopicPartition, kept: _Kept, problem: str) -> None:
-        if problem:
-            log.warning("ids.not_sorted", **tp.fields(), reason=problem)
-        elif kept.unfiled:
-            log.info("ids.sorted", **tp.fields())
-        kept.unfiled = bool(problem)
 
     def _restored(self, taken: TakenPartition, stored: StoredIds) -> None:
         tp = taken.assignment.tp

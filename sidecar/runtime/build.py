@@ -31,7 +31,7 @@ from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import LaneColumns
 
 if TYPE_CHECKING:
-    from sidecar.delay.names.sought import Sought
+    from sidecar.delay.sought import Sought
 
 QUEUE_SHARE = 16
 """The client's queue gets 1/16 of the budget; one call may return four times the queue (measured: 15 of 4 MiB)."""
@@ -120,7 +120,7 @@ def known_groups(settings: Settings) -> tuple[str, ...]:
 def sought_of(settings: Settings, tag: str | None, group: str | None) -> Sought:
     """Held messages of a tag or a tag group, if they are given."""
     from sidecar.delay.columns import HeldColumns
-    from sidecar.delay.names.sought import Sought
+    from sidecar.delay.sought import Sought
 
     read_tags, filter_ = _tag_reader(settings.tags, HeldColumns(origins=True)), settings.tags.filter()
     return Sought(filter_, read_tags, tag_index_of(settings.tags, filter_), tag, group)

@@ -20,9 +20,9 @@ from sidecar.daemon.delays.parked import unpacked as unpacked_part
 from sidecar.daemon.delays.questions import Answer, Listing, One, Peeked
 from sidecar.delay.columns import original_of
 from sidecar.delay.interface import LISTED_MAX, ReadStore
-from sidecar.delay.names.sought import Sought
 from sidecar.delay.reading import tag_columns
 from sidecar.delay.rows import HOUR_MS, Pair, hour_of, listed, number_in, position_in, start_of, unpacked
+from sidecar.delay.sought import Sought
 from sidecar.ops.snapshot import DUE_WITHIN, DelayStatus
 from sidecar.sinks.formats import envelope_row
 

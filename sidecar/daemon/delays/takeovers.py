@@ -21,13 +21,12 @@ from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.record import CHANGELOG
 from sidecar.daemon.taken import TakenPartition, overdue
-from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.reach import DoubtError, Handed, PutReach
 from sidecar.delay.changelog.records import RecordLineage, topic_hash
 from sidecar.delay.changelog.store import ChangelogStore
-from sidecar.delay.changelog.takeover import Start, TakenOver, Takeover
+from sidecar.delay.changelog.takeover import FencedTakeover, Start, TakenOver, Takeover
 from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError, SidecarError, StateError
 from sidecar.runtime.loop import Receive

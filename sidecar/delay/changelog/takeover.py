@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyroaring import BitMap64
 
 from sidecar.core.partition_state import Stores
 from sidecar.core.records import TopicPartition
-from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord, Restorer
+from sidecar.delay.changelog.interface import ChangelogEntry, ChangelogRecord, FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
-from sidecar.delay.changelog.reach import PutReach
+from sidecar.delay.changelog.reach import REACH_KEY, Handed, PutReach, read_reach, resumed
 from sidecar.delay.changelog.records import (
     BOOKMARK,
     CANCELLED,
@@ -41,9 +41,11 @@ from sidecar.delay.changelog.records import (
     read_message_key,
     read_state,
 )
-from sidecar.delay.rows import PARKED_FROM, Held
+from sidecar.delay.rows import ORIGIN_MAX, PARKED_FROM, Held
 from sidecar.errors import ConfigError
 
+NEVER = ORIGIN_MAX + 1
+"""Above all offsets."""
 NOBODY = 0
 """The epoch of a changelog in which no commit has named any: nothing in it counts."""
 
@@ -222,6 +224,63 @@ class Takeover:
                 self.adopt(reading.given(), False)  # noqa: FBT003
         if rows := reading.given():
             self.adopt(rows, False)  # noqa: FBT003
+
+
+@dataclass(slots=True)
+class FencedTakeover(Takeover):
+    """One attempt where entries count without a commit of the source, as the changelog fences.
+
+    It changes only the epoch: this owner may no longer be the source's owner.
+
+    Args:
+        handed: The source's offset, and its bounds.
+    """
+
+    restorer: FencingRestorer
+    handed: Handed = field(default_factory=Handed)
+
+    def run(self) -> TakenOver:
+        """Take the partition over.
+
+        Raises:
+            ConfigError: A later version wrote a record.
+            DoubtError: The source is to be asked again.
+            UnavailableError: No database answers; try again.
+        """
+        store, start = self.restorer.open(self.tp), self.start
+        epoch = self.restorer.append(self.tp, [claim()]) + 1
+        reach, drops_from = resumed(self._reach(), start.lineage, start.watermark, start.seen, self.handed, epoch)
+        start = start._replace(lineage=reach.lineage, watermark=NEVER if drops_from is None else drops_from)
+        other = start.stores.other(store)
+        reading = Reading(start, epoch, start.seen if other is None else other.seen)
+        self.adopt([], True)  # noqa: FBT003
+        self._read(reading, epoch)
+        known = reading.known
+        known.add_range(start.seen, max(start.seen, reach.seen))
+        return TakenOver(
+            store,
+            epoch,
+            reading.kept,
+            known,
+            [*reading.ended, *reading.cancelled()],
+            [*reading.void, *reading.garbage()],
+            is_lost=bool(start.stores.epoch) and start.stores.own != store,
+            moved=list(reading.moved()),
+            staying=list(reading.staying()),
+            read=reading.records,
+            reach=reach,
+            last_named=reading.proved,
+        )
+
+    def _reach(self) -> PutReach | None:
+        raw = self.restorer.find(self.tp, REACH_KEY)
+        try:
+            return None if raw is None else read_reach(raw)
+        except ValueError as error:
+            raise ConfigError(
+                f"the store of {self.tp} has a record that this version cannot read: {error}",
+                hint="start the version that wrote it, or a later one",
+            ) from error
 
 
 class Reading:

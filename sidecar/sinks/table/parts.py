@@ -17,13 +17,15 @@ parts, or `COMMITS_MAX` commits of others: then a part that comes again is appen
 
 from __future__ import annotations
 
+import base64
 import random
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
@@ -41,13 +43,24 @@ from sidecar.sinks.table.constraints import Constraint, constraints_of
 from sidecar.sinks.table.features import refuse_features
 from sidecar.sinks.table.int96 import tell_int96
 from sidecar.sinks.table.layout import SmallFiles, columns_of, dropped, partitions_of, refuse_lost
-from sidecar.sinks.table.names import Refused, metadata_of, parts_in
 from sidecar.sinks.table.violations import INVALID, refuse_unknown, violated
 from sidecar.zone.columns import record_batches
 from sidecar.zone.entry import digest_of
 from sidecar.zone.schema import text_of_name
 from sidecar.zone.table import DATE, LABELS, arranged, schema_of, table_rows
 
+_KEY: Final = "sidecar"
+"""The parts that a commit adds are in its `commitInfo` under this key:
+
+v          version of the form
+whole      the digests of the names of parts that were added whole, as base64
+reasons    the reasons why rows of other parts were left out
+partly     of these parts, by digest: the offsets that were left out, each with the number of its reason
+"""
+_VERSION: Final = 1
+_DIGEST_BYTES: Final = 16
+Refused: TypeAlias = Mapping[int, str]
+"""The reasons why rows of a part are not in the table, by offset."""
 NAMES_MAX: Final = 65_536
 """Limit of parts known by name: the newest."""
 COMMITS_MAX: Final = 4_096
@@ -312,3 +325,44 @@ def _check_columns(table: DeltaTable, names: Sequence[str]) -> bool:
 def line_of(error: Exception) -> str:
     """The error of deltalake, on one line, without its stack trace, and without rows."""
     return " ".join(re.split(r"\s+0: |Preview of invalid data", str(error))[0].split())[:REASON_CHARS_MAX]
+
+
+def metadata_of(parts: Mapping[bytes, Refused]) -> dict[str, str]:
+    """The metadata of a commit that adds these parts, by digest."""
+    some = {digest: refused for digest, refused in parts.items() if refused}
+    reasons = list(dict.fromkeys(reason for refused in some.values() for reason in refused.values()))
+    fields = {
+        "v": _VERSION,
+        "whole": base64.b64encode(b"".join(digest for digest in parts if digest not in some)).decode(),
+        "reasons": reasons,
+        "partly": {
+            base64.b64encode(digest).decode(): [[offset, reasons.index(reason)] for offset, reason in refused.items()]
+            for digest, refused in some.items()
+        },
+    }
+    return {_KEY: orjson.dumps(fields).decode()}
+
+
+def parts_in(commit: Mapping[str, Any]) -> dict[bytes, Refused]:
+    """The parts that a commit added, by digest; none if it is not Sidecar's.
+
+    Raises:
+        ConfigError: A later Sidecar made it.
+    """
+    try:
+        fields = orjson.loads(commit.get(_KEY, ""))
+        version = fields["v"]
+        if version == _VERSION:
+            raw = base64.b64decode(fields["whole"], validate=True)
+            some = {
+                base64.b64decode(digest): {offset: str(fields["reasons"][number]) for offset, number in refused}
+                for digest, refused in fields["partly"].items()
+            }
+            whole = (raw[start : start + _DIGEST_BYTES] for start in range(0, len(raw), _DIGEST_BYTES))
+            return {**{digest: {} for digest in whole}, **some}
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return {}
+    raise ConfigError(
+        f"a commit of the Delta table names its parts in version {version}, and this program knows {_VERSION}",
+        hint="Use the version of Sidecar that filled the table, or another table",
+    )

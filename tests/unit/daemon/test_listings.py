@@ -18,9 +18,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays import answers
 from sidecar.daemon.delays.answers import listing, position_of
 from sidecar.daemon.delays.questions import Answer, Listing, Peeked
-from sidecar.delay.names.sought import Sought
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.rows import HOUR_MS, Held
+from sidecar.delay.sought import Sought
 from sidecar.errors import StateError
 from tests.support.failing_rows import BROKEN
 from tests.support.partition_store import END, START_MS, flushed

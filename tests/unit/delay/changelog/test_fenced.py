@@ -9,11 +9,10 @@ import pytest
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import NO_STORES
-from sidecar.delay.changelog.fenced import FencedTakeover
 from sidecar.delay.changelog.reach import REACH_KEY, Handed, read_reach
 from sidecar.delay.changelog.records import MESSAGE, RecordLineage, read_message_key
 from sidecar.delay.changelog.store import ChangelogStore
-from sidecar.delay.changelog.takeover import Start, TakenOver
+from sidecar.delay.changelog.takeover import FencedTakeover, Start, TakenOver
 from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from tests.support.changelog_scene import LINEAGE, NAME, TP

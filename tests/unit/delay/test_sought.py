@@ -9,8 +9,8 @@ from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.tag_index import ENTRY, NO_TAGS, TagIndex
 from sidecar.core.messages.tags import TagFilter
 from sidecar.core.records import TopicPartition
-from sidecar.delay.names.sought import Sought
 from sidecar.delay.rows import Held
+from sidecar.delay.sought import Sought
 
 FILTER = TagFilter("x || y || z", groups={"last": "y || z"}, split=",")
 INDEX = TagIndex(FILTER, "value")

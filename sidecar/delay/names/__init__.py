@@ -1,1 +1,0 @@
-"""Held messages that are found by their names, tags or groups."""

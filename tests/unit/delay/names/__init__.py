@@ -1,1 +1,0 @@
-"""Tests of what finds held messages by their names, tags and groups."""
