@@ -68,8 +68,8 @@ def deliver(scene: Scene, seconds: float) -> float:
     """Messages for partition 0 arrive one after the other for so long; the longest time that one took, in seconds."""
     until_s, longest_s = time.monotonic() + seconds, 0.0
     while (begun_s := time.monotonic()) < until_s:
-        produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"%f" % begun_s, None, [("tag", b"a")])])
         rows = scene.receiver.stats["rows"]
+        produce(scene.broker.bootstrap, scene.topic, [Outgoing(0, b"%f" % begun_s, None, [("tag", b"a")])])
         wait_until(lambda rows=rows: scene.receiver.stats["rows"] > rows, 9, "a message arrives")  # type: ignore[misc]
         longest_s = max(longest_s, time.monotonic() - begun_s)
     return longest_s
