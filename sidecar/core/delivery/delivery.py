@@ -131,8 +131,7 @@ class Delivery:
         self.outbox.queue_due(now_ms)
         self.parker.step(now_ms, fetches=fetches)
         self._send_ready(now_ms)
-        if outstanding and not self.outbox.groups:
-            self.receiver.trust()
+        self._trust_again(outstanding=outstanding)
 
     def _send_ready(self, now_ms: float) -> None:
         """Send ready batches; claiming continues while all senders are busy."""
@@ -190,8 +189,7 @@ class Delivery:
                 self.receiver.judge(part, (), part.count)
                 self._settlement.finish(part, "delivered", part.count)
             self.outbox.end_batch(batch, "delivered")
-        if not self.outbox.groups:
-            self.receiver.trust()
+        self._trust_again(outstanding=True)
 
     def claimed(self, number: int, verdicts: Sequence[Sequence[int]] | None, now_ms: float) -> None:
         """Handle the ledger's verdicts on one `Claim`, for each want and row; None if it could not be asked.
@@ -203,8 +201,7 @@ class Delivery:
             raise StrayEventError(f"claim {number}", Stage.ENDED, Event.CLAIMED)
         outstanding = bool(self.outbox.groups)
         self.claims.claimed(number, verdicts, now_ms)
-        if outstanding and not self.outbox.groups:
-            self.receiver.trust()
+        self._trust_again(outstanding=outstanding)
 
     def stored(self, token: int, *, ok: bool, now_ms: float) -> None:
         """Record that dead letters are durable; if not, storing is retried in a second.
@@ -216,6 +213,11 @@ class Delivery:
         if done is not None:
             self._settlement.letters_stored(*done)
             self.outbox.release_durable()
+
+    def _trust_again(self, *, outstanding: bool) -> None:
+        """Trust the receiver again after the last batch ended: no batch is left that could test it."""
+        if outstanding and not self.outbox.groups:
+            self.receiver.trust()
 
     def forget_partition(self, partition: Partition) -> None:
         """Free the memory of a partition that is given up; parts that are being sent are freed at their answer."""

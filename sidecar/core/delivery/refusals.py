@@ -307,9 +307,8 @@ class Refusals:
     def _some_failed(self, part: Part, failed: Mapping[int, FailedRow], answer: Answer, now_ms: float) -> None:
         """Derive pieces from a part whose name the receiver knows: it repeats its answer, so their names may follow."""
         taken = part.count - len(failed)
-        if (
-            part.hold is not None
-        ):  # before the part loses rows: the pieces have only the failed rows, with other indices
+        # Before the part loses rows: the pieces have only the failed rows, with other indices.
+        if part.hold is not None:
             self._settlement.mark(part, ClaimState.SUCCESS, but=failed.keys())
         self._output.outcomes.append(Settled(part.tp, "delivered", taken))
         again = {index for index, row in failed.items() if row.retry}
