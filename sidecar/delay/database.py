@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,8 +37,6 @@ from sidecar.state.folder import StateFolder
 
 ROWS = "rows"
 """The folder of the database in that of its store."""
-PROBE = "probe"
-"""Exists while the disk is tried."""
 DAMAGED = "damaged"
 """Exists if a block was found damaged."""
 WRITTEN_BYTES, READ_BYTES = 16 << 20, 8 << 20
@@ -298,11 +297,9 @@ class RowDatabase:
             return
         if not self.in_place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-        probe = self._folder.path / PROBE
-        try:
-            files.put(probe, bytes(_PROBE_BYTES))
-        finally:
-            probe.unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder.path) as probe:
+            files.write_at(probe.fileno(), bytes(_PROBE_BYTES), 0)
+            os.fsync(probe.fileno())
         with suppress(Exception):  # it repeats the error
             self._rows.close()
         self._rows, is_damaged = opened(self.path)

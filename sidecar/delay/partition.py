@@ -22,10 +22,11 @@ from sidecar.delay.rows import (
     NO_KEY,
     NO_TIMESTAMP,
     NO_VALUE,
-    ROW_BYTES,
     Kind,
+    headers_in,
     hour_of,
     name_key,
+    position_in,
     prefix,
 )
 
@@ -40,8 +41,6 @@ _HOUR_BYTES = 32
 _HOURS = struct.Struct("<I")
 """Number of hours; four numbers of each follow, and the known origins."""
 _HOUR_POSITIONS = HOUR_MS << SEQUENCE_BITS
-_BESIDE = ROW_BYTES - HEAD.size
-"""Bytes that a row takes up beside its value."""
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ class Write:
             raw = head + (key or b"") + headers + (value or b"")
             put(at, raw)
             added.append(at)
-            nbytes = len(raw) + _BESIDE
+            nbytes = KEY.size + len(raw)
             sizes.append(nbytes)
             found = hours.get(hour := position // _HOUR_POSITIONS)
             if found is None:
@@ -131,6 +130,12 @@ class Write:
         """Remove a pair."""
         self.batch.delete(key)
         self.removed.append((key, value))
+
+    def end_row(self, key: bytes, value: bytes) -> None:
+        """Count a message as ended, and remove the key of its name; its row is removed apart from that."""
+        self.count(position_in(key), -1, -KEY.size - len(value))
+        if (name := name_key(key, headers_in(value))) is not None:
+            self.remove(name, b"")
 
     def count(self, position: int, messages: int, nbytes: int) -> None:
         """Count what the hour of a position gains."""

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.cancels import name_in
+from sidecar.delay.database import keys
 from sidecar.delay.headers import unpack_headers
 from sidecar.delay.partition import SEQUENCES, HeldPartition, Taken, Write
 from sidecar.delay.rows import (
@@ -169,7 +171,7 @@ class PartitionStore(StoredRows):
         partition, cursor = self._partitions[number], self._partitions[number].cursor
         rows = [row for row in rows if row.position >= partition.watermark]
         positions = [row.position for row in rows]
-        for position, stamp in zip(positions, (row.timestamp_ms for row in rows), strict=True):
+        for position, _, _, stamp, *_ in rows:
             if not 0 <= position <= POSITION_MAX or not 0 <= (stamp or 0) <= NO_TIMESTAMP:
                 raise ValueError(f"positions lie between 0 and {POSITION_MAX}; {position} or {stamp} is out of range")
             found, sequence = partition.of(hour_of(position)), (position & SEQUENCES - 1) + 1
@@ -306,9 +308,7 @@ class PartitionStore(StoredRows):
         if watermark > partition.cursor:
             with self._database.errors("read"):
                 for key, value in self._database.under(partition.rows, partition.at(partition.cursor), end):
-                    change.count(position_in(key), -1, HEAD.size - len(value) - ROW_BYTES)
-                    if (name := name_key(key, headers_in(value))) is not None:
-                        change.remove(name, b"")
+                    change.end_row(key, value)
         self._remove_range(change, first, end)
         return ended
 
@@ -317,9 +317,7 @@ class PartitionStore(StoredRows):
         change = change or Write()
         for key, value in rows:
             change.remove(key, value)
-            change.count(position_in(key), -1, HEAD.size - len(value) - ROW_BYTES)
-            if (name := name_key(key, headers_in(value))) is not None:
-                change.remove(name, b"")
+            change.end_row(key, value)
         if rows:
             self._write(partition, change)
         return bool(rows)
@@ -350,10 +348,10 @@ class PartitionStore(StoredRows):
             while first is not None:
                 first = max(first, start + max(lowest, partition.cursor).to_bytes(8, "big"))
                 with self._database.errors("read"):
-                    keys, first = self._some(start, first)
-                    found = [row for key in keys if (row := self._named(key, name, below)) is not None]
+                    some, first = self._some(start, first)
+                    found = [row for key in some if (row := self._named(key, name, below)) is not None]
                 self._end(partition, found)
-                looked += 1 + len(keys)
+                looked += 1 + len(some)
                 if found or looked >= FOUND_AT_ONCE:
                     looked = 0
                     yield [unpacked(*row)._replace(value=None) for row in found]
@@ -361,12 +359,8 @@ class PartitionStore(StoredRows):
 
     def _some(self, start: bytes, first: bytes) -> tuple[list[bytes], bytes | None]:
         """Some keys of names, and where the next ones begin; None if there are no more."""
-        keys = list[bytes]()
-        for key, _ in self._database.under(start, first):
-            if len(keys) == FOUND_AT_ONCE:
-                return keys, key
-            keys.append(key)
-        return keys, None
+        found = list(islice(keys(self._database.cursor(), start, first), FOUND_AT_ONCE + 1))
+        return found[:FOUND_AT_ONCE], found[FOUND_AT_ONCE] if len(found) > FOUND_AT_ONCE else None
 
     def _named(self, key: bytes, name: bytes, below: int) -> tuple[bytes, bytes] | None:
         """The row of a key of names, if it has the name, and an origin below this one."""

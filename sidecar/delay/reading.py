@@ -29,6 +29,7 @@ from sidecar.delay.rows import (
     Pair,
     hour_of,
     listed,
+    number_in,
     origin_in,
     position_in,
     start_of,
@@ -153,7 +154,7 @@ class HeldRows:
 
     def _load(self) -> None:
         for key, raw in self._rows.under(Kind.PARTITION):
-            number = int.from_bytes(key[1:], "big")
+            number = number_in(key)
             partition = self._partitions[number] = HeldPartition.decoded(number, raw)
             self._numbers[partition.name] = number
         for key, raw in self._rows.under(Kind.COUNT):

@@ -17,10 +17,8 @@ from sidecar.delay.interface import FileDamage
 from sidecar.delay.partition import HeldPartition, OfHour, Write
 from sidecar.delay.rows import (
     COUNT_KEY,
-    HEAD,
     KEY,
     PARKED_HOUR,
-    ROW_BYTES,
     Kind,
     Pair,
     headers_in,
@@ -85,7 +83,7 @@ class _Copying:
     def run(self) -> list[FileDamage]:
         partitions = {}
         for key, raw in self._readable(Kind.PARTITION):
-            number = int.from_bytes(key[1:], "big")
+            number = number_in(key)
             partitions[number] = HeldPartition.decoded(number, raw)
         for key, raw in self._readable(Kind.COUNT):
             _, number, count = COUNT_KEY.unpack(key)
@@ -122,7 +120,7 @@ class _Copying:
             if (name := name_key(key, headers_in(value))) is not None:
                 self._batch.put(name, b"")
             found = partition.of(hour_of(position))
-            found.messages, found.nbytes = found.messages + 1, found.nbytes + len(value) - HEAD.size + ROW_BYTES
+            found.messages, found.nbytes = found.messages + 1, found.nbytes + KEY.size + len(value)
             found.sequence = max(found.sequence, (position & (1 << SEQUENCE_BITS) - 1) + 1)
             copied += 1
             if copied % _AT_ONCE == 0:

@@ -98,7 +98,8 @@ class StoredRows(HeldRows):
         Raises:
             StateError: Nothing was written.
         """
-        if change.hours or change.origins or folds:
+        is_counted = bool(change.hours or change.origins or folds)
+        if is_counted:
             if folds or partition.counts - partition.first_count >= COUNTS_MAX:
                 folds = True
                 partition.save(change)  # what is left out of a count is before the mark
@@ -112,8 +113,7 @@ class StoredRows(HeldRows):
             partition.first_count = partition.counts
             past, hours = hour_of(partition.mark), partition.hours
             partition.hours = {hour: each for hour, each in hours.items() if each.messages or hour >= past}
-        if change.hours or change.origins or folds:
-            partition.counts += 1
+        partition.counts += is_counted
 
     def _send(self, partition: HeldPartition, change: Write, ended_bytes: int) -> None:  # noqa: ARG002  # see `LocalCache`
         """Write a change of a partition."""

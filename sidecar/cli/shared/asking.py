@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError, extra
 from sidecar.ops.address import read_address
 from sidecar.ops.client import NO_ANSWER, exchange
+
+if TYPE_CHECKING:
+    from sidecar.daemon.delays.offline import Offline
 
 TIMEOUT_S = 15.0
 """Longer than the daemon takes to report that it cannot answer."""
@@ -32,10 +35,8 @@ def held_now(settings: Settings) -> dict[str, Any]:
     status = _status(settings)
     if status is not None:
         return {**status["delay"], "read": 0}  # without messages read for delivery
-    with extra("delay", "the section delay", "rocksdict"):
-        from sidecar.daemon.delays.offline import open_offline
-    with ExitStack() as stack:
-        return open_offline(stack, settings, lambda _: True, _tell).count()
+    with _offline(settings, lambda _: True) as held:
+        return held.count()
 
 
 def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -47,8 +48,6 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
     """
     if _status(settings, is_needed=name in CHANGES) is not None:
         return request(settings, f"delay/{name}", fields)
-    with extra("delay", "the section delay", "rocksdict"):
-        from sidecar.daemon.delays.offline import open_offline
     from sidecar.daemon.delays.questions import Listing, asked_of
 
     try:
@@ -56,8 +55,17 @@ def answered(settings: Settings, name: str, fields: dict[str, Any]) -> dict[str,
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     is_wanted: Callable[[TopicPartition], bool] = asked.takes if isinstance(asked, Listing) else asked.tp.__eq__
+    with _offline(settings, is_wanted) as held:
+        return held.answer(asked)
+
+
+@contextmanager
+def _offline(settings: Settings, is_wanted: Callable[[TopicPartition], bool]) -> Iterator[Offline]:
+    """What is held while no daemon runs, of the wanted partitions."""
+    with extra("delay", "the section delay", "rocksdict"):
+        from sidecar.daemon.delays.offline import open_offline
     with ExitStack() as stack:
-        return open_offline(stack, settings, is_wanted, _tell).answer(asked)
+        yield open_offline(stack, settings, is_wanted, _tell)
 
 
 def listed(settings: Settings, fields: dict[str, Any]) -> dict[str, Any]:

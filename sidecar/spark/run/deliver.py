@@ -66,8 +66,7 @@ class Claims:
         self._worker = NoLedger()
         if dedup.ledger is not None:
             self._worker = open_ledger_worker(dedup.ledger, reading.group_id, dedup.capacity, reading.state_dir, inbox)
-        if self._worker is not None:
-            stack.callback(self._worker.close)
+        stack.callback(self._worker.close)
 
     @property
     def problem(self) -> str:
