@@ -1,13 +1,14 @@
-"""Runs the command with a thrower: on SIGUSR1 an exception is raised in the thread of a name, wherever it stands.
+"""Runs the command with a thrower: on SIGUSR1 an exception is raised in the threads of a name, wherever they stand.
 
-`python -m tests.support.throwing NAME run -c FILE`. A thread that waits in C raises it when the wait ends. With `+NAME`
-each thread whose name begins so raises it at once, as its first step.
+`python -m tests.support.throwing NAME run -c FILE`. A thread that waits in C raises it when the wait ends; where some
+share their work, the first that takes any. With `+NAME` each thread whose name begins so raises it as its first step.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 
 from sidecar import threads
 
-RUNNING = ("writer", "sorter-0", "sink-deadlines", "history", "admin")
+RUNNING = ("writer", "sorter", "sink-deadlines", "history", "admin")
 """Threads that run all the time."""
 IDS = {"by": {"header": "id"}}
 DELTA: dict[str, Any] = {"path": "TABLE", "maintenance": {"optimize": "1m"}}
@@ -73,19 +74,19 @@ def main() -> None:
 
 
 def throw_on_signal(name: str) -> None:
-    """Throw once the signal comes, and the thread is there."""
+    """Throw once the signal comes, and such threads are there: `NAME`, or `NAME-0` and so on."""
     read, write = os.pipe()
     signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"!"))
 
     def throw() -> None:
         os.read(read, 1)
-        while True:  # a thread that is dead or not begun yet gets nothing
-            for thread in threading.enumerate():
-                if thread.name == name and thread.ident is not None:
-                    error = ctypes.py_object(UnexpectedError)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), error)
-                    return
+        error = ctypes.py_object(UnexpectedError)
+        thrown = 0
+        while not thrown:  # a thread that is dead or not begun yet gets nothing
             time.sleep(0.01)
+            for thread in threading.enumerate():
+                if thread.ident is not None and re.fullmatch(rf"{name}(-\d+)?", thread.name):
+                    thrown += ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), error)
 
     threading.Thread(target=throw, name="thrower", daemon=True).start()
 
