@@ -55,7 +55,6 @@ from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
 from sidecar.daemon.delays.writing import Synced
 from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.store import ChangelogStore
-from sidecar.delay.changelog.takeover import counts
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.rows import PARKED_FROM, Held
@@ -759,10 +758,8 @@ class World:
     def _held(self, state: PartitionState) -> list[Held]:
         if self.log is None:
             return [held for host in self.hosts for held in host.disk.durable()]
-        if isinstance(self.log, ModelTable):
-            return [each for _, each in self.log.messages()]
         self._named = max(self._named, state.stores.epoch)  # a reset removes it
-        return [each for offset, each in self.log.messages() if counts(self._named, offset, each.epoch)]
+        return self.log.counted(self._named)
 
     def _parked_copies(self) -> Counter[int]:
         """In how many parked parts each offset is, or may soon be; void ones may count after a reset."""

@@ -10,7 +10,7 @@ from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.records import TopicPartition
 from sidecar.delay.changelog.interface import LOST, ChangelogEntry, ChangelogRecord, Point
-from sidecar.delay.changelog.records import MESSAGE, read_message
+from sidecar.delay.changelog.records import MESSAGE, VOID, counts, epoch_key, read_message, read_void
 from sidecar.delay.rows import Held
 from sidecar.errors import StateError
 from tests.support.held_store import Content, ModelStore
@@ -64,10 +64,16 @@ class ModelLog:
             if (held := held_of(record)) is not None:
                 yield record, held
 
-    def messages(self) -> Iterator[tuple[int, Held]]:
-        """The same, with their offsets alone."""
+    def counted(self, named: int) -> list[Held]:
+        """Those that count if a commit names this epoch."""
+        raw = {record.key: record.value for record in self.records}.get(epoch_key(VOID, named))
+        rules, found = read_void(raw) if raw else [], list[Held]()
         for record, held in self.there():
-            yield record.offset, held
+            lineage, _ = read_message(record.key, record.value or b"") if rules else ((0, 0), None)
+            is_void = any(rule.voids(record.offset, lineage, held.position, held.origin) for rule in rules)
+            if counts(named, record.offset, held.epoch) and not is_void:
+                found.append(held)
+        return found
 
     def on_the_way(self) -> list[Held]:
         """What dead producers may still append."""

@@ -50,12 +50,10 @@ class ModelTable(ModelLog):
                 for epoch, entries in calls:
                     self.write(epoch, entries)
 
-    def messages(self) -> Iterator[tuple[int, Held]]:
+    def counted(self, named: int) -> list[Held]:
         """Those that stay, whatever becomes of transactions that are on the way."""
         removed = {entry.key for entry in self._on_the_way() if entry.value is None}
-        for record, held in self.there():
-            if record.key not in removed:
-                yield record.offset, held
+        return [held for record, held in self.there() if record.key not in removed]
 
     def on_the_way(self) -> list[Held]:
         return [held for entry in self._on_the_way() if (held := held_of(entry)) is not None]

@@ -112,7 +112,7 @@ class Appends:
     def remove(self, owned: Owned, keys: Sequence[bytes]) -> None:
         """Append records that mark these keys as no longer needed."""
         for first in range(0, len(keys), REMOVED_AT_ONCE):
-            self.append(owned, [ChangelogEntry(key, None) for key in keys[first : first + REMOVED_AT_ONCE]])
+            self.append(owned, owned.tombstones(keys[first : first + REMOVED_AT_ONCE]))
 
     def sync(self) -> None:
         """Wait until everything is acknowledged.

@@ -72,8 +72,13 @@ class Owned:
 
     @property
     def may_remove(self) -> bool:
-        """Whether what it removes is void, or ended, for all later owners."""
-        return self.is_proved or self.reach is not None
+        """Whether what it removes is void, or ended, for all later owners; not before a commit: it may be replaced."""
+        return self.is_proved or (self.is_named and self.reach is not None)
+
+    def tombstones(self, keys: Iterable[bytes]) -> list[ChangelogEntry]:
+        """Entries that remove keys."""
+        assert self.may_remove
+        return [ChangelogEntry(key, None) for key in keys]
 
     def put(self, origins: Iterable[int]) -> list[ChangelogEntry]:
         """Note that messages are put; return the entries to append with them."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sidecar.delay.changelog.appends import Appends
-from sidecar.delay.changelog.interface import LOST, ChangelogEntry
+from sidecar.delay.changelog.interface import LOST
 from sidecar.delay.changelog.owned import Owned
 from sidecar.delay.changelog.records import state_entry
 from sidecar.delay.changelog.vouching import Vouching
+
+GARBAGE_AT_ONCE = 5_000
+"""Keys that are removed before the broker has acknowledged them: a reset may leave millions."""
 
 
 class Proofs:
@@ -56,7 +59,7 @@ class Proofs:
         owned.is_named = True
         self.keep(owned, lambda offset: self._proved(owned, offset))
         if owned.reach is not None:  # at once, or what is void would be missed where the source is read on
-            self._appends.append(owned, [*(ChangelogEntry(key, None) for key in owned.garbage), owned.reach.entry()])
+            self._appends.append(owned, [*owned.tombstones(owned.garbage), owned.reach.entry()])
             owned.garbage = []
 
     def _proved(self, owned: Owned, offset: int) -> None:
@@ -67,12 +70,18 @@ class Proofs:
             owned.is_doubted = True
             return
         owned.is_proved = True
+        self._remove_garbage(owned)
         self._remove(owned)
         self._vouching.hurry()
+
+    def _remove_garbage(self, owned: Owned, offset: int = 0) -> None:
+        if owned.garbage and offset != LOST:
+            entries = owned.tombstones(owned.garbage[:GARBAGE_AT_ONCE])
+            del owned.garbage[:GARBAGE_AT_ONCE]
+            self._appends.append(owned, entries, lambda offset: self._remove_garbage(owned, offset))
 
     def _remove(self, owned: Owned) -> None:
         if not owned.may_remove:
             return
-        self._appends.remove(owned, [*owned.garbage, *owned.ended(owned.ended_below)])
-        owned.garbage = []
+        self._appends.remove(owned, owned.ended(owned.ended_below))
         self._vouching.remove_changed(owned)

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.core.snapshots import Stored
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP, Held, held_of
+from sidecar.delay.rows import NO_KEY, NO_TIMESTAMP, PARKED_FROM, Held, held_of
 
-MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF = b"m", b"s", b"c", b"x", b"n", b"p"
+MESSAGE, STATE, CLAIM, CHANGE, BOOKMARK, PROOF, VOID = b"m", b"s", b"c", b"x", b"n", b"p", b"v"
 _VERSION = 1
 KEY = struct.Struct(">cQQQ")
 """The key of a message: kind, position, epoch, origin."""
 EPOCH_KEY = struct.Struct(">cQ")
-"""The key of a state, a bookmark or a proof: kind, epoch. Earlier versions ignore proofs."""
+"""The key of a state, a bookmark, a proof or the rules of an owner: kind, epoch."""
 CHANGE_KEY = struct.Struct(">cQQQQQ")
 """The key of a change: kind; position, epoch, origin of the message; epoch of the owner that changed it, and the new
 position of the message, or `CANCELLED`."""
 CANCELLED = 0
-_KEY_BYTES = {MESSAGE: KEY.size, CHANGE: CHANGE_KEY.size} | dict.fromkeys((STATE, BOOKMARK, PROOF), EPOCH_KEY.size)
+NOBODY = 0
+"""The epoch of a changelog in which no commit has named any: nothing in it counts."""
+_KEY_BYTES = {MESSAGE: KEY.size, CHANGE: CHANGE_KEY.size}
+_KEY_BYTES |= dict.fromkeys((STATE, BOOKMARK, PROOF, VOID), EPOCH_KEY.size)
 _MESSAGE_VERSION = 2
 _MESSAGE = struct.Struct(f">BQIQ{ENTRY_BYTES}sII?")
 """Version, incarnation, hash of the topic's id, timestamp or `NO_TIMESTAMP`, entry of the tags, bytes of the key or
@@ -35,6 +39,10 @@ _STATE = struct.Struct(">B?QQ")
 _CHANGE = bytes([_VERSION])
 _BOOKMARK = struct.Struct("<BQQ")
 """Version, number, and the number below which local files are not to be believed."""
+_VOID = struct.Struct(">BI")
+"""Version, and the number of rules, which follow."""
+_VOID_RULE = struct.Struct(">QQIQQQ")
+"""Epoch, incarnation, hash of the topic's id, watermark, first, end."""
 
 
 class RecordLineage(NamedTuple):
@@ -91,9 +99,39 @@ class Bookmark(NamedTuple):
     """The lowest number that local files may refer to: some of what followed the bookmarks before may be gone."""
 
 
+class VoidRule(NamedTuple):
+    """The messages that an owner leaves out, because of where it continues in the source."""
+
+    epoch: int
+    """Epoch of the owner: the rule is about messages before its claim."""
+    lineage: RecordLineage
+    watermark: int
+    """Messages of earlier incarnations at or above this offset are read again, after a reset."""
+    first: int
+    end: int
+    """An owner with another store has the messages in [first, end), too."""
+
+    def voids(self, offset: int, lineage: tuple[int, int], position: int, origin: int) -> bool:
+        """Whether a message at this offset of the changelog is void."""
+        if offset >= self.epoch:
+            return False
+        if lineage == self.lineage:  # the state decides which parked parts count
+            return self.first <= origin < self.end and position < PARKED_FROM
+        return lineage[1] == self.lineage.topic and origin >= self.watermark
+
+
 def topic_hash(topic_id: str) -> int:
     """The hash of a topic's id in records."""
     return int.from_bytes(hashlib.blake2b(topic_id.encode(), digest_size=4).digest(), "big")
+
+
+def counts(named: int, offset: int, epoch: int) -> bool:
+    """Whether a record counts.
+
+    Args:
+        named: The epoch in the commit.
+    """
+    return offset < named or epoch == named
 
 
 def claim() -> ChangelogEntry:
@@ -107,7 +145,7 @@ def message_key(position: int, epoch: int, origin: int) -> bytes:
 
 
 def kind_of(key: bytes) -> bytes:
-    """`MESSAGE`, `STATE`, `CHANGE`, `BOOKMARK` or `PROOF`; empty for any other key, such as that of another program."""
+    """The kind of a key that is read again; empty for any other key, such as that of another program."""
     kind = key[:1]
     return kind if len(key) == _KEY_BYTES.get(kind) else b""
 
@@ -169,12 +207,12 @@ def read_change(key: bytes, value: bytes | None) -> Change:
 
 
 def epoch_key(kind: bytes, epoch: int) -> bytes:
-    """The key of a state, a bookmark or a proof."""
+    """The key of a state, a bookmark, a proof or the rules of an owner."""
     return EPOCH_KEY.pack(kind, epoch)
 
 
 def epoch_in(key: bytes) -> int:
-    """The epoch in the key of a state, a bookmark or a proof."""
+    """The epoch in such a key."""
     return int(EPOCH_KEY.unpack(key)[1])
 
 
@@ -216,6 +254,26 @@ def read_bookmark(raw: bytes) -> Bookmark:
     """
     number, valid = fields_of(_BOOKMARK, _VERSION, raw, is_all=True)
     return Bookmark(number, valid)
+
+
+def void_entry(epoch: int, rules: Collection[VoidRule]) -> ChangelogEntry:
+    """The record of the rules by which messages are void for an owner, and for each one that knows its epoch."""
+    packed = [_VOID_RULE.pack(rule.epoch, *rule.lineage, *rule[2:]) for rule in rules]
+    return ChangelogEntry(epoch_key(VOID, epoch), _VOID.pack(_VERSION, len(rules)) + b"".join(packed))
+
+
+def read_void(raw: bytes) -> list[VoidRule]:
+    """The rules of a record.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    (count,) = fields_of(_VOID, _VERSION, raw)
+    stored = Stored(raw, _VOID.size)
+    found = [stored.unpack(_VOID_RULE) for _ in range(count)]
+    if stored.left:
+        raise ValueError(f"{stored.left} bytes too many")
+    return [VoidRule(epoch, RecordLineage(incarnation, topic), *rest) for epoch, incarnation, topic, *rest in found]
 
 
 def fields_of(form: struct.Struct, version: int, raw: bytes, *, is_all: bool = False) -> list[Any]:

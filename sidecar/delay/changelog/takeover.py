@@ -23,14 +23,18 @@ from sidecar.delay.changelog.records import (
     CHANGE,
     KEY,
     MESSAGE,
+    NOBODY,
     PROOF,
     STATE,
+    VOID,
     Bookmark,
     KeptState,
     MessageKey,
     Moved,
     RecordLineage,
+    VoidRule,
     claim,
+    counts,
     epoch_in,
     epoch_key,
     kind_of,
@@ -40,31 +44,22 @@ from sidecar.delay.changelog.records import (
     read_message,
     read_message_key,
     read_state,
+    read_void,
+    void_entry,
 )
 from sidecar.delay.rows import ORIGIN_MAX, PARKED_FROM, Held
 from sidecar.errors import ConfigError
 
 NEVER = ORIGIN_MAX + 1
 """Above all offsets."""
-NOBODY = 0
-"""The epoch of a changelog in which no commit has named any: nothing in it counts."""
 
 
 class LaterError(Exception):
-    """The changelog records a later commit than the one that was read."""
+    """The changelog records a later commit than the one that was read, or what is void for the owner that it names."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, rules: Sequence[VoidRule] = ()) -> None:
         super().__init__(f"epoch {epoch}")
-        self.epoch = epoch
-
-
-def counts(named: int, offset: int, epoch: int) -> bool:
-    """Whether a record counts.
-
-    Args:
-        named: The epoch in the commit.
-    """
-    return offset < named or epoch == named
+        self.epoch, self.rules = epoch, rules
 
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 4_000, 4 << 20
@@ -85,6 +80,11 @@ class Start(NamedTuple):
     """The offset from which on the store decides which messages it has."""
     now: int
     """The position of the present time; it decides what is noted, and nothing else."""
+
+    def rule(self, store: int, epoch: int) -> VoidRule:
+        """What is void in a store for the owner that starts here."""
+        other = self.stores.other(store)
+        return VoidRule(epoch, self.lineage, self.watermark, self.seen if other is None else other.seen, self.seen)
 
 
 class TakenOver(NamedTuple):
@@ -148,10 +148,8 @@ class Takeover:
         store, start = self.restorer.open(self.tp), self.start
         is_same = start.stores.own == store
         named = start.stores.epoch if is_same else NOBODY
-        other = start.stores.other(store)
-        void_from = start.seen if other is None else other.seen
         epoch = self._claim()
-        reading = self._read_on(store, named, void_from, epoch) or self._read_all(named, void_from, epoch)
+        reading = self._read_on(store, named, epoch) or self._read_all(store, named, epoch)
         last = epoch - 1
         if reading.void and reading.proved != reading.named:
             # What is void by this commit may count without it, after a reset. So all later owners must know of the
@@ -159,17 +157,20 @@ class Takeover:
             last = self.restorer.append(self.tp, [proof_entry(reading.named)])
             if last != epoch:
                 epoch = self._claim()
-                reading, last = self._read_all(reading.named, void_from, epoch), epoch - 1
-        next_offset = last + 1 + len(reading.void)
-        if reading.void:
-            last = self.restorer.append(self.tp, [ChangelogEntry(key, None) for key in reading.void])
+                reading, last = self._read_all(store, reading.named, epoch), epoch - 1
+        entries = [ChangelogEntry(key, None) for key in reading.void]
+        if reading.dropped:  # a stale owner must not remove them: they are void once a commit has named the epoch
+            entries.append(void_entry(epoch, {*reading.dropped.values()}))
+        next_offset = last + 1 + len(entries)
+        if entries:
+            last = self.restorer.append(self.tp, entries)
         return TakenOver(
             store,
             epoch,
             reading.kept,
             reading.known,
             [*reading.ended, *reading.cancelled()],
-            reading.garbage(),
+            reading.garbage(epoch),
             is_lost=bool(start.stores.epoch) and not is_same,
             moved=list(reading.moved()),
             staying=list(reading.staying()),
@@ -183,18 +184,20 @@ class Takeover:
     def _claim(self) -> int:
         return self.restorer.append(self.tp, [claim()]) + 1
 
-    def _read_all(self, named: int, void_from: int, epoch: int) -> Reading:
+    def _read_all(self, store: int, named: int, epoch: int) -> Reading:
+        own = self.start.rule(store, epoch)
+        rules = [own]
         while True:
-            reading = Reading(self.start, named, void_from)
+            reading = Reading(self.start, named, rules)
             self.adopt([], True)  # noqa: FBT003
             try:
                 self._read(reading, epoch)
             except LaterError as later:
-                named = later.epoch
+                named, rules = later.epoch, [own, *later.rules]
             else:
                 return reading
 
-    def _read_on(self, store: int, named: int, void_from: int, epoch: int) -> Reading | None:
+    def _read_on(self, store: int, named: int, epoch: int) -> Reading | None:
         """Read the records since the note; None if the local files cannot be used.
 
         The commit names the owner that wrote the note: so there was none in between, and no reset. Its bookmark must be
@@ -203,7 +206,7 @@ class Takeover:
         note = self.note
         if note is None or (note.store, note.lineage, note.epoch) != (store, self.start.lineage, named):
             return None
-        reading = Reading(self.start, named, void_from, note)
+        reading = Reading(self.start, named, [self.start.rule(store, epoch)], note)
         try:
             self._read(reading, epoch, note.offset)
         except LaterError:
@@ -251,8 +254,7 @@ class FencedTakeover(Takeover):
         epoch = self.restorer.append(self.tp, [claim()]) + 1
         reach, drops_from = resumed(self._reach(), start.lineage, start.watermark, start.seen, self.handed, epoch)
         start = start._replace(lineage=reach.lineage, watermark=NEVER if drops_from is None else drops_from)
-        other = start.stores.other(store)
-        reading = Reading(start, epoch, start.seen if other is None else other.seen)
+        reading = Reading(start, epoch, [start.rule(store, epoch)])
         self.adopt([], True)  # noqa: FBT003
         self._read(reading, epoch)
         known = reading.known
@@ -263,7 +265,7 @@ class FencedTakeover(Takeover):
             reading.kept,
             known,
             [*reading.ended, *reading.cancelled()],
-            [*reading.void, *reading.garbage()],
+            reading.garbage(epoch),
             is_lost=bool(start.stores.epoch) and start.stores.own != store,
             moved=list(reading.moved()),
             staying=list(reading.staying()),
@@ -287,16 +289,16 @@ class Reading:
     """The content of the records read so far.
 
     Args:
-        void_from: The offset from which an owner with another store read, up to `Start.seen`.
+        rules: Of the owner that reads, and those in the record of the owner that the commit names.
         note: Note of the local files, which may have messages whose records are not read.
     """
 
-    def __init__(self, start: Start, named: int, void_from: int, note: Note | None = None) -> None:
+    def __init__(self, start: Start, named: int, rules: Sequence[VoidRule], note: Note | None = None) -> None:
         self._start = start
         self.named = named
         self.proved = note.epoch if note else NOBODY
         """The last epoch that, according to the changelog, a commit has named."""
-        self._void_from = void_from
+        self._rules = rules
         self.note = note
         self.kept = note.kept if note else None
         self.bookmark: Bookmark | None = None
@@ -309,6 +311,8 @@ class Reading:
         """With a note: keys of messages that were removed, or changed."""
         self.void: dict[bytes, None] = {}
         """Keys of messages that do not count, and would once a commit names the next epoch."""
+        self.dropped: dict[bytes, VoidRule] = {}
+        """Keys of messages that are left out, with the rule; they count for others until a commit names the epoch."""
         self.ended: list[MessageKey] = []
         """Messages that were given out, and removed later."""
         self._known: dict[bytes, None] = {}
@@ -360,6 +364,8 @@ class Reading:
                 self._bookmark(record, value)
             elif kind == PROOF and value is not None:
                 self._proof(record, epoch_in(record.key))
+            elif kind == VOID and value is not None:
+                self._void_rules(record, value)
 
     def _bookmark(self, record: ChangelogRecord, value: bytes) -> None:
         epoch, bookmark = epoch_in(record.key), read_bookmark(value)
@@ -383,6 +389,13 @@ class Reading:
         self.proved = max(self.proved, epoch)
         self._states.append(record.key)
 
+    def _void_rules(self, record: ChangelogRecord, value: bytes) -> None:
+        epoch, rules = epoch_in(record.key), read_void(value)
+        if epoch == self.named and rules != self._rules[1:]:  # they are about messages that were read already
+            raise LaterError(epoch, rules)
+        if epoch <= self.named:
+            self._states.append(record.key)
+
     def _change(self, record: ChangelogRecord) -> None:
         change = read_change(record.key, record.value)
         if record.value is None:
@@ -404,17 +417,12 @@ class Reading:
             return None
         lineage, held = read_message(record.key, value)
         start = self._start
-        if lineage == start.lineage:
-            if position >= PARKED_FROM:
-                pass  # the state decides which parked parts count
-            elif origin >= start.seen:
-                self._known[record.key] = None
-            elif origin >= self._void_from:
-                self.void[record.key] = None  # that owner has it, too
+        for rule in self._rules:
+            if rule.voids(record.offset, lineage, position, origin):
+                self.dropped[record.key] = rule
                 return None
-        elif lineage[1] == start.lineage.topic and origin >= start.watermark:
-            self.void[record.key] = None  # an operator's reset, or other rules: it is read and put again
-            return None
+        if lineage == start.lineage and origin >= start.seen and position < PARKED_FROM:
+            self._known[record.key] = None
         if position < start.now:
             if len(self._late) < LATE_MAX:
                 self._late[record.key] = None
@@ -425,6 +433,8 @@ class Reading:
     def _removed(self, key: bytes) -> None:
         if key in self.void:
             del self.void[key]
+            return
+        if self.dropped.pop(key, None) is not None:
             return
         self._known.pop(key, None)
         if self.note is not None:
@@ -460,13 +470,18 @@ class Reading:
                 message = message._replace(position=self._moved_to.get(key, message.position))
                 yield Moved(message, read_change(changes[-1], None).position, [key, *changes])
 
-    def garbage(self) -> list[bytes]:
-        """Keys of states, which that of this owner replaces, and of messages that were ended and not removed."""
+    def garbage(self, epoch: int) -> list[bytes]:
+        """Keys that are not needed once a commit has named this epoch.
+
+        They are those of messages that are left out, before those of the rules; of states, which that of this owner
+        replaces; and of messages that were ended and not removed.
+        """
         watermark = self.kept.watermark if self.kept is not None else 0
         ended = [key for key in self._late if read_message_key(key).position < watermark]
         of_owner = [epoch_key(kind, self.named) for kind in (STATE, BOOKMARK)] if self.note else []
         cancelled = [key for keys in self._removable() if not self._must_stay(keys[0]) for key in keys]
-        return [*dict.fromkeys([*self._states, *of_owner, *ended, *cancelled])]
+        dropped = [*self.dropped, epoch_key(VOID, epoch)] if self.dropped else []
+        return [*dict.fromkeys([*dropped, *self._states, *of_owner, *ended, *cancelled])]
 
     def staying(self) -> Iterator[list[bytes]]:
         """Keys of cancelled messages that are not garbage."""

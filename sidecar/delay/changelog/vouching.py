@@ -99,7 +99,7 @@ class Vouching:
             return
         groups, owned.withheld = [*owned.noted, *owned.withheld], []
         owned.noted = []
-        entries = [ChangelogEntry(key, None) for keys in groups for key in keys]
+        entries = owned.tombstones(key for keys in groups for key in keys)
         if entries and owned.bookmark:  # no note follows: none may hold
             entries.insert(0, bookmark_entry(owned.epoch, Bookmark(owned.bookmark, owned.bookmark + 1)))
             owned.bookmark = 0
@@ -150,7 +150,8 @@ class Vouching:
         self._next_s = self._clock() + NOTE_S
         taking = _Taking(point, [], list(self._spare.values()), 0, point.changes)
         for number, owned in self._owned.items():
-            if owned.is_proved and owned.next_offset is not None:
+            # A start with a note does not read what lies before the bookmark, and so would not remove it.
+            if owned.is_proved and owned.next_offset is not None and not owned.garbage:
                 self._draft(taking, number, owned)
         self._appends.entries = 0
         return taking
@@ -181,7 +182,7 @@ class Vouching:
             if self._owned.get(note.number) is owned and owned.noted and owned.bookmark_offset is not None:
                 owned.valid = owned.bookmark
                 groups, owned.noted = owned.noted, []
-                entries = [ChangelogEntry(key, None) for keys in groups for key in keys]
+                entries = owned.tombstones(key for keys in groups for key in keys)
                 self._appends.append(owned, [_bookmark(owned), *entries])
 
 

@@ -37,7 +37,7 @@ START_S = 10.0
 """Longest wait for the brokers."""
 PATIENCE_S = 30.0
 """Longest time for all requests to the brokers."""
-_NEW = -1
+_NEW = (1 << 64) - 1
 """An incarnation that no message has."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.delay.changelog.takeover import NOBODY, counts
+from sidecar.delay.changelog.records import NOBODY, counts
 
 
 def test_what_lies_before_the_epoch_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from sidecar.delay.changelog.records import (
     KeptState,
     MessageKey,
     RecordLineage,
+    VoidRule,
     claim,
     epoch_in,
     message_entry,
@@ -19,8 +21,10 @@ from sidecar.delay.changelog.records import (
     read_message,
     read_message_key,
     read_state,
+    read_void,
     state_entry,
     topic_hash,
+    void_entry,
 )
 from sidecar.delay.rows import Held
 from tests.support.partition_store import TAGS
@@ -87,6 +91,27 @@ def test_what_is_too_short_is_refused(read: object) -> None:
     with pytest.raises(ValueError, match="cut off") as refused:
         read(b"\1")
     assert not isinstance(refused.value, struct.error)
+
+
+def test_rules_are_read_as_they_were_made() -> None:
+    """Their key has the owner's epoch; a rule may be an earlier owner's."""
+    rules = [VoidRule(9, LINEAGE, (1 << 64) - 1, 0, 1 << 63), VoidRule(3, RecordLineage(0, 0), 1, 2, 3)]
+    entry = void_entry(9, rules)
+    assert (epoch_in(entry.key), read_void(entry.value or b"")) == (9, rules)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda raw: b"\2" + raw[1:], "version 2"),
+        (lambda raw: raw[:-1], "cut off"),
+        (lambda raw: raw + b"x", "1 bytes too many"),
+    ],
+)
+def test_rules_of_another_form_are_refused(change: Callable[[bytes], bytes], why: str) -> None:
+    """A reader that passes over a rule delivers what is void."""
+    with pytest.raises(ValueError, match=why):
+        read_void(change(void_entry(1, [VoidRule(1, LINEAGE, 0, 0, 0)]).value or b""))
 
 
 def test_kinds_differ_in_their_first_byte() -> None:

@@ -16,10 +16,12 @@ from sidecar.delay.changelog.records import (
     CLAIM,
     MESSAGE,
     PROOF,
+    VOID,
     KeptState,
     MessageKey,
     RecordLineage,
     claim,
+    epoch_key,
     message_entry,
     message_key,
     state_entry,
@@ -285,9 +287,60 @@ def test_a_reset_drops_what_is_read_again(scene: Scene) -> None:
     """From the offset on, all comes again; what lies below stays."""
     epoch = scene.claim()
     scene.put(epoch, 4)
-    again = scene.put(epoch, 5)
+    scene.put(epoch, 5)
     scene.take(epoch, watermark=5, seen=5, lineage=AFTER_RESET)
-    assert (scene.held, scene.removed) == ([4], [again])
+    assert scene.held == [4]
+
+
+def test_what_a_reset_drops_is_removed_after_the_commit(scene: Scene) -> None:
+    """The messages go before the rule: as long as there is one, later owners must know that it is void."""
+    epoch = scene.claim()
+    state = scene.keep(epoch, proved=True)
+    again = [scene.put(epoch, 5), scene.put(epoch, 6)]
+    found = scene.take(epoch, watermark=5, seen=5, lineage=AFTER_RESET)
+    assert (scene.removed, found.garbage) == ([], [*again, epoch_key(VOID, found.epoch), state.key])
+    assert found.next_offset == len(scene.log.records)
+
+
+def test_what_a_reset_drops_without_a_commit_is_held_by_the_next_owner(scene: Scene) -> None:
+    """The operator has reset the group again: what lies below the second offset is not read again."""
+    epoch = scene.claim()
+    scene.put(epoch, 4)
+    scene.keep(epoch, proved=True)
+    scene.take(store=0, lineage=AFTER_RESET)
+    dropped = scene.held
+    scene.take(store=0, watermark=5, seen=5, lineage=RecordLineage(9, 2))
+    assert (dropped, scene.held) == ([], [4])
+
+
+def test_what_a_reset_drops_is_void_for_all_that_know_of_the_commit(scene: Scene) -> None:
+    """Its removal may come later than the claim of the next owner, which another reset leads to a higher offset."""
+    epoch = scene.claim()
+    scene.put(epoch, 3)
+    scene.put(epoch, 4)
+    scene.keep(epoch, proved=True)
+    named = scene.take(store=0, watermark=4, seen=4, lineage=AFTER_RESET).epoch
+    scene.put(named, 4, lineage=AFTER_RESET)
+    scene.keep(named, proved=True)
+    held = []
+    for incarnation in (9, 10):  # the second one finds the rule in the record of the first
+        found = scene.take(store=0, watermark=5, seen=5, lineage=RecordLineage(incarnation, 2))
+        scene.keep(found.epoch, proved=True)
+        held.append([row[1:3] for row in scene.rows])
+    assert held == [[(3, epoch), (4, named)]] * 2
+
+
+def test_a_rule_whose_messages_are_gone_is_not_repeated(scene: Scene) -> None:
+    """It would be repeated for ever."""
+    epoch = scene.claim()
+    again = scene.put(epoch, 4)
+    scene.keep(epoch, proved=True)
+    named = scene.take(store=0, lineage=AFTER_RESET).epoch
+    scene.log.add(ChangelogEntry(again, None))
+    found = scene.take(named, lineage=AFTER_RESET)
+    rules = [record.key for record in scene.log.records if record.key[:1] == VOID]
+    assert (rules, scene.held) == ([epoch_key(VOID, named)], [])
+    assert rules[0] in found.garbage
 
 
 def test_messages_of_another_incarnation_are_not_known(scene: Scene) -> None:
@@ -412,7 +465,8 @@ def test_what_an_owner_with_another_store_read_on_is_void(scene: Scene) -> None:
     scene.put(epoch, 3)
     twice = scene.put(epoch, 4)
     taken = scene.take(store=STORE + 1, others=((STORE, 4),), seen=9)
-    assert (scene.held, scene.removed, list(taken.known)) == ([3], [twice], [])
+    assert (scene.held, scene.removed, list(taken.known)) == ([3], [], [])
+    assert taken.garbage[0] == twice
 
 
 @pytest.mark.parametrize("key", [b"", b"m", b"s", b"message of another program", b"x" * 25])

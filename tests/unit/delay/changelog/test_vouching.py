@@ -7,9 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from sidecar.core.messages.tag_index import NO_TAGS
-from sidecar.delay.changelog import vouching
+from sidecar.delay.changelog import proofs, vouching
 from sidecar.delay.changelog.interface import ChangelogEntry
-from sidecar.delay.changelog.records import CHANGE, claim, kind_of, message_entry, message_key
+from sidecar.delay.changelog.records import (
+    BOOKMARK,
+    CHANGE,
+    STATE,
+    claim,
+    epoch_key,
+    kind_of,
+    message_entry,
+    message_key,
+)
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.vouching import SPARE_S
 from sidecar.delay.rows import PARKED_FROM, Held
@@ -47,6 +56,23 @@ def removed_changes(scene: Scene) -> int:
 
 
 # When they are used
+
+
+def test_no_note_is_taken_before_all_is_removed_that_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start with the note reads nothing before the bookmark, and would not find the rest."""
+    monkeypatch.setattr(proofs, "GARBAGE_AT_ONCE", 1)
+    first = Scene()
+    first.commit()
+    second = Scene(first.log, first.epoch)
+    second.store.keep(second.number, b"state", 0, 0)
+    second.land()
+    third = Scene(first.log, second.epoch)
+    third.commit()
+    for _ in range(2):
+        third.note()
+    appended = [record.key for record in third.log.records if record.value is None or kind_of(record.key) == BOOKMARK]
+    states, bookmark = [epoch_key(STATE, each.epoch) for each in (first, second)], epoch_key(BOOKMARK, third.epoch)
+    assert appended == [*states, bookmark]
 
 
 def test_a_restart_reads_what_came_since_the_note(scene: Scene) -> None:
