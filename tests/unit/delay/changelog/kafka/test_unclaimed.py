@@ -122,7 +122,7 @@ def test_a_changelog_is_found_with_the_commit_of_its_partition(broker: Broker) -
 def test_a_commit_of_another_program_has_an_offset_alone(broker: Broker, offset: int, origin: int) -> None:
     """Without one, nothing tells that messages are read again."""
     broker.commits[A] = offset, "theirs", None
-    assert found(A)[A].start == Start(NO_STORES, RecordLineage(-1, topic_hash("id")), origin, origin, NOW)
+    assert found(A)[A].start == Start(NO_STORES, RecordLineage((1 << 64) - 1, topic_hash("id")), origin, origin, NOW)
 
 
 def test_only_wanted_partitions_that_have_one_are_looked_at(broker: Broker) -> None:
