@@ -25,7 +25,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.letters.plan import ReplayCuts, ReplayPlan, StatePlan, Stream, again
+from sidecar.letters.plan import LetterPlace, StatePlace, Stream, again
 from sidecar.runtime.build import groups_of
 from sidecar.runtime.dead_letters import STORY
 from sidecar.sinks.formats import envelope_row
@@ -36,8 +36,8 @@ from sidecar.sources.rocketmq.wire.frames import Code, ProtocolError
 from sidecar.sources.rocketmq.wire.messages import StoredMessage, decode, properties
 from sidecar.sources.rocketmq.wire.requests import DLQ, Subscription, read_offset
 from sidecar.state.beside import ALL, Chosen, LettersBeside, Outline, Totals
-from sidecar.state.interface import Damage, StoredLetter
-from sidecar.state.replays import STATE, TOPIC, ReplayPart, Replays, Target
+from sidecar.state.interface import StoredLetter
+from sidecar.state.replays import TOPIC, ReplayPart, Target
 
 TIMEOUT_S = 30.0
 POLL_S = 0.2
@@ -62,6 +62,9 @@ class TopicLetter(NamedTuple):
 
 class LetterTopic(ABC):
     """A topic up to its end at construction: later records are not read."""
+
+    deleted_by = "Kafka deletes them by the topic's retention"
+    """A sentence on the deletion of records, for the operator."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -171,21 +174,23 @@ def record_of(message: Any) -> TopicLetter | None:
     return TopicLetter(letter, xxhash.xxh3_128_digest(identity), tp.topic)
 
 
-class TopicPlan(ReplayPlan):
-    """The letters in a topic of which no copy was replayed yet.
+class TopicPlace(LetterPlace):
+    """The letters in a topic of which no copy was replayed yet; the state file has the replayed ones."""
 
-    Args:
-        letters: The state file, which records replayed letters.
-    """
-
-    def __init__(self, topic: LetterTopic, letters: LettersBeside, target: Target, limits: Limits) -> None:
-        super().__init__(letters.state)
+    def __init__(self, topic: LetterTopic, file: LettersBeside) -> None:
+        super().__init__(file)
         self._topic = topic
         self.source = TOPIC + topic.topic
-        self._lanes = ReplayCuts(self.source, target, limits)
-        self._token = secrets.token_hex(8)
+        self.deleted_by = topic.deleted_by
         self._loaded: dict[int, TopicLetter] = {}
         """The letters of the current parts, by id."""
+
+    @property
+    def foreign(self) -> int:
+        return self._topic.foreign
+
+    def one(self, id_: int) -> StoredLetter | None:
+        return next((record.letter for record in self._topic.within((id_,))), None)
 
     def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
         """The chosen letters, partition by partition, one for each origin."""
@@ -212,7 +217,7 @@ class TopicPlan(ReplayPlan):
         """End a part, durably; a letter that was refused again stays as it is."""
         self.end_origins(part, [(self._loaded[id_].origin, id_) for id_ in delivered])
 
-    def streams(self, chosen: Chosen) -> Iterator[Stream]:
+    def streams(self, chosen: Chosen, target: Target, limits: Limits) -> Iterator[Stream]:
         """Reads the topic piece by piece."""
         pending = self.pending()
         tried = {id_ for part in pending for id_ in part.letters}
@@ -229,11 +234,11 @@ class TopicPlan(ReplayPlan):
             chunk.append(record)
             size_bytes += record.letter.size_bytes
             if size_bytes >= CHUNK_BYTES or len(chunk) >= CHUNK_LETTERS:
-                yield from self._streams(chunk)
+                yield from self._streams(chunk, target, limits)
                 chunk, size_bytes = [], 0
-        yield from self._streams(chunk)
+        yield from self._streams(chunk, target, limits)
 
-    def _streams(self, chunk: Sequence[TopicLetter]) -> Iterator[Stream]:
+    def _streams(self, chunk: Sequence[TopicLetter], target: Target, limits: Limits) -> Iterator[Stream]:
         """The letters of a piece of the topic, by partition; two of one place mean that the topic was recreated."""
         self._loaded = {record.letter.id: record for record in chunk}
         lettered: dict[tuple[TopicPartition, int], dict[int, StoredLetter]] = defaultdict(dict)
@@ -248,7 +253,7 @@ class TopicPlan(ReplayPlan):
                 Outline(letters[offset].id, offset, letters[offset].group_name, letters[offset].size_bytes)
                 for offset in sorted(letters)
             )
-            yield Stream(tp, scope, self._lanes.cut(scope, tp, outlines), again=False)
+            yield Stream(tp, scope, self._cut(scope, tp, outlines, target, limits), again=False)
 
 
 REASON = "not kept: see message.dead_lettered in the log"
@@ -263,6 +268,8 @@ class DeadLetterQueues(LetterTopic):
         UnavailableError: Name servers or brokers do not answer.
         CredentialsError: They refuse.
     """
+
+    deleted_by = "a broker of RocketMQ deletes them after its fileReservedTime"
 
     def __init__(self, settings: Settings, source: RocketMqSettings, stack: ExitStack) -> None:
         super().__init__(DLQ + source.group)
@@ -332,12 +339,13 @@ def _topic_of(settings: Settings, name: PlaceName | None, stack: ExitStack) -> L
     return KafkaLetterTopic(settings, chosen.kafka.topic)
 
 
-class LetterPlace:
-    """The dead letters of one place, which a daemon may be adding to.
+def open_place(
+    settings: Settings, name: PlaceName | None, tell: Callable[[str], None], stack: ExitStack
+) -> LetterPlace:
+    """The dead letters of a place.
 
     Args:
         name: The place; None for the one in which the daemon stores them.
-        tell: Called with a line for the operator.
         stack: Closes the state file and the topic.
 
     Raises:
@@ -346,70 +354,13 @@ class LetterPlace:
         StateError: It cannot be used.
         UnavailableError: The topic cannot be read.
     """
-
-    def __init__(
-        self, settings: Settings, name: PlaceName | None, tell: Callable[[str], None], stack: ExitStack
-    ) -> None:
-        self._tell = tell
-        self.file = LettersBeside(settings.state.dir, self._damaged)
-        stack.callback(self.file.close)
-        self._topic = _topic_of(settings, name, stack)
-        self._listing = None if self._topic is None else TopicPlan(self._topic, self.file, "receiver", Limits(1, 1))
-        if self._topic is None and isinstance(settings.dead_letters, DeadLetterSettings):
-            tell("this command sees the dead letters in the state folder only")
-        elif self._topic is not None and (others := self.file.totals(Chosen()).letters):
+    file = LettersBeside(settings.state.dir, lambda damage: tell(f"dead letter {damage.where} is damaged and left out"))
+    stack.callback(file.close)
+    topic = _topic_of(settings, name, stack)
+    if topic is not None:
+        if others := file.totals(Chosen()).letters:
             tell(f"{others:,} more are in the state folder: --in state")
-
-    def _damaged(self, damage: Damage) -> None:
-        self._tell(f"dead letter {damage.where} is damaged and left out")
-
-    @property
-    def source(self) -> str:
-        """The name of the place in the parts of a replay."""
-        return STATE if self._listing is None else self._listing.source
-
-    @property
-    def can_delete(self) -> bool:
-        """Whether letters can be deleted one by one."""
-        return self._topic is None
-
-    @property
-    def deleted_by(self) -> str:
-        """A sentence on the deletion of a topic's records, for the operator."""
-        if isinstance(self._topic, DeadLetterQueues):
-            return "a broker of RocketMQ deletes them after its fileReservedTime"
-        return "Kafka deletes them by the topic's retention"
-
-    @property
-    def foreign(self) -> int:
-        """Records read that are no dead letters."""
-        return 0 if self._topic is None else self._topic.foreign
-
-    def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
-        """The chosen letters with an id above `after`; in a topic, only letters without a replayed copy."""
-        return (self.file if self._listing is None else self._listing).each(chosen, after, limit)
-
-    def totals(self, chosen: Chosen) -> Totals:
-        return (self.file if self._listing is None else self._listing).totals(chosen)
-
-    def one(self, id_: int) -> StoredLetter | None:
-        if self._topic is None:
-            return next(iter(self.file.page(Chosen(ids=(id_,)), 1)), None)
-        return next((record.letter for record in self._topic.within((id_,))), None)
-
-    def left_over(self) -> list[ReplayPart]:
-        """The parts of an interrupted replay, which are sent first."""
-        return Replays(self.file.state).pending()
-
-    def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
-        """The number of these letters that are chosen."""
-        both = tuple(set(chosen.ids) & set(ids)) if chosen.ids else ids
-        return self.totals(chosen._replace(ids=both)).letters if both else 0
-
-    def plan(self, target: Target, limits: Limits) -> ReplayPlan:
-        if self._topic is None:
-            return StatePlan(self.file, target, limits)
-        return TopicPlan(self._topic, self.file, target, limits)
-
-    def token(self) -> str:
-        return Replays(self.file.state).token()
+        return TopicPlace(topic, file)
+    if isinstance(settings.dead_letters, DeadLetterSettings):
+        tell("this command sees the dead letters in the state folder only")
+    return StatePlace(file)

@@ -1,4 +1,7 @@
-"""The letters of a replay: parts of an interrupted replay, and the chosen letters, cut into parts. Sends nothing."""
+"""Dead letters of a place, and those of a replay: parts of an interrupted one, and the chosen letters, cut into parts.
+
+Sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
-from sidecar.state.beside import Chosen, Lettered, LettersBeside, Outline
+from sidecar.state.beside import ALL, Chosen, Lettered, LettersBeside, Outline, Totals
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import STATE, ReplayPart, Replays, Target
 
@@ -64,70 +67,100 @@ class Stream(NamedTuple):
     """Whether the parts are fixed already, and may have been sent."""
 
 
-class ReplayPlan(Replays, ABC):
-    """Letters in parts, and the record of these parts."""
+class LetterPlace(Replays, ABC):
+    """The dead letters of one place, which a daemon may be adding to, and the parts of a replay of them.
+
+    Args:
+        file: The state file, which has the record of these parts.
+    """
+
+    source = STATE
+    """The name of the place in the parts of a replay."""
+    deleted_by = ""
+    """For an operator: how records that nobody can delete one by one are deleted; empty if letters can be deleted."""
+
+    def __init__(self, file: LettersBeside) -> None:
+        super().__init__(file.state)
+        self.file = file
+        self._token = secrets.token_hex(8)
+
+    @property
+    def foreign(self) -> int:
+        """Records read that are no dead letters."""
+        return 0
 
     @abstractmethod
-    def streams(self, chosen: Chosen) -> Iterator[Stream]:
+    def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
+        """The chosen letters with an id above `after`."""
+
+    @abstractmethod
+    def totals(self, chosen: Chosen) -> Totals: ...
+
+    @abstractmethod
+    def one(self, id_: int) -> StoredLetter | None: ...
+
+    def among(self, chosen: Chosen, ids: tuple[int, ...]) -> int:
+        """The number of these letters that are chosen."""
+        both = tuple(set(chosen.ids) & set(ids)) if chosen.ids else ids
+        return self.totals(chosen._replace(ids=both)).letters if both else 0
+
+    @abstractmethod
+    def streams(self, chosen: Chosen, target: Target, limits: Limits) -> Iterator[Stream]:
         """The parts of an interrupted replay, in the order in which they were fixed, and then the chosen letters."""
 
     @abstractmethod
     def load(self, part: ReplayPart) -> list[StoredLetter]:
         """The letters of a part that still exist, by offset."""
 
+    def _cut(
+        self, scope: str, tp: TopicPartition, letters: Iterable[Outline], target: Target, limits: Limits
+    ) -> Iterator[ReplayPart]:
+        """Cut letters of one partition, given by ascending offset, into parts of one group."""
 
-class ReplayCuts:
-    """Letters of one partition that are being cut into parts, by group."""
+        def part(of: Sequence[Outline]) -> ReplayPart:
+            ids, first, last = tuple(letter.id for letter in of), of[0], of[-1]
+            return ReplayPart(target, scope, tp, first.group, first.offset, last.offset, ids, self.source)
 
-    def __init__(self, source: str, target: Target, limits: Limits) -> None:
-        self._source = source
-        self._target = target
-        self._limits = limits
-
-    def cut(self, scope: str, tp: TopicPartition, letters: Iterable[Outline]) -> Iterator[ReplayPart]:
-        """Cut letters, given by ascending offset, into parts."""
         lanes: dict[str, list[Outline]] = {}
         sizes: Counter[str] = Counter()
         for letter in letters:
             lane, size = lanes.setdefault(letter.group, []), sizes[letter.group] + letter.size_bytes
-            if lane and (len(lane) >= self._limits.max_messages or size > self._limits.max_bytes):
-                yield self._part(scope, tp, lane)
+            if lane and (len(lane) >= limits.max_messages or size > limits.max_bytes):
+                yield part(lane)
                 lane.clear()
                 sizes[letter.group] = 0
             lane.append(letter)
             sizes[letter.group] += letter.size_bytes + 1
-        yield from (self._part(scope, tp, lane) for lane in lanes.values())
-
-    def _part(self, scope: str, tp: TopicPartition, letters: Sequence[Outline]) -> ReplayPart:
-        ids = tuple(letter.id for letter in letters)
-        first, last = letters[0], letters[-1]
-        return ReplayPart(self._target, scope, tp, first.group, first.offset, last.offset, ids, self._source)
+        yield from map(part, lanes.values())
 
 
-class StatePlan(ReplayPlan):
+class StatePlace(LetterPlace):
     """The letters in the state folder, which are deleted one by one."""
 
-    def __init__(self, letters: LettersBeside, target: Target, limits: Limits) -> None:
-        super().__init__(letters.state)
-        self._file = letters
-        self._lanes = ReplayCuts(STATE, target, limits)
-        self._token = secrets.token_hex(8)
+    def each(self, chosen: Chosen, after: int = 0, limit: int = ALL) -> Iterator[StoredLetter]:
+        return self.file.each(chosen, after, limit)
+
+    def totals(self, chosen: Chosen) -> Totals:
+        return self.file.totals(chosen)
+
+    def one(self, id_: int) -> StoredLetter | None:
+        return next(iter(self.file.page(Chosen(ids=(id_,)), 1)), None)
 
     def load(self, part: ReplayPart) -> list[StoredLetter]:
-        return self._file.by_ids(part.letters)
+        return self.file.by_ids(part.letters)
 
-    def streams(self, chosen: Chosen) -> Iterator[Stream]:
+    def streams(self, chosen: Chosen, target: Target, limits: Limits) -> Iterator[Stream]:
         pending = self.pending()
         done = {id_ for part in pending for id_ in part.letters}
         yield from again(pending)
-        for each in self._file.partitions(chosen):
+        for each in self.file.partitions(chosen):
             scope = derived_scope(each.scope, "replay", self._token)
             fresh = (letter for letter in self._outlines(chosen, each) if letter.id not in done)
-            yield Stream(each.tp, scope, self._lanes.cut(scope, each.tp, fresh), again=False)
+            yield Stream(each.tp, scope, self._cut(scope, each.tp, fresh, target, limits), again=False)
 
     def _outlines(self, chosen: Chosen, of: Lettered) -> Iterator[Outline]:
         after = -1
-        while page := self._file.outlines(chosen, of, after, OUTLINES):
+        while page := self.file.outlines(chosen, of, after, OUTLINES):
             after = page[-1].offset
             yield from page
 

@@ -14,9 +14,10 @@ from dataclasses import replace
 import confluent_kafka as ck
 
 from sidecar.config.model import Settings
+from sidecar.core.batching import Limits
 from sidecar.errors import UnavailableError
 from sidecar.letters.columns import LetterIds, LetterMessage, message_of
-from sidecar.letters.plan import Replayed, ReplayPlan
+from sidecar.letters.plan import LetterPlace, Replayed
 from sidecar.runtime.dead_letters import producer_config
 from sidecar.sources.kafka.config import client_config
 from sidecar.state.beside import Chosen
@@ -29,23 +30,21 @@ TRANSACTION_MS = 15_000
 
 
 class LetterProducer:
-    """Produces dead letters again, at most `rate` messages/s.
-
-    Raises:
-        UnavailableError: The broker does not answer, or refuses.
-    """
+    """Produces dead letters again, at most `rate` messages/s."""
 
     def __init__(
         self,
         settings: Settings,
-        plan: ReplayPlan,
+        place: LetterPlace,
+        limits: Limits,
         token: str,
         rate: int,
         ids: LetterIds,
         on_ended: Callable[[int], None],
         stack: ExitStack,
     ) -> None:
-        self._plan = plan
+        self._place = place
+        self._limits = limits
         self._rate = rate
         self._ids = ids
         self._on_ended = on_ended
@@ -68,13 +67,13 @@ class LetterProducer:
             UnavailableError: The broker does not accept them; nothing of the part is produced.
         """
         produced = 0
-        for stream in self._plan.streams(chosen):
+        for stream in self._place.streams(chosen, "topic", self._limits):
             for part in stream.parts:
-                letters = self._plan.load(part)
+                letters = self._place.load(part)
                 if not (stream.again and self._is_produced(part)):
                     letters = self._produced(part, letters)
                 else:
-                    self._plan.end_part(part, [letter.id for letter in letters], ())
+                    self._place.end_part(part, [letter.id for letter in letters], ())
                 produced += len(letters)
                 self._on_ended(len(letters))
         return Replayed(produced, self._left)
@@ -84,11 +83,11 @@ class LetterProducer:
         kept = [letter for letter in letters if self._takes(message_of(letter))]
         self._left += len(letters) - len(kept)
         if part.id:
-            self._plan.end_part(part, (), ())  # not produced: the part may have other members now
+            self._place.end_part(part, (), ())  # not produced: the part may have other members now
         if kept:
-            fixed = self._plan.fix(replace(part, letters=tuple(letter.id for letter in kept)))
+            fixed = self._place.fix(replace(part, letters=tuple(letter.id for letter in kept)))
             self._produce(fixed, kept)
-            self._plan.end_part(fixed, fixed.letters, ())
+            self._place.end_part(fixed, fixed.letters, ())
         return kept
 
     def _takes(self, message: LetterMessage) -> bool:

@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from sidecar.config.model import Settings
+from sidecar.core.batching import Limits
 from sidecar.core.effects import Report, Send
 from sidecar.core.parts import HISTORY_MAX
 from sidecar.core.records import DeadLetter
 from sidecar.core.replays import EndPart, HalvePart, ReplayedPart, ReplayPipeline
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LETTER_COLUMNS, framed
-from sidecar.letters.plan import Replayed, ReplayPlan, Stream
+from sidecar.letters.plan import LetterPlace, Replayed, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
 from sidecar.runtime.loop import Perform, PipelineLoop
 from sidecar.runtime.worker import Answered, Senders
@@ -50,16 +51,13 @@ def check_receiver(settings: Settings) -> None:
 
 
 class ReceiverReplay:
-    """Delivers dead letters to the receiver, at most `rate` messages/s.
-
-    Args:
-        tell: Called with a line for the operator.
-    """
+    """Delivers dead letters to the receiver, at most `rate` messages/s."""
 
     def __init__(
         self,
         settings: Settings,
-        plan: ReplayPlan,
+        place: LetterPlace,
+        limits: Limits,
         rate: int,
         on_ended: Callable[[int], None],
         tell: Callable[[str], None],
@@ -67,7 +65,8 @@ class ReceiverReplay:
     ) -> None:
         sink = sink_of(settings, LETTER_COLUMNS)
         self._framer = sink.framer
-        self._plan = plan
+        self._place = place
+        self._limits = limits
         self._rate = rate
         self._on_ended = on_ended
         self._tell = tell
@@ -96,7 +95,7 @@ class ReceiverReplay:
         Raises:
             UnavailableError: The receiver refuses too much for a cause in the messages.
         """
-        for stream in self._plan.streams(chosen):
+        for stream in self._place.streams(chosen, "receiver", self._limits):
             self._deliver(stream)
         return Replayed(self._delivered, self._refused)
 
@@ -105,10 +104,10 @@ class ReceiverReplay:
     def _deliver(self, stream: Stream) -> None:
         self._pipeline.begin_partition(stream.tp, stream.scope)
         for cut in stream.parts:
-            fixed = cut if stream.again else self._plan.fix(cut)
-            letters = self._plan.load(fixed)
+            fixed = cut if stream.again else self._place.fix(cut)
+            letters = self._place.load(fixed)
             if not letters:
-                self._plan.end_part(fixed, (), ())
+                self._place.end_part(fixed, (), ())
                 continue
             self._wait_for_room(len(letters))
             part = ReplayedPart(fixed.tp, fixed.group, fixed.first, fixed.last)
@@ -148,14 +147,14 @@ class ReceiverReplay:
             replace(part, first=half.first, last=half.last, letters=tuple(each.id for each in found.values()), id=0)
             for half, found in zip(effect.halves, members, strict=True)
         ]
-        stored = zip(self._plan.halve(part, halves), members, strict=True)
+        stored = zip(self._place.halve(part, halves), members, strict=True)
         self._parts |= zip(effect.halves, stored, strict=True)
         self._pipeline.halved(effect)
 
     def _end(self, effect: EndPart) -> None:
         part, letters = self._parts.pop(effect.part)
         refused = [_refused(letters.pop(each.offset), each) for each in effect.refused]
-        self._plan.end_part(part, [letter.id for letter in letters.values()], refused)
+        self._place.end_part(part, [letter.id for letter in letters.values()], refused)
         self._delivered += len(letters)
         self._refused += len(refused)
         self._on_ended(len(letters) + len(refused))

@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from itertools import cycle
 
 from sidecar.config.source.rocketmq import RocketMqSettings
+from sidecar.core.batching import Limits
 from sidecar.errors import SidecarError, UnavailableError
 from sidecar.letters.columns import LetterIds, LetterMessage, message_of
-from sidecar.letters.plan import Replayed, ReplayPlan
+from sidecar.letters.plan import LetterPlace, Replayed
 from sidecar.sources.rocketmq.remoting.inquiry import PATIENCE_S, Inquiry, problem_of
 from sidecar.sources.rocketmq.wire.frames import Code
 from sidecar.sources.rocketmq.wire.network import Ask, NoAnswerError, RefusedError
@@ -38,23 +39,21 @@ class LetterSender:
     """Sends dead letters again, at most `rate` messages/s.
 
     Args:
-        plan: The letters, in parts of at most `AT_ONCE`.
-
-    Raises:
-        UnavailableError: Name servers do not answer.
-        CredentialsError: They refuse.
+        limits: Of a part: at most `AT_ONCE` messages.
     """
 
     def __init__(
         self,
         source: RocketMqSettings,
-        plan: ReplayPlan,
+        place: LetterPlace,
+        limits: Limits,
         rate: int,
         ids: LetterIds,
         on_ended: Callable[[int], None],
         stack: ExitStack,
     ) -> None:
-        self._plan = plan
+        self._place = place
+        self._limits = limits
         self._rate = rate
         self._ids = ids
         self._on_ended = on_ended
@@ -68,12 +67,11 @@ class LetterSender:
         Raises:
             UnavailableError: A broker does not answer or does not take them, or a topic is gone; acknowledged messages
                 are recorded.
-            CredentialsError: A broker refuses.
         """
         delivered = left = 0
-        for stream in self._plan.streams(chosen):
+        for stream in self._place.streams(chosen, "topic", self._limits):
             for part in stream.parts:
-                begun_s, letters = time.monotonic(), self._plan.load(part)
+                begun_s, letters = time.monotonic(), self._place.load(part)
                 sent = self._sent(part, letters)
                 delivered, left = delivered + sent, left + len(letters) - sent
                 self._on_ended(len(letters))
@@ -88,7 +86,7 @@ class LetterSender:
         done = [
             id_ for id_, frame in zip(asks, frames, strict=True) if frame and frame.code in (Code.SUCCESS, *_STORED)
         ]
-        self._plan.end_part(part, done, ())
+        self._place.end_part(part, done, ())
         for (link, _), frame in zip(links, frames, strict=True):
             if problem := problem_of(link, frame, also=(*_STORED, Code.MESSAGE_ILLEGAL)):
                 raise self._interrupted(problem, frames.count(None))

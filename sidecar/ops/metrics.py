@@ -43,16 +43,17 @@ _HELD = {
 
 
 class Metrics:
-    """All metrics of one daemon, in a separate registry.
+    """All metrics of one process, in a separate registry.
 
     Args:
-        snapshot: Called once per scrape, so that the books of one answer balance.
+        snapshot: Called once per scrape, so that the books of one answer balance; None for a job that has no books.
+        more: Return further metrics, once per scrape.
     """
 
-    def __init__(self, snapshot: Callable[[], StatusSnapshot], *more: Collector) -> None:
+    def __init__(self, snapshot: Callable[[], StatusSnapshot] | None, *more: Callable[[], Iterable[Metric]]) -> None:
         self._registry = CollectorRegistry()
-        for collector in (_StatusCollector(snapshot), *more):
-            self._registry.register(collector)
+        for collect in (*([] if snapshot is None else [lambda: _status(snapshot())]), *more):
+            self._registry.register(_Collected(collect))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
@@ -60,21 +61,19 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _StatusCollector(Collector):
-    def __init__(self, snapshot: Callable[[], StatusSnapshot]) -> None:
-        self._snapshot = snapshot
+class _Collected(Collector):
+    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
+        self._metrics = metrics
 
-    def describe(self) -> Iterable[Metric]:
-        """Empty, so that registering does not request a snapshot before the daemon has one."""
-        return []
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics()
 
-    def collect(self) -> Iterator[Metric]:
-        """Every metric, all from one snapshot."""
-        now = self._snapshot()
-        yield from _messages(now.partitions)
-        yield from _places(now.partitions)
-        yield from _activity(now)
-        yield from _condition(now)
+
+def _status(now: StatusSnapshot) -> Iterator[Metric]:
+    yield from _messages(now.partitions)
+    yield from _places(now.partitions)
+    yield from _activity(now)
+    yield from _condition(now)
 
 
 def _messages(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:

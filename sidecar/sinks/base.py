@@ -19,10 +19,6 @@ from sidecar.sinks.formats import TagsOf
 def build_sink(settings: Settings, columns: Columns, tags_of: TagsOf) -> Sink:
     """The sink of the settings; it connects to no receiver yet, but opens its file, table or landing zone.
 
-    Args:
-        settings: Exactly one sink is set.
-        tags_of: The tags of each message, for `envelope`.
-
     Raises:
         ConfigError: Certificates, a file, a landing zone or a table cannot be used, or a package is missing.
         StateError: Another process writes to the file, or as the same writer to the zone.

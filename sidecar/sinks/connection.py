@@ -144,12 +144,7 @@ class Connection:
             return False
 
     def receive(self, response: Response) -> None:
-        """Read until the answer has ended.
-
-        Raises:
-            OSError: The connection broke.
-            InvalidError: The answer is invalid, or cut off.
-        """
+        """Read until the answer has ended."""
         while not response.ended:
             response.feed(self.sock.recv(RECEIVE_BYTES))
 

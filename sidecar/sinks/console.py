@@ -24,7 +24,6 @@ class ConsoleSink:
     After a failure a batch is written again from its start, so rows may be seen twice.
 
     Args:
-        framer: Turns messages into rows of `format`.
         format: `json_array` prints an array for each batch.
         fd: The descriptor; written to directly, as a buffered stream would fail once more when the process ends.
     """
@@ -70,11 +69,7 @@ def _failure(error: OSError) -> Answer:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, in as many calls as necessary.
-
-    Raises:
-        OSError: The descriptor accepts no more.
-    """
+    """Write all of `data`, in as many calls as necessary."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -18,7 +18,7 @@ from sidecar.core.records import Answer, Verdict
 from sidecar.sinks.base import Context
 from sidecar.sinks.table.by_deltalake import steps
 from sidecar.sinks.table.parts import PartsTable, line_of
-from sidecar.sinks.table.upkeep import Notes, Upkeep, no_counts
+from sidecar.sinks.table.upkeep import Upkeep, no_counts
 from sidecar.zone.rows import RowFramer
 
 COMMIT_BYTES_MAX: Final = 64 << 20
@@ -33,26 +33,9 @@ BY_DEFAULT: Final = TableLayout(section="sink.delta")
 
 
 def build(settings: DeltaSinkSettings, context: Context) -> DeltaSink:
-    """The sink of these settings.
-
-    Raises:
-        ConfigError: The table cannot be opened or created, or has other columns.
-    """
+    """The sink of these settings."""
     framer = RowFramer(context.columns, context.tags_of, context.groups)
-    notes = _Notes(context.state_dir / NOTES)
-    return DeltaSink(settings.path, framer, layout_of(settings, "sink.delta"), notes)
-
-
-class _Notes:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> bytes:
-        return files.read_from(self._path) or b""
-
-    def write(self, text: bytes) -> None:
-        files.make_folder(self._path.parent)
-        files.put(self._path, text)
+    return DeltaSink(settings.path, framer, layout_of(settings, "sink.delta"), context.state_dir / NOTES)
 
 
 class _Waiting(NamedTuple):
@@ -67,7 +50,7 @@ class DeltaSink:
 
     Args:
         path: The table: a path, or a URL that deltalake supports. Created if it is missing.
-        notes: Store the time of the last maintenance; required with maintenance.
+        notes: File with the time of the last maintenance; required with maintenance.
 
     Raises:
         ConfigError: The table cannot be opened or created, has other columns or partitions, or features that deltalake
@@ -75,7 +58,7 @@ class DeltaSink:
     """
 
     def __init__(
-        self, path: str, framer: RowFramer, layout: TableLayout = BY_DEFAULT, notes: Notes | None = None
+        self, path: str, framer: RowFramer, layout: TableLayout = BY_DEFAULT, notes: Path | None = None
     ) -> None:
         self.framer = framer
         self._table = PartsTable(path, layout)
@@ -84,8 +67,8 @@ class DeltaSink:
         self._upkeep = None
         if layout.maintenance.is_on:
             assert notes is not None, "as documented"
-            path = self._table.path
-            self._upkeep = Upkeep(path, layout.maintenance, steps(path), notes, self.maintained)
+            path, read, write = self._table.path, partial(files.read_from, notes), partial(files.put, notes)
+            self._upkeep = Upkeep(path, layout.maintenance, steps(path), read, write, self.maintained)
         self._work: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._held: _Waiting | None = None
         self._guard = threading.Lock()

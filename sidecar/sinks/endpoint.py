@@ -25,9 +25,6 @@ class Endpoint:
     Args:
         url: ``http://`` or ``https://``, without credentials in it.
         credentials: A header, name and value, that is never shown.
-
-    Raises:
-        ConfigError: One of them cannot be used.
     """
 
     def __init__(

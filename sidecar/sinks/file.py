@@ -25,12 +25,7 @@ log = structlog.get_logger()
 
 
 def build(settings: FileSinkSettings, context: Context) -> FileSink:
-    """The sink of these settings; a repair of the file is logged.
-
-    Raises:
-        ConfigError: The file cannot be opened, or is no file.
-        StateError: Another process writes to it.
-    """
+    """The sink of these settings; a repair of the file is logged."""
     framer = make_framer(settings.format, context.columns, context.tags_of)
     sink = FileSink(settings.path, framer, settings.format)
     if sink.repaired:
@@ -47,7 +42,6 @@ class FileSink:
 
     Args:
         path: The file; created if it is missing, existing content stays.
-        framer: Turns messages into rows of `format`.
         format: `json_array` writes an array for each part.
 
     Raises:

@@ -34,11 +34,7 @@ class UnconnectedError(OSError):
 
 
 def build(settings: HttpSinkSettings, context: Context) -> HttpSink:
-    """The sink of these settings.
-
-    Raises:
-        ConfigError: Certificates cannot be used.
-    """
+    """The sink of these settings."""
     return HttpSink(
         endpoint_of(settings),
         make_framer(settings.format, context.columns, context.tags_of),
@@ -50,11 +46,7 @@ def build(settings: HttpSinkSettings, context: Context) -> HttpSink:
 
 
 def endpoint_of(settings: HttpSinkSettings) -> Endpoint:
-    """Address, certificates and credentials.
-
-    Raises:
-        ConfigError: Certificates cannot be used.
-    """
+    """Address, certificates and credentials."""
     tls = Tls(settings.tls.ca, settings.tls.cert, settings.tls.key, settings.tls.verify)
     return Endpoint(settings.url, headers=settings.headers, credentials=_credentials(settings.auth), tls=tls)
 
@@ -74,8 +66,6 @@ class HttpSink:
     """One endpoint, with as many persistent connections as there are threads in `deliver` at once.
 
     Args:
-        framer: Turns messages into rows of `format`.
-        format: Determines media type and framing of the body.
         compression: Compression of the body; the receiver must support it.
         concurrency: Limit of idle connections that are kept.
         timeout_ms: Limit of the whole exchange, from name resolution over all addresses to the last byte of the answer.

@@ -27,15 +27,7 @@ WRITER_FILE = "zone-writer"
 
 
 def build(settings: SparkSinkSettings, context: Context) -> SparkSink:
-    """The sink of these settings.
-
-    Raises:
-        ConfigError: The zone cannot be created or written.
-        CredentialsError: The object store refuses.
-        UnavailableError: It cannot be reached.
-        StateError: Another process writes to the zone as this writer.
-        ZoneError: The zone is damaged.
-    """
+    """The sink of these settings."""
     retention = Retention(settings.retention.age_ms, settings.retention.max_bytes)
     name = writer_name(context.state_dir, settings.landing)
     framer = RowFramer(context.columns, context.tags_of, context.groups)
@@ -50,15 +42,7 @@ class SparkSink:
     stops the intake.
 
     Args:
-        landing: The zone; created if it is missing.
         writer: Name of the writer, see `writer_name`.
-
-    Raises:
-        ConfigError: The zone cannot be created or written.
-        CredentialsError: The object store refuses.
-        UnavailableError: It cannot be reached.
-        StateError: Another process writes to the zone as this writer.
-        ZoneError: The zone is damaged.
     """
 
     def __init__(

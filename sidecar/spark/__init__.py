@@ -86,14 +86,7 @@ def read(
 ) -> DataFrame:
     """All present rows of a landing zone, each once; the same as ``spark.read.format("sidecar")``.
 
-    Args:
-        spark: The session, classic or Connect.
-        zone: A folder that driver and executors share, or ``s3://BUCKET/PREFIX``.
-        groups: Wanted tag groups; others are not read. None for all.
-        tags: Wanted tags, by the column `tag`; None among them for rows without one. None for all.
-        columns: Wanted columns; others are not read. None for all. To count rows, only `offset` is enough.
-        dedup: Whether messages that were landed again after a takeover are left out.
-        parallelism: Limit of tasks; None: by size and the driver's cores.
+    The arguments are those of `read_stream`. To count rows, only the column `offset` is enough.
     """
     chosen = _options(groups, tags, columns, dedup=dedup, parallelism=parallelism)
     return _read_zone(spark, zone, chosen, stream=False)
@@ -131,7 +124,6 @@ def read_kafka(
     """All present messages of Kafka; the same as ``spark.read.format("sidecar-kafka")``.
 
     Args:
-        spark: The session, classic or Connect.
         **keys: As in `read_kafka_stream`; and `end`, with the values of `start` except ``earliest``.
     """
     return _read(spark, "kafka", keys, {"config": config}, stream=False, columns=columns)
@@ -149,7 +141,6 @@ def read_rocketmq_stream(
     """The messages of RocketMQ as a stream; the same as ``spark.readStream.format("sidecar-rocketmq")``.
 
     Args:
-        spark: The session, classic or Connect.
         **keys: Keys of `source.rocketmq`, and the sections `tags` and `dedup`, as in the file:
             ``name_servers="h:9876", topics=["orders"], tags={"subscribe": "paid || refunded"}``.
     """
@@ -163,7 +154,6 @@ def read_rocketmq(
     """All present messages of RocketMQ; the same as ``spark.read.format("sidecar-rocketmq")``.
 
     Args:
-        spark: The session, classic or Connect.
         **keys: See `read_rocketmq_stream`; and `end`, as in `read_kafka`.
     """
     return _read(spark, "rocketmq", keys, {"config": config}, stream=False, columns=columns)

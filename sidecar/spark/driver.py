@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
@@ -84,6 +84,10 @@ class QueryError(SidecarError):
 class QueryProgress(Protocol):
     """Interface for the progress of a job."""
 
+    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Take Spark's reports of the query for the table, in their order, also those seen before."""
+        ...
+
     def ended(self, problem: str = "") -> None: ...
 
 
@@ -92,7 +96,6 @@ def session(stack: ExitStack, name: str, master: str | None) -> SparkSession:
 
     Args:
         stack: Stops a new session when it is closed.
-        name: Name of a new application.
         master: Master of a new session; None under ``spark-submit``.
 
     Raises:
@@ -194,7 +197,6 @@ def own_session(stack: ExitStack, session: SparkSession, *, is_delta: bool) -> S
 
     Args:
         stack: Makes the user's session the active one again when it is closed.
-        is_delta: Whether the table is a Delta table.
 
     Raises:
         ConfigError: The session is one of Spark Connect.

@@ -32,25 +32,15 @@ class Failure(NamedTuple):
     hint: str
 
 
-class _Kind(NamedTuple):
-    pattern: re.Pattern[str]
-    exit_code: int
-    hint: str
-
-
-def _kind(pattern: str, exit_code: int, hint: str) -> _Kind:
-    return _Kind(re.compile(pattern), exit_code, hint)
-
-
 _KINDS: Final = (
-    _kind(r"The error could be transient", EXIT_UNAVAILABLE, AGAIN),
-    _kind(
+    Failure(r"The error could be transient", EXIT_UNAVAILABLE, AGAIN),
+    Failure(
         r"available in Kafka any more|\[KAFKA_DATA_LOSS",
         EXIT_CONFIG,
         "if messages expired, set spark.on_gap: log_start, and the next start goes on where the log begins; if the "
         "topic was deleted or created again, start over with another spark.checkpoint",
     ),
-    _kind(
+    Failure(
         r"\[DELTA_VIOLATE_CONSTRAINT|\[DELTA_(NEW_)?(NOT_NULL|MISSING_NOT_NULL)|\[DELTA_EXCEED_CHAR_VARCHAR"
         r"|failed validation check|[Ii]nvariant violation",
         EXIT_CONFIG,
@@ -58,58 +48,54 @@ _KINDS: Final = (
         "again. Such rows are rejects if there is a table of them (spark.table.schema) and the constraint was there at "
         "the start",
     ),
-    _kind(
+    Failure(
         r"\[DELTA_(UNSUPPORTED_FEATURES|INVALID_PROTOCOL_VERSION)|Unsupported table features|DeltaProtocolError",
         EXIT_CONFIG,
         "remove the feature from the table (ALTER TABLE ... DROP FEATURE), or use a version of Delta that has it",
     ),
-    _kind(
+    Failure(
         r"\[DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED|MAX_COMMIT_RETRIES)|Concurrent\w*Exception"
         r"|(Metadata|Protocol)ChangedException|CommitFailedError",
         EXIT_UNAVAILABLE,
         f"another program changed the table at that moment; {AGAIN}",
     ),
-    _kind(r"No space left on device|Disk quota exceeded|\bENOSPC\b", EXIT_UNAVAILABLE, f"free some space; {AGAIN}"),
-    _kind(
+    Failure(r"No space left on device|Disk quota exceeded|\bENOSPC\b", EXIT_UNAVAILABLE, f"free some space; {AGAIN}"),
+    Failure(
         r"OutOfMemoryError|Cannot allocate memory",
         EXIT_UNAVAILABLE,
         f"give it more memory (spark.driver.memory, spark.executor.memory); {AGAIN}",
     ),
-    _kind(
+    Failure(
         r"(Topic|Group|Cluster|TransactionalId)?Authorization\w*Exception|\w*AuthenticationException",
         EXIT_NO_PERMISSION,
         "check the credentials, and what this account may read",
     ),
-    _kind(
+    Failure(
         r"AccessControlException|AccessDenied|Permission denied|PermissionError",
         EXIT_CONFIG,
         "give this account access to the files of checkpoint and table",
     ),
-    _kind(
+    Failure(
         r"SchemaMismatchError|\[DELTA_(FAILED_TO_MERGE|METADATA_MISMATCH|CANNOT_MODIFY_APPEND_ONLY|GENERATED_COLUMN"
         r"|IDENTITY_COLUMN|COLUMN_NOT_FOUND|UPDATE_SCHEMA|SCHEMA_)|\[(CAST_|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW"
         r"|NUMERIC_VALUE_OUT|UNRESOLVED_|DATATYPE_MISMATCH|INVALID_)",
         EXIT_CONFIG,
         PERSON,
     ),
-    _kind(
+    Failure(
         r"TimeoutException|Connection(Refused|Reset)?(Error|Exception)|Connection (refused|reset)|UnknownHostException"
         r"|SocketException|FetchFailed|ExecutorLostFailure|failed to connect back|Stale file handle",
         EXIT_UNAVAILABLE,
         AGAIN,
     ),
 )
-"""In the order in which they are tried: the first whose pattern is in the report."""
+"""In the order in which they are tried: the first that is in the report, with a pattern in place of the cause."""
 _HINTS: Final = {EXIT_CONFIG: PERSON, EXIT_NO_PERMISSION: "check the credentials, and what this account may read"}
 """For errors of Sidecar by exit code; a restart helps against those that are not listed."""
 
 
 def failure_of(report: str) -> Failure:
-    """The cause of a report, and what to do about it.
-
-    Args:
-        report: Spark's report, with stack traces of Python and Java.
-    """
+    """The cause of a report, and what to do about it."""
     report = report.partition(PLAN)[0]
     cause = cause_of(report)
     own = _class_of(cause)
@@ -117,8 +103,8 @@ def failure_of(report: str) -> Failure:
         again = AGAIN if issubclass(own, UnavailableError) else UNKNOWN
         return Failure(cause, own.exit_code, _HINTS.get(own.exit_code, again))
     for kind in _KINDS:
-        if kind.pattern.search(report):
-            return Failure(cause, kind.exit_code, kind.hint)
+        if re.search(kind.cause, report):
+            return kind._replace(cause=cause)
     return Failure(cause, EXIT_UNAVAILABLE, UNKNOWN)
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
     QueryStartedEvent,
@@ -18,7 +17,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from sidecar.config.base import address
-from sidecar.core.books import Books, Distribution, Histogram
+from sidecar.core.books import Books, Histogram
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
@@ -28,30 +27,19 @@ from sidecar.ops.metrics import Metrics
 from sidecar.ops.snapshot import PartitionStatus, StatusSnapshot
 from sidecar.spark.driver import quietly
 from sidecar.spark.failures import cause_of
-from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, MicroBatches
-from sidecar.spark.query.task import Counts, count
+from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, micro_batches
+from sidecar.spark.query.task import Counted, count, count_no_more, take_counts
 from sidecar.spark.reports import places_in, seconds
 from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.util.types import Attributes
+    from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
 ENDED_MAX: Final = 20
 """Limit of queries that have ended and are still reported; of earlier ones, only the sums of the status remain."""
-
-
-class MicroBatch(NamedTuple):
-    """A micro-batch that has ended.
-
-    Args:
-        books: The outcomes of messages, where tasks reported them.
-    """
-
-    query: str
-    seconds: float
-    books: Mapping[TopicPartition, Books]
 
 
 @dataclass(slots=True)
@@ -109,7 +97,7 @@ class Queries:
         report: Mapping[str, Any],
         books: Mapping[TopicPartition, Books],
         expired: Mapping[TopicPartition, int] = {},
-    ) -> MicroBatch | None:
+    ) -> str | None:
         """Take Spark's report of a micro-batch.
 
         Args:
@@ -117,15 +105,15 @@ class Queries:
             expired: Offsets that expired before they were read.
 
         Returns:
-            The micro-batch; None if it was reported before, or the report is about none.
+            Name of the query; None if the micro-batch was reported before, or the report is about none.
         """
         with self._lock:
             query_id, batch = str(report["id"]), int(report["batchId"])
             query = self._queries.setdefault(query_id, _Query(report.get("name") or query_id))
             for source in report["sources"]:
                 query.place(source)
-            done = None
-            if batch > query.last and "addBatch" in (report.get("durationMs") or {}):
+            is_new = batch > query.last and "addBatch" in (report.get("durationMs") or {})
+            if is_new:
                 query.last = batch
                 query.rows += int(report.get("numInputRows") or 0)
                 query.seconds.observe(seconds(report))
@@ -133,9 +121,8 @@ class Queries:
                     status = query.status_of(tp)
                     status += counted
                     status.expired = (status.expired or 0) + expired.get(tp, 0)
-                done = MicroBatch(query.name, seconds(report), books)
             self._snapshot = self._build()
-            return done
+            return query.name if is_new else None
 
     def ended(self, query_id: str, problem: str) -> None:
         """Take the end of a query.
@@ -162,13 +149,14 @@ class Queries:
     def latest(self) -> StatusSnapshot:
         return self._snapshot
 
-    def micro_batches(self) -> Mapping[str, Distribution]:
-        """Durations of micro-batches by query; from any thread."""
-        return {query.name: query.seconds.read() for query in list(self._queries.values())}
-
-    def rows(self) -> Mapping[str, int]:
-        """Rows that sources gave, by query; from any thread."""
-        return {query.name: query.rows for query in list(self._queries.values())}
+    def metrics(self) -> Iterator[Metric]:
+        """Durations of micro-batches, and rows that sources gave, by query; from any thread."""
+        queries = list(self._queries.values())
+        yield micro_batches({query.name: query.seconds.read() for query in queries})
+        rows = CounterMetricFamily("sidecar_query_rows", "Rows that sources gave to a query.", labels=["query"])
+        for query in queries:
+            rows.add_metric([query.name], query.rows)
+        yield rows
 
     def _build(self) -> StatusSnapshot:
         # Copies: other threads read the status while events are taken.
@@ -192,23 +180,6 @@ class Queries:
         )
 
 
-class QueryRows(Collector):
-    """The metric of rows by query.
-
-    Args:
-        queries: Read once per scrape.
-    """
-
-    def __init__(self, queries: Queries) -> None:
-        self._queries = queries
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily("sidecar_query_rows", "Rows that sources gave to a query.", labels=["query"])
-        for query, rows in self._queries.rows().items():
-            family.add_metric([query], rows)
-        yield family
-
-
 class Telemetry:
     """Records micro-batches."""
 
@@ -222,19 +193,29 @@ class Telemetry:
         self._seconds = meter.create_histogram("messaging.process.duration", "s")
         self._lag = meter.create_gauge("sidecar.partition.lag", "{message}")
 
-    def tell(self, done: MicroBatch, partitions: Iterable[PartitionStatus]) -> None:
-        """Record a micro-batch, and the lag of its query."""
-        own = [status for status in partitions if status.query == done.query]
+    def tell(
+        self,
+        query: str,
+        seconds: float,
+        books: Mapping[TopicPartition, Books],
+        partitions: Iterable[PartitionStatus],
+    ) -> None:
+        """Record a micro-batch, and the lag of its query.
+
+        Args:
+            books: The outcomes of messages, where tasks reported them.
+        """
+        own = [status for status in partitions if status.query == query]
         systems = {_system(status.broker) for status in own}
         more = {"messaging.system": systems.pop()} if len(systems) == 1 else {}
-        self._seconds.record(done.seconds, {"messaging.operation.name": "process", "sidecar.query": done.query, **more})
-        for tp, books in done.books.items():
+        self._seconds.record(seconds, {"messaging.operation.name": "process", "sidecar.query": query, **more})
+        for tp, counted in books.items():
             for outcome, counter in self._counters.items():
-                counter.add(getattr(books, outcome), _attributes(done.query, tp))
+                counter.add(getattr(counted, outcome), _attributes(query, tp))
         for status in own:
             if status.lag is not None:
                 tp = TopicPartition(status.topic, status.partition, status.broker)
-                self._lag.set(status.lag, _attributes(done.query, tp))
+                self._lag.set(status.lag, _attributes(query, tp))
 
 
 def _attributes(query: str, tp: TopicPartition) -> Attributes:
@@ -255,12 +236,7 @@ class QueryListener(StreamingQueryListener):
     """Listens to all queries of a session between `open` and `close`; see `sidecar.spark.listen`.
 
     Args:
-        spark: The session, classic or Connect.
         listen: Host and port; port 0 takes a free one.
-        telemetry: Records micro-batches too; None for none.
-
-    Raises:
-        ConfigError: The address is invalid.
     """
 
     def __init__(self, spark: SparkSession, listen: str, telemetry: Telemetry | None = None) -> None:
@@ -271,9 +247,9 @@ class QueryListener(StreamingQueryListener):
             place = address(listen, "127.0.0.1:9464", port_min=0)
         except ValueError as error:
             raise ConfigError(f"the address of listen, {listen!r}, {error}") from None
-        metrics = Metrics(self._queries.latest, MicroBatches(self._queries.micro_batches), QueryRows(self._queries))
+        metrics = Metrics(self._queries.latest, self._queries.metrics)
         self._server = AdminServer(place, self._queries.latest, metrics.render, key="the address of listen")
-        self._counts: Counts | None = None
+        self._counted: Accumulator[Counted] | None = None
 
     @property
     def url(self) -> str:
@@ -281,20 +257,15 @@ class QueryListener(StreamingQueryListener):
         return self._server.url
 
     def open(self) -> None:
-        """Begin to listen.
-
-        Raises:
-            UnavailableError: The server cannot listen at the address.
-        """
+        """Begin to listen."""
         self._server.open()
-        self._counts = count(self._session)
+        self._counted = count(self._session)
         self._session.streams.addListener(self)
 
     def close(self) -> None:
         """A second call does nothing."""
         quietly(lambda: self._session.streams.removeListener(self))
-        if self._counts is not None:
-            self._counts.close()
+        count_no_more(self._counted)
         self._server.close()
 
     # Spark's events
@@ -304,10 +275,11 @@ class QueryListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         report = loads(event.progress.json)
-        books, expired = self._counts.take_counts(report["id"], report["batchId"]) if self._counts else ({}, {})
-        done = self._queries.progressed(report, books, expired)
-        if done is not None and self._telemetry is not None:
-            self._telemetry.tell(done, self._queries.latest().partitions)
+        waiting = {} if self._counted is None else self._counted.value
+        books, expired = take_counts(waiting, report["id"], report["batchId"])
+        query = self._queries.progressed(report, books, expired)
+        if query is not None and self._telemetry is not None:
+            self._telemetry.tell(query, seconds(report), books, self._queries.latest().partitions)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         self._queries.ended(str(event.id), cause_of(event.exception) if event.exception else "")

@@ -78,7 +78,6 @@ class ObjectStorage:
 
     Args:
         prefix: Begins all keys; empty, or with a slash at its end.
-        url: The place as a user writes it.
     """
 
     def __init__(self, bucket: Bucket, prefix: str, url: str) -> None:
@@ -138,11 +137,7 @@ class ObjectLog:
         self._width = 1
 
     def lock(self) -> bool:
-        """Always True: the condition of each put keeps two writers apart.
-
-        Raises:
-            ConfigError: The store ignores the condition of a put.
-        """
+        """Always True: the condition of each put keeps two writers apart."""
         if self._bucket.create(self._marker, b"{}") and self._bucket.create(self._marker, b"{}"):
             raise ConfigError(
                 "landing zone: the object store replaces an object that exists, though it was asked not to",
@@ -264,11 +259,7 @@ _BROKEN: Final = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 
 @functools.lru_cache
 def s3_storage(bucket: str, prefix: str) -> ObjectStorage:
-    """The objects below a prefix, empty for all; one client for each process.
-
-    Raises:
-        ConfigError: The settings of boto3 cannot be used.
-    """
+    """The objects below a prefix, empty for all; one client for each process."""
     url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,

@@ -43,11 +43,7 @@ def acknowledge(root: Root, consumer: str, read: Mapping[str, int]) -> None:
 
 
 def acknowledged(root: Root) -> dict[str, dict[str, int]]:
-    """The last sequence number read, by consumer and writer; a consumer whose file is damaged has read nothing.
-
-    Raises:
-        OSError: An existing file cannot be read.
-    """
+    """The last sequence number read, by consumer and writer; a consumer whose file is damaged has read nothing."""
     zone = storage_of(root)
     found = (name.rpartition("/")[2] for name in zone.files(ACK))
     names = sorted(name for name in found if name.endswith(".json") and name[0] != files.HIDDEN)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from sidecar.core.parts import Part
-from sidecar.core.records import Header, TopicPartition
 from sidecar.zone.rows import SEPARATOR, bytes_of_name, order_of, unpack
-from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
+from sidecar.zone.schema import SCHEMA, headers_of, text_of, times_of
 
 ROWS_MAX = 10_000
 """Limit of rows in a record batch, the same as Spark's."""
@@ -71,39 +70,18 @@ def _chunks(found: Sequence[_Found]) -> Iterator[tuple[int, int]]:
 def _batch(part: Part, found: Sequence[_Found], constants: tuple[str, int, str]) -> pa.RecordBatch:
     _, offsets, packed = zip(*found, strict=True)
     times, keys, values, tags, headers, groups = zip(*map(unpack, packed), strict=True)
-    own = bytes_of_name(part.group)
-    rows = Rows(offsets, times, keys, values, tags, headers, [group or own for group in groups])
+    own, count = bytes_of_name(part.group), len(offsets)
     writer, sequence, batch_id = constants
-    return batch_of(part.tp, rows, writer=writer, sequence=sequence, batch_id=batch_id)
-
-
-class Rows(NamedTuple):
-    """Rows of one partition by column."""
-
-    offsets: Sequence[int]
-    times: Sequence[int | None]
-    """Milliseconds since the epoch."""
-    keys: Sequence[bytes | None]
-    values: Sequence[bytes | None]
-    tags: Sequence[bytes | None]
-    """The first tag of each row."""
-    headers: Sequence[Sequence[Header]]
-    groups: Sequence[bytes]
-
-
-def batch_of(tp: TopicPartition, rows: Rows, *, writer: str, sequence: int, batch_id: str) -> pa.RecordBatch:
-    """One record batch of `SCHEMA`; see `record_batches`."""
-    count = len(rows.offsets)
     arrays = [
-        pa.repeat(tp.topic, count),
-        pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
-        pa.array(rows.offsets, pa.int64()),
-        pa.array(map(_microseconds, rows.times), SCHEMA.field("timestamp").type),
-        pa.array(rows.keys, pa.binary()),
-        pa.array(rows.values, pa.binary()),
-        pa.array(_texts(rows.tags), pa.string()),
-        pa.array(_texts(rows.groups), pa.string()),
-        _headers(rows.headers),
+        pa.repeat(part.tp.topic, count),
+        pa.repeat(pa.scalar(part.tp.partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+        times_of(times),
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array(_texts(tags), pa.string()),
+        pa.array(_texts([group or own for group in groups]), pa.string()),
+        headers_of(headers),
         pa.repeat(writer, count),
         pa.repeat(pa.scalar(sequence, pa.int64()), count),
         pa.repeat(batch_id, count),
@@ -111,23 +89,6 @@ def batch_of(tp: TopicPartition, rows: Rows, *, writer: str, sequence: int, batc
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _headers(rows: Iterable[Sequence[Header]]) -> pa.Array:
-    """Lists of structs, built from their columns: from dictionaries Arrow would take three times as long."""
-    names: list[str] = []
-    values: list[bytes | None] = []
-    ends = [0]
-    for row in rows:
-        for name, value in row:
-            names.append(text_of_name(name))
-            values.append(value)
-        ends.append(len(names))
-    return headers_of(pa.array(ends, pa.int32()), pa.array(names, pa.string()), pa.array(values, pa.binary()))
-
-
 def _texts(tags: Sequence[bytes | None]) -> list[str | None]:
     known = {tag: None if tag is None else text_of(tag) for tag in set(tags)}
     return [known[tag] for tag in tags]
-
-
-def _microseconds(at_ms: int | None) -> int | None:
-    return None if at_ms is None or not MS_MIN <= at_ms <= MS_MAX else at_ms * 1000

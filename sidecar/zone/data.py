@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -70,7 +70,7 @@ def read(
     also = ["offset"] * bool(dropping or not selected) + [name for name, _ in wanted.by_column()]
     needed = [*selected, *(name for name in also if name not in selected)]
     try:
-        for begin, batch in _stretches(_Blocks(data, entry, needed), entry, wanted):
+        for begin, batch in _stretches(*_blocks(data, entry, needed), entry, wanted):
             kept = _without(batch, begin, entry, drop) if drop and dropping else batch
             chosen = wanted.keep(kept).select(selected).replace_schema_metadata(None)
             yield from (chosen.slice(start, rows_max) for start in range(0, chosen.num_rows, rows_max))
@@ -98,41 +98,35 @@ def _checked(zone: Storage, entry: Entry) -> bytes:
     return data
 
 
-class _Blocks:
-    """The blocks of a file, each decompressed when it is taken."""
+def _blocks(data: bytes, entry: Entry, columns: list[str]) -> tuple[int, Callable[[int], pa.RecordBatch]]:
+    """The number of blocks of a file, and a function that decompresses one."""
+    source = pa.BufferReader(data)
+    if entry.format != "parquet":
+        fields = [SCHEMA.get_field_index(name) for name in columns]
+        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+        return reader.num_record_batches, reader.get_batch
+    file = pq.ParquetFile(source)
 
-    def __init__(self, data: bytes, entry: Entry, columns: list[str]) -> None:
-        source = pa.BufferReader(data)
-        self._file: pq.ParquetFile | None = None
-        if entry.format == "parquet":
-            self._file = pq.ParquetFile(source)
-            self._columns = columns
-            self.count: int = self._file.num_row_groups
-        else:
-            fields = [SCHEMA.get_field_index(name) for name in columns]
-            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-            self._reader = pa.ipc.open_file(source, options=options)
-            self.count = self._reader.num_record_batches
+    def take(number: int) -> pa.RecordBatch:
+        return file.read_row_group(number, columns, use_threads=False).combine_chunks().to_batches()[0]
 
-    def take(self, number: int) -> pa.RecordBatch:
-        if self._file is None:
-            return self._reader.get_batch(number)
-        table = self._file.read_row_group(number, self._columns, use_threads=False)
-        return table.combine_chunks().to_batches()[0]
+    return file.num_row_groups, take
 
 
-def _stretches(blocks: _Blocks, entry: Entry, wanted: Wanted) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _stretches(
+    count: int, take: Callable[[int], pa.RecordBatch], entry: Entry, wanted: Wanted
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches that have all wanted rows of a file, each with the number of its first row in the file."""
     if not wanted.everything:
         for one in wanted.stretches(entry.index):
-            batch = blocks.take(one.block) if one.block < blocks.count else None
+            batch = take(one.block) if one.block < count else None
             if batch is None or batch.num_rows != one.rows:
                 raise ZoneError(f"landing zone: {entry.file} does not have the rows of its index", hint=_DAMAGED)
             yield one.begin + one.start, batch.slice(one.start, one.stop - one.start)
         return
     row = 0
-    for number in range(blocks.count):
-        batch = blocks.take(number)
+    for number in range(count):
+        batch = take(number)
         yield row, batch
         row += batch.num_rows
     if row != entry.rows:
@@ -185,9 +179,6 @@ def find_entry(zone: Storage, writer: str, seq: int) -> Entry | None:
     """The entry of a number whose line was certainly written; None without exactly one complete data file.
 
     An object store may have several, from failed attempts: then it is unknown which one the line named.
-
-    Raises:
-        OSError: The folder cannot be read.
     """
     names = (name for name in zone.files(data_folder(writer)) if name.rpartition("/")[2].startswith(f"{seq:012d}-"))
     made = [entry for name in names if (entry := entry_in(zone, name)) and (entry.writer, entry.seq) == (writer, seq)]

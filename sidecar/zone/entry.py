@@ -40,11 +40,7 @@ class Cover(NamedTuple):
         return self.topic, self.scope, self.partition
 
     def offsets(self) -> BitMap64:
-        """The offsets.
-
-        Raises:
-            ValueError: The bytes are no bitmap.
-        """
+        """The offsets."""
         return bitmap_of(self.bitmap)
 
 
@@ -119,9 +115,6 @@ def entry_of(fields: Any, size: int, crc: int) -> Entry:
     Args:
         size: Size of the data file in bytes.
         crc: CRC-32 of the data file.
-
-    Raises:
-        DamagedLineError: It is not such a document, or of another version.
     """
     try:
         if fields["v"] != VERSION:
@@ -158,11 +151,7 @@ def line_of(entry: Entry) -> bytes:
 
 
 def parse(line: bytes) -> Entry:
-    """The entry of a complete line, without its line feed.
-
-    Raises:
-        DamagedLineError: Its checksum is wrong, or it is of another version.
-    """
+    """The entry of a complete line, without its line feed."""
     body = line[9:]
     if line[:9] != b"%08x " % crc32(body):
         raise DamagedLineError("has a wrong checksum")

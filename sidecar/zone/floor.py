@@ -23,12 +23,7 @@ class Floor(NamedTuple):
 
 
 def read_floor(zone: Storage, writer: str) -> Floor:
-    """The floor of a writer.
-
-    Raises:
-        ZoneError: The file is damaged.
-        OSError: It cannot be read.
-    """
+    """The floor of a writer."""
     data = zone.read(floor_file(writer))
     if data is None:
         return Floor()
@@ -43,9 +38,5 @@ def read_floor(zone: Storage, writer: str) -> Floor:
 
 
 def write_floor(zone: Storage, writer: str, floor: Floor) -> None:
-    """Make a floor durable.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Make a floor durable."""
     zone.put(floor_file(writer), orjson.dumps(floor._asdict()))

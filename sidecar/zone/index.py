@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -71,11 +71,7 @@ def index_of(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def spans_of(index: bytes) -> list[list[IndexSpan]]:
-    """The spans of each block.
-
-    Raises:
-        ValueError: It is not an index.
-    """
+    """The spans of each block."""
     try:
         unpacked = zlib.decompressobj().decompress(index, INDEX_BYTES_MAX)
         return [[_span_of(span) for span in spans] for spans in orjson.loads(unpacked)]
@@ -139,15 +135,14 @@ class Wanted:
 
     def stretches(self, index: bytes) -> Iterator[Stretch]:
         """The blocks that may have wanted rows."""
-        groups, tags = _Names(self.groups), _Names(self.tags)
+        in_groups, in_tags = _searched(self.groups), _searched(self.tags)
         begin = 0
         for number, spans in enumerate(spans_of(index)):
             row = stop = found = 0
             start = -1
             for span in spans:
-                if groups.may_be_in(span.group_min, span.group_max, nulls=False) and tags.may_be_in(
-                    span.tag_min, span.tag_max, nulls=span.nulls
-                ):
+                _, group_min, group_max, tag_min, tag_max, nulls = span
+                if in_groups(group_min, group_max, False) and in_tags(tag_min, tag_max, nulls):  # noqa: FBT003
                     start, stop = row if start < 0 else start, row + span.rows
                     found += span.rows
                 row += span.rows
@@ -173,18 +168,20 @@ def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset
     return other if one is None else one if other is None else one & other
 
 
-class _Names:
-    """Wanted names, cut like the names in an index; None for all."""
+def _searched(names: Collection[str | None] | None) -> Callable[[str | None, str | None, bool], bool]:
+    """Returns whether a span with these smallest and largest names, or with rows without one, may have wanted rows.
 
-    def __init__(self, names: Collection[str | None] | None) -> None:
-        self._all = names is None
-        self._null = names is not None and None in names
-        self._cut = sorted({name[:NAME_CHARS_MAX] for name in names or () if name is not None})
+    Args:
+        names: None for all; they are cut like the names in an index.
+    """
+    cut = sorted({name[:NAME_CHARS_MAX] for name in names or () if name is not None})
 
-    def may_be_in(self, low: str | None, high: str | None, *, nulls: bool) -> bool:
-        if self._all or (nulls and self._null):
+    def may_have(low: str | None, high: str | None, nulls: bool) -> bool:
+        if names is None or (nulls and None in names):
             return True
         if low is None or high is None:
             return False
-        at = bisect_left(self._cut, low)
-        return at < len(self._cut) and self._cut[at] <= high
+        at = bisect_left(cut, low)
+        return at < len(cut) and cut[at] <= high
+
+    return may_have

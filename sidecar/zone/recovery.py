@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from sidecar import files
 from sidecar.errors import ZoneError
@@ -13,20 +12,6 @@ from sidecar.zone.data import entry_in, find_entry
 from sidecar.zone.entry import DamagedLineError, Entry, line_of, parse
 from sidecar.zone.floor import read_floor
 from sidecar.zone.layout import data_folder, seq_of
-
-
-@dataclass(slots=True)
-class Recovered:
-    """The state from which the writer continues."""
-
-    lines: Lines
-    """The last segment."""
-    head: Entry | None
-    """The last readable entry; None if nothing was landed yet."""
-    seq: int
-    """Sequence number of the next entry."""
-    names: list[Entry] = field(default_factory=list)
-    """The latest entries, oldest first."""
 
 
 class Recovery:
@@ -52,9 +37,20 @@ class Recovery:
         self._writer = writer
         self._report = report
         self._floor = read_floor(zone, writer)
+        self.lines: Lines
+        """The last segment; known after `run`, like the rest."""
+        self.seq = 0
+        """Sequence number of the next entry."""
+        self.names: list[Entry] = []
+        """The latest readable entries, oldest first."""
 
-    def run(self) -> Recovered:
-        """Make all repairs.
+    @property
+    def head(self) -> Entry | None:
+        """The last readable entry; None if nothing was landed yet."""
+        return self.names[-1] if self.names else None
+
+    def run(self) -> None:
+        """Make all repairs; the writer continues from the state that is then known.
 
         Raises:
             OSError: Files cannot be read or written.
@@ -63,26 +59,24 @@ class Recovery:
         earlier = -(-self._log.remembered // self._log.segment_lines)
         found = self._log.segments(0)
         segments = [first for first in found if first >= self._floor.first][-1 - earlier :] or [self._floor.first]
-        recovered = Recovered(self._log.open(segments[0]), None, segments[0])
+        self.lines, self.seq = self._log.open(segments[0]), segments[0]
         try:
             for first in segments:
-                self._read(recovered, first)
-            recovered.head = recovered.names[-1] if recovered.names else None
-            self._sweep(recovered)
+                self._read(first)
+            self._sweep()
             self._log.remove(first for first in found if first < self._floor.first)
         except BaseException:
-            recovered.lines.close()
+            self.lines.close()
             raise
-        return recovered
 
-    def _read(self, recovered: Recovered, first: int) -> None:
+    def _read(self, first: int) -> None:
         """Take the lines of a segment, which becomes the last one."""
-        last, recovered.lines, recovered.seq = recovered.lines, self._log.open(first), first
+        last, self.lines, self.seq = self.lines, self._log.open(first), first
         last.close()
-        for entry in self._scan(recovered.lines, first):
-            recovered.seq += 1
+        for entry in self._scan(self.lines, first):
+            self.seq += 1
             if entry is not None:
-                recovered.names.append(entry)
+                self.names.append(entry)
 
     def _scan(self, lines: Lines, first: int) -> Iterator[Entry | None]:
         """The entries of a segment, None for a lost one; the segment is complete afterwards."""
@@ -122,23 +116,23 @@ class Recovery:
         if seq > self._floor.seq:
             self._report(f"{where} is damaged and has no data file to make it again from: readers will stop there")
 
-    def _sweep(self, recovered: Recovered) -> None:
+    def _sweep(self) -> None:
         """Enter complete data files after the last line, and remove useless files."""
-        if self._floor.seq >= recovered.seq:
-            raise self._older(recovered.seq, f"data up to number {self._floor.seq} was removed as read")
+        if self._floor.seq >= self.seq:
+            raise self._older(self.seq, f"data up to number {self._floor.seq} was removed as read")
         useless: list[str] = []
-        entered = {entry.seq: entry.file for entry in recovered.names}
+        entered = {entry.seq: entry.file for entry in self.names}
         found = [(name.rpartition("/")[2], name) for name in self._zone.files(data_folder(self._writer))]
         for last, name in sorted(found):
             seq = seq_of(last)
-            if seq is not None and self._floor.seq < seq < recovered.seq and entered.get(seq, name) == name:
+            if seq is not None and self._floor.seq < seq < self.seq and entered.get(seq, name) == name:
                 continue
-            if seq == recovered.seq and (entry := self._whole_in(name, seq)):
-                self._enter(recovered, entry)
+            if seq == self.seq and (entry := self._whole_in(name, seq)):
+                self._enter(entry)
                 entered[seq] = name
                 self._report(f"{name} had no line in the manifest; it was entered")
-            elif seq is not None and seq > recovered.seq and entry_in(self._zone, name) is not None:
-                raise self._older(recovered.seq, f"{name} is whole")
+            elif seq is not None and seq > self.seq and entry_in(self._zone, name) is not None:
+                raise self._older(self.seq, f"{name} is whole")
             elif last[0] == files.HIDDEN or seq is not None:
                 useless.append(name)
         self._zone.remove(useless)
@@ -157,11 +151,11 @@ class Recovery:
             f"data/{self._writer} out of the zone: a new writer begins, and only those files have what was not read",
         )
 
-    def _enter(self, recovered: Recovered, entry: Entry) -> None:
+    def _enter(self, entry: Entry) -> None:
         self._zone.sync(entry.file)
-        if recovered.seq == first_of(self._log, recovered.seq) and recovered.lines.end:
-            last, recovered.lines = recovered.lines, self._log.open(recovered.seq)
+        if self.seq == first_of(self._log, self.seq) and self.lines.end:
+            last, self.lines = self.lines, self._log.open(self.seq)
             last.close()
-        recovered.lines.append(line_of(entry))
-        recovered.names.append(entry)
-        recovered.head, recovered.seq = entry, recovered.seq + 1
+        self.lines.append(line_of(entry))
+        self.names.append(entry)
+        self.seq += 1

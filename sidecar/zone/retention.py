@@ -37,17 +37,9 @@ class Retention:
     bytes_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The data that is left."""
-
-    floor: Floor
-    more: bool
-
-
 def collect(
     zone: Storage, writer: str, head: Entry, retention: Retention, now_ms: int, known: Floor = _NONE
-) -> Collected:
+) -> tuple[Floor, bool]:
     """Remove data files and manifest segments of a writer that every consumer has read; its lock must be held.
 
     Without any consumer nothing is removed. The floor is durable before a file is removed, so a crash leaves at most
@@ -57,6 +49,9 @@ def collect(
     Args:
         now_ms: Milliseconds since the epoch.
         known: A floor that was written: an object store may later store an older one, from a request that failed.
+
+    Returns:
+        The floor, and whether there may be more to remove.
 
     Raises:
         OSError: A removal failed; files were removed only as a whole.
@@ -81,7 +76,7 @@ def collect(
         write_floor(zone, writer, floor)
     zone.remove(entry.file for entry in taken)
     log.remove(gone)
-    return Collected(floor, len(taken) == FILES_MAX)
+    return floor, len(taken) == FILES_MAX
 
 
 def read_by_all(acks: Mapping[str, Mapping[str, int]], writer: str) -> int:

@@ -45,7 +45,6 @@ class RowFramer:
     """Packs messages into rows; every message can be framed.
 
     Args:
-        tags_of: The tags of each message.
         groups: The tag group by tags, None for messages that are not wanted.
     """
 
@@ -110,11 +109,7 @@ def _pack_headers(headers: Sequence[Header]) -> bytes:
 
 
 def unpack(row: bytes) -> Row:
-    """The message of a row.
-
-    Raises:
-        ValueError: The bytes are no row.
-    """
+    """The message of a row."""
     row = _unescaped(row)
     at_ms, key, value, tag, headers = _HEAD.unpack_from(row)
     key_end = _HEAD.size + (key if key > 0 else 0)  # unrolled: a loop over the four costs 1 us more per row
@@ -134,11 +129,7 @@ def unpack(row: bytes) -> Row:
 
 
 def order_of(row: bytes) -> tuple[bytes, bool, bytes]:
-    """Group of a row, whether it has a tag, and the tag: the sort key of rows in a file. Cheaper than `unpack`.
-
-    Raises:
-        ValueError: The bytes are no row.
-    """
+    """Group of a row, whether it has a tag, and the tag: the sort key of rows in a file. Cheaper than `unpack`."""
     row = _unescaped(row)
     _, key, value, tag, headers = _HEAD.unpack_from(row)
     start = _HEAD.size + max(key, 0) + max(value, 0)

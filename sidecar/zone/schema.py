@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain
 from typing import Final
 from urllib.parse import quote_from_bytes
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sidecar.core.records import Header
 from sidecar.zone.rows import bytes_of_name
 
 HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -61,7 +64,20 @@ def text_of_name(name: str) -> str:
     return text_of(bytes_of_name(name))
 
 
-def headers_of(ends: pa.Array, names: pa.Array, values: pa.Array) -> pa.Array:
+def headers_of(rows: Sequence[Sequence[Header]], text: Callable[[str], str] = text_of_name) -> pa.Array:
+    """The column `headers`, built from its columns: from dictionaries Arrow would take three times as long.
+
+    Args:
+        rows: The headers of each message.
+        text: The texts of the headers' names.
+    """
+    flat = list(chain.from_iterable(rows))
+    ends = pa.array(list(accumulate(map(len, rows), initial=0)), pa.int32())
+    names = pa.array([text(name) for name, _ in flat], pa.string())
+    return headers_between(ends, names, pa.array([value for _, value in flat], pa.binary()))
+
+
+def headers_between(ends: pa.Array, names: pa.Array, values: pa.Array) -> pa.Array:
     """The column `headers`, for the zone, tables and queries: null for a message without, as in Spark's connector.
 
     Args:
@@ -71,3 +87,13 @@ def headers_of(ends: pa.Array, names: pa.Array, values: pa.Array) -> pa.Array:
     pairs = pa.StructArray.from_arrays([names, values], fields=list(HEADER))
     has_none = pc.equal(ends.slice(1), ends.slice(0, len(ends) - 1))
     return pa.ListArray.from_arrays(ends, pairs, type=SCHEMA.field("headers").type, mask=has_none)
+
+
+def times_of(times_ms: Iterable[int | None]) -> pa.Array:
+    """The column `timestamp`: null without a timestamp, and outside of the years 1 to 9999."""
+    found = pa.array(list(times_ms), pa.int64())
+    limits = pc.min_max(found).as_py()
+    if found.null_count < len(found) and not MS_MIN <= limits["min"] <= limits["max"] <= MS_MAX:
+        fits = pc.and_(pc.greater_equal(found, MS_MIN), pc.less_equal(found, MS_MAX))
+        found = pc.if_else(fits, found, pa.scalar(None, pa.int64()))
+    return found.cast(pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)

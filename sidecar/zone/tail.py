@@ -38,7 +38,8 @@ class Tail:
 
     The order of one writer's entries is fixed forever; between writers there is none. A new writer appears by itself.
     An incomplete line is left for a later poll. A complete but damaged line is restored from its data file, which is
-    reported once; if that is impossible, `poll` raises instead of skipping it.
+    reported once; if that is impossible, `poll` raises instead of skipping it. Every method raises `OSError` if the
+    zone cannot be read.
 
     Args:
         root: The zone; it may not exist yet.
@@ -55,11 +56,7 @@ class Tail:
         self._places: dict[str, _NextLine] = {}
 
     def writers(self) -> list[str]:
-        """The writers that have a manifest; none if there is no zone.
-
-        Raises:
-            OSError: The zone cannot be read.
-        """
+        """The writers that have a manifest; none if there is no zone."""
         return self._zone.folders(MANIFEST)
 
     def poll(self, lines_max: int = LINES_MAX, skip: Collection[str] = ()) -> dict[str, list[Entry]]:
@@ -71,27 +68,18 @@ class Tail:
 
         Raises:
             ZoneError: Entries that were not read yet are lost; the message has the place.
-            OSError: The zone cannot be read.
         """
         read = {writer: self._read(writer, lines_max) for writer in self.writers() if writer not in skip}
         return {writer: entries for writer, entries in read.items() if entries}
 
     def floors(self) -> dict[str, int]:
-        """The last sequence number whose data may be gone, by writer: a new consumer begins after it.
-
-        Raises:
-            OSError: The zone cannot be read.
-        """
+        """The last sequence number whose data may be gone, by writer: a new consumer begins after it."""
         return {writer: read_floor(self._zone, writer).seq for writer in self.writers()}
 
     def heads(self) -> dict[str, int]:
         """The last sequence number landed, by writer, found without reading all lines; -1 if there is none.
 
         Lines are not checked: in a folder, a damaged line may make the number one less or more.
-
-        Raises:
-            ZoneError: A floor is damaged.
-            OSError: The zone cannot be read.
         """
         return {writer: self._head(writer) for writer in self.writers()}
 
@@ -120,11 +108,7 @@ class Tail:
         return entries
 
     def _look_again(self, writer: str, position: _NextLine) -> bool:
-        """Whether the next segment exists already, so that this one must have been completed meanwhile.
-
-        Raises:
-            ZoneError: It was read again, and its lines are missing.
-        """
+        """Whether the next segment exists already, so that this one must have been completed meanwhile."""
         log = self._log(writer)
         if not log.exists(first_of(log, position.seq) + log.segment_lines):
             return False
@@ -141,11 +125,7 @@ class Tail:
         return position
 
     def _removed(self, writer: str, position: _NextLine) -> bool:
-        """Whether a missing segment existed before; then reading has to start again.
-
-        Raises:
-            ZoneError: Earlier segments were read, so the content of this one is lost to this reader.
-        """
+        """Whether a missing segment existed before; then reading has to start again."""
         floor = read_floor(self._zone, writer)
         if floor.first <= position.seq:
             return False

@@ -80,9 +80,8 @@ class _Room:
             return
         limit = self._retention.bytes_max
         if time.monotonic() >= self._collect_at_s or self.landed - self._floor.before > limit:
-            collected = collect(self._zone, self._writer, self.head, self._retention, clock_ms(), self._floor)
-            self._floor = collected.floor
-            self._collect_at_s = time.monotonic() + (0 if collected.more else COLLECT_EVERY_S)
+            self._floor, more = collect(self._zone, self._writer, self.head, self._retention, clock_ms(), self._floor)
+            self._collect_at_s = time.monotonic() + (0 if more else COLLECT_EVERY_S)
         if self.landed - self._floor.before > limit:
             behind = who_is_behind(acknowledged(self._zone), self._writer, self.head.seq)
             raise ZoneFullError(f"the landing zone is full ({limit:,} bytes): {behind}")
@@ -136,7 +135,8 @@ class ZoneWriter:
             )
         self._open = True
         try:
-            recovery = Recovery(self._zone, self._log, writer, report).run()
+            recovery = Recovery(self._zone, self._log, writer, report)
+            recovery.run()
             self._lines, self._seq = recovery.lines, recovery.seq
             self._names = _PartNames(recovery.names)
             self._room = _Room(self._zone, writer, retention, recovery.head)

@@ -11,8 +11,10 @@ import pytest
 
 from sidecar.cli import main
 from sidecar.errors import EXIT_CONFIG, ConfigError
+from sidecar.ops.metrics import Metrics
 from sidecar.spark.ingest.job import consumer_of, load_for_ingest
-from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress, Lag
+from sidecar.spark.ingest.progress import READ, IngestProgress, Lag
+from sidecar.spark.metrics import table_metrics
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.spark.table.plan import Target, schema_text, targets
 from sidecar.zone import acknowledge
@@ -153,7 +155,7 @@ def test_each_micro_batch_is_counted_once(tmp_path: Path) -> None:
     assert progress.latest().lag == 3
     idle = {"batchId": 5, "durationMs": {"latestOffset": 1}, "sources": [{"endOffset": {"a": 0}}]}
     progress.heard([*reports, idle, report(5, 3, 3, {"a": 1})])
-    text = IngestMetrics(progress, {}).render().decode()
+    text = Metrics(None, progress.metrics, lambda: table_metrics(progress.totals, {})).render().decode()
     for line in ("rows_read_total 6", "rows_written_total 5", "rows_rejected_total 1", "micro_batches_total 2"):
         assert f"\nsidecar_ingest_{line}.0\n" in text
     assert "\nsidecar_ingest_lag_rows 0.0\n" in text

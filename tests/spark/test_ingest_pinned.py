@@ -27,7 +27,7 @@ from sidecar.config.spark import Resume, Table
 from sidecar.config.table_layout import layout_of
 from sidecar.errors import ConfigError
 from sidecar.spark.table.pinned import (
-    DeltaTables,
+    SparkStorage,
     in_parquet,
     pin_constraints,
     pin_layout,
@@ -36,7 +36,7 @@ from sidecar.spark.table.pinned import (
     refuse_other_progress,
 )
 from sidecar.spark.table.plan import REJECTS, TABLE, Existing, Plan, Target, fields_of, plan_of
-from sidecar.spark.table.registry import Beginning, Registry, TableOrigin, beginnings
+from sidecar.spark.table.registry import Beginning, Registry, beginnings
 
 
 def schema(**types: DataType) -> StructType:
@@ -50,8 +50,11 @@ NEW = schema(id=LongType(), x=IntegerType(), lines=ArrayType(L), named=MapType(S
 """The second one adds fields, one at each place."""
 
 
-class LocalStorage:
+class LocalStorage(SparkStorage):
     """As Spark's storage, on this disk."""
+
+    def __init__(self) -> None:
+        """Without a session."""
 
     def names(self, folder: str) -> list[str]:
         """Names that are not hidden."""
@@ -62,7 +65,7 @@ class LocalStorage:
         """A file."""
         return Path(path).read_bytes()
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, *, over: bool = True) -> None:
         """A file and its folder."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(data)
@@ -159,10 +162,8 @@ class Filled:
 
     def beginning(self, resume: Resume, first: dict[str, Any], source: str = "cluster") -> Beginning | None:
         """Where a new checkpoint begins."""
-        origin = TableOrigin(source, lambda: first)
-        found = beginnings(
-            LocalStorage(), [self.target("new")], origin, lambda _, query: self.numbers.get(query, -1), resume
-        )
+        targets, last = [self.target("new")], lambda _, query: self.numbers.get(query, -1)
+        found = beginnings(LocalStorage(), targets, source, lambda: first, last, resume)
         return found.get(TABLE)
 
 
@@ -262,7 +263,7 @@ def test_another_schema_waits_until_both_have_read_as_far(
 
 
 def test_a_schema_is_free_until_something_is_read(tmp_path: Path) -> None:
-    """Before the first micro-batch any may take another's place; a job of an earlier release keeps the one it has."""
+    """Before the first micro-batch any may take another's place; then it stays."""
     for schema in ("", OLD, NEW):
         pin_schema(LocalStorage(), str(tmp_path / "new"), schema)
     assert pinned(tmp_path / "new") == [NEW.encode()]
@@ -313,7 +314,7 @@ def test_columns_are_only_added_and_partitions_of_parquet_stay(tmp_path: Path) -
 
     def take(wanted: Plan, *, is_parquet: bool = True) -> str:
         try:
-            refuse_layout(storage, checkpoint, wanted, first, is_parquet=is_parquet)
+            refuse_layout(storage, checkpoint, wanted, is_parquet=is_parquet)
         except ConfigError as error:
             return str(error)
         pin_layout(storage, checkpoint, wanted)
@@ -321,10 +322,8 @@ def test_columns_are_only_added_and_partitions_of_parquet_stay(tmp_path: Path) -
 
     assert [take(one) for one in (more, other, first)] == [""] * 3
     begun(tmp_path / TABLE, 0, {"a": 0}, pending=True)
-    for _ in range(2):  # a checkpoint of an earlier version, which kept nothing, has the default
-        assert "partitioned by date, and would be by tag_label" in take(other)
-        assert "leaves out date" in take(other, is_parquet=False)
-        shutil.rmtree(tmp_path / "layout", ignore_errors=True)
+    assert "partitioned by date, and would be by tag_label" in take(other)
+    assert "leaves out date" in take(other, is_parquet=False)
     assert take(more) == ""
     assert "leaves out key, which the table has" in take(first)
     (kept,) = (tmp_path / "layout").iterdir()
@@ -351,16 +350,15 @@ def test_fields_that_were_dropped_do_not_come_back(tmp_path: Path) -> None:
     wanted = {TABLE: fields("offset", "key", "date", "data", "data.a"), REJECTS: fields("reason")}
 
     def take(table: Existing, rejects: Existing, wanted: Mapping[str, frozenset[str]], one: Plan = first) -> str:
-        tables = DeltaTables({TABLE: table, REJECTS: rejects}, wanted)
         try:
-            refuse_layout(storage, checkpoint, one, first, tables, is_parquet=False)
+            refuse_layout(storage, checkpoint, one, {TABLE: table, REJECTS: rejects}, wanted, is_parquet=False)
         except ConfigError as error:
             return f"{error}. {error.hint}"
         return ""
 
     begun(tmp_path / TABLE, 0, {"a": 0})
     bare, aside = existing("t", "offset"), existing("r")
-    assert take(bare, aside, wanted) == "", "nothing is known of a checkpoint of an earlier version"
+    assert take(bare, aside, wanted) == "", "a layout that a power loss took is not known"
     pin_layout(storage, checkpoint, first, wanted)
     assert "/t has lost data, date, key: " in take(bare, existing("r", "reason"), wanted)
     whole = existing("t", *wanted[TABLE], "own")
@@ -417,7 +415,7 @@ def test_a_schema_that_changes_a_field_is_refused(tmp_path: Path, after: StructT
 
 
 def test_constraints_change_where_both_queries_have_read_equally_far(tmp_path: Path) -> None:
-    """None are none, also of a checkpoint of an earlier version; what is accepted is in force from then on."""
+    """None are none; what is accepted is in force from then on."""
     storage, checkpoint = LocalStorage(), str(tmp_path)
     pin_constraints(storage, checkpoint, [])
     assert not (tmp_path / "constraints").exists()

@@ -16,7 +16,7 @@ from sidecar.sources.kafka.offsets import is_meant
 from sidecar.spark.ranges import broker, kafka
 from sidecar.spark.ranges.broker import LogExtent, OnGap
 from sidecar.spark.ranges.walk import Offsets
-from sidecar.spark.run.range_source import RangePlan, RangePlanner
+from sidecar.spark.run.range_source import RangePlan, RangePlanner, job_walk
 from tests.support.spark.tasks import job_broker, make_settings
 
 LIMIT = ReadMaxRows(1_000)
@@ -65,7 +65,7 @@ class Planners:
         self._patch.setattr(kafka.KafkaRanges, "logs", lambda _: found)
         source = {"kafka": {"bootstrap_servers": "h:1", "group_id": "g", "topics": list(topics)}}
         read = job_broker(make_settings("http://h/", source=source))
-        return RangePlanner(RangePlan(read, self._folder, span, None, on_gap=on_gap))
+        return RangePlanner(RangePlan(job_walk(read, span, on_gap), self._folder, None))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import LetterFiles, Outcome
 from sidecar.spark.run.pinned import open_checkpoint
 from sidecar.spark.run.progress import RunProgress
-from sidecar.spark.run.range_source import RangePlan, RangePlanner
+from sidecar.spark.run.range_source import RangePlan, RangePlanner, job_walk
 from sidecar.spark.run.table_job import job_of
 from sidecar.spark.run.writer import RangeWriter, TaskReport
 from sidecar.state.store import Store
@@ -70,7 +70,7 @@ class Reader:
         self.folder = RunFolder(folder)
         self.source = job_broker(self.settings)
         stood = self.source.group_offsets()
-        self.planner = RangePlanner(RangePlan(self.source, folder, 1_000_000, stood))
+        self.planner = RangePlanner(RangePlan(job_walk(self.source, 1_000_000), folder, stood))
         self.at = self.planner.initialOffset()
 
     def plan(self) -> list[Span]:

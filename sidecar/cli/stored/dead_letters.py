@@ -21,8 +21,8 @@ from sidecar.core.records import group_label
 from sidecar.errors import EXIT_NO_INPUT, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, SidecarError
 from sidecar.letters.columns import LetterIds, message_of
 from sidecar.letters.described import outline, place_of, whole
-from sidecar.letters.places import LetterPlace, PlaceName
-from sidecar.letters.plan import Replayed, only_one
+from sidecar.letters.places import PlaceName, open_place
+from sidecar.letters.plan import LetterPlace, Replayed, only_one
 from sidecar.letters.produce import LetterProducer
 from sidecar.letters.replay import ReceiverReplay, check_receiver
 from sidecar.letters.send import AT_ONCE, LetterSender
@@ -127,7 +127,7 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
 def purge(path: str, place: PlaceName | None, as_json: bool, dry_run: bool, yes: bool, **chosen: Any) -> None:
     """Delete dead letters in the state folder for good: all, or those that the options choose."""
     with opened(_loaded(path, place), place) as letters:
-        if not letters.can_delete:
+        if letters.deleted_by:
             raise click.UsageError(
                 f"records of a topic cannot be deleted one by one: {letters.deleted_by}, and "
                 "`sidecar dead-letters list` leaves out those that were replayed; --in state deletes those in the "
@@ -183,13 +183,13 @@ def replay(
     settings = _loaded(path, "topic" if to == "topic" else place)
     _check(settings, to, as_new=as_new)
     with opened(settings, place) as letters, only_one(settings.state.dir), ExitStack() as stack:
-        picked, left = Chosen(**chosen), letters.left_over()
+        picked, left = Chosen(**chosen), letters.pending()
         for source, target in {(part.source, part.target) for part in left} - {(letters.source, to)}:
             raise click.UsageError(
                 f"a replay with --in {source.split(':')[0]} --to {target} was interrupted: finish it first"
             )
         totals = letters.totals(picked)
-        picked = picked._replace(last_id=totals.last_id) if letters.can_delete else picked
+        picked = picked if letters.deleted_by else picked._replace(last_id=totals.last_id)
         ids_left = tuple(id_ for part in left for id_ in part.letters)
         first = letters.among(Chosen(), ids_left)
         count = first + totals.letters - letters.among(picked, ids_left)
@@ -212,14 +212,15 @@ def replay(
         question = f"Send {count - dropped:,} of {count:,} dead letters to the {to}, {rate:,} a second"
         if not dry_run and count and (is_agreed := agreed(question, yes=yes)):
             most = min(settings.batch.max_messages, rate, AT_ONCE if rocketmq is not None else rate)
-            plan = letters.plan(to, Limits(most, settings.batch.max_bytes))
+            limits = Limits(most, settings.batch.max_bytes)
             with progress("replayed", count) as move_on:
                 if rocketmq is not None and ids is not None:
-                    done = LetterSender(rocketmq, plan, rate, ids, move_on, stack).run(picked)
+                    done = LetterSender(rocketmq, letters, limits, rate, ids, move_on, stack).run(picked)
                 elif ids is not None:
-                    done = LetterProducer(settings, plan, token, rate, ids, move_on, stack).run(picked)
+                    done = LetterProducer(settings, letters, limits, token, rate, ids, move_on, stack).run(picked)
                 else:
-                    done = ReceiverReplay(settings, plan, rate, move_on, partial(say, err=True), stack).run(picked)
+                    tell = partial(say, err=True)
+                    done = ReceiverReplay(settings, letters, limits, rate, move_on, tell, stack).run(picked)
     if as_json:
         say_json({"chosen": count, "duplicates": dropped, **done._asdict()})
     elif dry_run:
@@ -260,7 +261,7 @@ def opened(settings: Settings, place: PlaceName | None) -> Iterator[LetterPlace]
         SidecarError: They cannot be read.
     """
     with ExitStack() as stack:
-        yield LetterPlace(settings, place, partial(say, err=True), stack)
+        yield open_place(settings, place, partial(say, err=True), stack)
 
 
 def told(totals: Totals) -> str:

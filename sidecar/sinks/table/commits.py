@@ -21,9 +21,6 @@ def sync_commit(path: str, version: int) -> None:
 
     Args:
         path: The table; nothing is done for a URL.
-
-    Raises:
-        OSError: It failed.
     """
     root = folder_of(path)
     if root is not None:
@@ -39,9 +36,6 @@ def sync_commits(path: str, first: int, last: int) -> None:
 
     Args:
         path: The table; nothing is done for a URL.
-
-    Raises:
-        OSError: It failed.
     """
     root = folder_of(path)
     if root is None:

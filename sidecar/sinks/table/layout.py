@@ -40,10 +40,6 @@ def partitions_of(
     Args:
         default: Columns for a new table whose settings name none.
         there: Columns of the existing table; None if there is none.
-        path: The table's path, for errors.
-
-    Raises:
-        ConfigError: The table exists with others, or with one that Sidecar does not write.
     """
     wanted = None if layout.partition_by is None else tuple(PARTITIONS[word] for word in layout.partition_by)
     if wanted is None and layout.cluster_by:
@@ -70,9 +66,6 @@ def columns_of(layout: TableLayout, partitioned_by: Sequence[str], fields: Seque
 
     Args:
         fields: The fields of the JSON values; None if values are not parsed.
-
-    Raises:
-        ConfigError: Two columns would have the same name; upper and lower case are the same.
     """
     chosen = layout.columns or (*ALL, *(() if fields is None else (DATA,)))
     found: dict[str, tuple[Column, str]] = {}
@@ -103,16 +96,7 @@ def _places(
 
 
 def refuse_lost(before: Sequence[str], after: Sequence[str], key: str) -> None:
-    """Refuse columns that are no longer written: rows of old and new settings could not be distinguished.
-
-    Args:
-        before: Names of columns that the table has.
-        after: Names of columns that would be written.
-        key: The key of the file that chooses them, for errors.
-
-    Raises:
-        ConfigError: Some are missing.
-    """
+    """Refuse columns that are no longer written: rows of old and new settings could not be distinguished."""
     names = {name.casefold() for name in after}
     if lost := [name for name in before if name.casefold() not in names]:
         raise ConfigError(
@@ -126,7 +110,6 @@ def dropped(path: str, names: Collection[str], key: str) -> ConfigError:
 
     Args:
         names: The columns; fields of a column are prefixed with its name and a dot.
-        key: The key of the file that chooses columns.
     """
     listed = _listed(sorted(name for name in names if name.rpartition(".")[0] not in names))
     leave = f"List the others in {key}" if {*names} <= {*COLUMNS} else "Start over with another path of the table"

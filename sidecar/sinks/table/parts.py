@@ -37,13 +37,17 @@ from sidecar.config.table_layout import COLUMNS, TableLayout
 from sidecar.core.parts import Batch, Part
 from sidecar.core.records import Answer, FailedRow, Verdict
 from sidecar.errors import ConfigError
-from sidecar.sinks.table.by_deltalake import CONFIGURATION
+from sidecar.sinks.table.by_deltalake import (
+    CONFIGURATION,
+    INVALID,
+    refuse_features,
+    refuse_unknown,
+    tell_int96,
+    violated,
+)
 from sidecar.sinks.table.commits import check_newest, folder_of, sync_commit, sync_commits
 from sidecar.sinks.table.constraints import Constraint, constraints_of
-from sidecar.sinks.table.features import refuse_features
-from sidecar.sinks.table.int96 import tell_int96
 from sidecar.sinks.table.layout import SmallFiles, columns_of, dropped, partitions_of, refuse_lost
-from sidecar.sinks.table.violations import INVALID, refuse_unknown, violated
 from sidecar.zone.columns import record_batches
 from sidecar.zone.entry import digest_of
 from sidecar.zone.schema import text_of_name

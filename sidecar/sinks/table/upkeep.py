@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import orjson
 import structlog
@@ -17,16 +17,6 @@ RESULTS: Final = ("ok", "failed")
 REASON_CHARS_MAX: Final = 300
 
 log = structlog.get_logger()
-
-
-class Notes(Protocol):
-    """Keeps a small text between processes; it may be lost."""
-
-    def read(self) -> bytes:
-        """The text; empty if there is none."""
-        ...
-
-    def write(self, text: bytes) -> None: ...
 
 
 def no_counts(maintenance: Maintenance) -> Counter[tuple[str, str]]:
@@ -49,8 +39,8 @@ class Upkeep:
     """Runs operations at their intervals, the first time one interval after the job first began.
 
     Args:
-        table: Path of the table, for the log.
-        notes: Keeps the time of the last run, so that a restart neither repeats nor puts off an operation.
+        read: Returns the text of the last `write`, also of an earlier process; it may be lost.
+        write: Keeps the time of the last run, so that a restart neither repeats nor puts off an operation.
     """
 
     def __init__(
@@ -58,13 +48,15 @@ class Upkeep:
         table: str,
         maintenance: Maintenance,
         steps: Mapping[str, Callable[[], object]],
-        notes: Notes,
+        read: Callable[[], bytes | None],
+        write: Callable[[bytes], object],
         counts: Counter[tuple[str, str]],
     ) -> None:
         self._table = table
         self._intervals_s = _intervals_s(maintenance)
         self._steps = steps
-        self._notes = notes
+        self._stored = read
+        self._store = write
         self._counts = counts
         self._ran_s: dict[str, float] = {}
         """When each operation ran last, seconds since the epoch; empty until they are read."""
@@ -100,7 +92,7 @@ class Upkeep:
         if self._ran_s:
             return
         try:
-            known = orjson.loads(self._notes.read() or b"{}")
+            known = orjson.loads(self._stored() or b"{}")
             ran_s = {name: float(known[name]) for name in self._intervals_s if name in known}
         except Exception:  # noqa: BLE001  # torn, or of a file system that does not answer
             ran_s = {}
@@ -111,7 +103,7 @@ class Upkeep:
 
     def _write(self) -> None:
         try:
-            self._notes.write(orjson.dumps(self._ran_s))
+            self._store(orjson.dumps(self._ran_s))
         except Exception as error:  # noqa: BLE001  # then a restart counts from its own start
             log.debug("table.maintenance_not_noted", reason=str(error)[:REASON_CHARS_MAX])
 

@@ -18,12 +18,14 @@ from sidecar.config.model import Admin, Settings
 from sidecar.config.table_layout import absolute
 from sidecar.errors import UnavailableError, ZoneError
 from sidecar.ops.admin import AdminServer, open_probes
+from sidecar.ops.metrics import Metrics
 from sidecar.spark import driver
 from sidecar.spark.driver import own_session
-from sidecar.spark.ingest.progress import READ, IngestMetrics, IngestProgress, Lag
+from sidecar.spark.ingest.progress import READ, IngestProgress, Lag
+from sidecar.spark.metrics import table_metrics
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.plan import Target, refused_keys, table_layout
-from sidecar.spark.table.registry import Beginning, TableOrigin
+from sidecar.spark.table.registry import Beginning
 from sidecar.storage import StorageError, storage_of
 from sidecar.zone import Tail
 from sidecar.zone.layout import MANIFEST, safe
@@ -51,11 +53,7 @@ def _place(written: str) -> str:
 
 
 def load_for_ingest(path: str | Path) -> Settings:
-    """Load the settings of a file that has everything the job needs.
-
-    Raises:
-        ConfigError: The file cannot be used, or something is missing, with its line.
-    """
+    """Load the settings of a file that has everything the job needs."""
     return load(path, refusals=_missing)
 
 
@@ -83,11 +81,7 @@ log = structlog.get_logger()
 
 
 class SparkIngest:
-    """Fills the table of one configuration from its zone.
-
-    Args:
-        once: Read the present data and end.
-    """
+    """Fills the table of one configuration from its zone."""
 
     def __init__(self, settings: Settings, stop_asked: Callable[[], bool], *, once: bool = False) -> None:
         assert settings.spark is not None, "checked before"
@@ -123,7 +117,7 @@ class SparkIngest:
             open_probes(stack, admin.probes, progress.latest)
             session = driver.session(stack, f"sidecar ingest {self._rules.path}", self._spark.master)
             session = own_session(stack, session, is_delta=self._rules.format == "delta")
-            filling.check(session, TableOrigin(absolute(self._zone), lambda: self._heads() or {}))
+            filling.check(session, absolute(self._zone), lambda: self._heads() or {})
             self._start(stack, session, filling)
             log.info("ingest.started", table=self._rules.path, zone=self._zone, format=self._rules.format)
             with driver.serving(progress, self._stop_asked):
@@ -179,11 +173,7 @@ class SparkIngest:
 
 
 def _open(zone: str) -> None:
-    """Access an object store once, before Spark starts: its error has the right exit code here.
-
-    Raises:
-        SidecarError: It cannot be used.
-    """
+    """Access an object store once, before Spark starts: its error has the right exit code here."""
     try:
         storage_of(zone).folders(MANIFEST)
     except StorageError as error:
@@ -196,7 +186,7 @@ def _serve_metrics(
     admin: Admin, listen: Address, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]
 ) -> AdminServer:
     """Serve at the configured address, or at a free port if the daemon of the same file uses the address."""
-    metrics = IngestMetrics(progress, maintained)
+    metrics = Metrics(None, progress.metrics, lambda: table_metrics(progress.totals, maintained))
     try:
         server = AdminServer(listen, progress.latest, metrics.render, names=admin.names)
         server.open()

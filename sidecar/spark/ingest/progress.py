@@ -8,16 +8,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import structlog
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from sidecar.core.books import Distribution, Histogram
+from sidecar.core.books import Histogram
 from sidecar.errors import ZoneError
 from sidecar.ops.health import problem
-from sidecar.ops.metrics import Metrics, maintenance
 from sidecar.ops.snapshot import StatusSnapshot
-from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, MicroBatches, table_counters
+from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, micro_batches
 from sidecar.spark.reports import observed_rows, offsets_in, seconds
 from sidecar.spark.table.filling import WRITTEN
 from sidecar.storage import Root
@@ -93,11 +90,7 @@ log = structlog.get_logger()
 
 
 class IngestProgress:
-    """Progress of the query that fills the table; the rows that it does not write are the rejects.
-
-    Args:
-        group_id: The consumer group, for the snapshot.
-    """
+    """Progress of the query that fills the table; the rows that it does not write are the rejects."""
 
     def __init__(self, group_id: str, lag: Lag) -> None:
         self._group_id = group_id
@@ -134,8 +127,11 @@ class IngestProgress:
         """Update `behind`."""
         self.behind = self._lag.behind(self._read)
 
-    def micro_batches(self) -> Mapping[str, Distribution]:
-        return {"": self._seconds.read()}
+    def metrics(self) -> Iterator[Metric]:
+        yield micro_batches({"": self._seconds.read()})
+        if (behind := self.behind) is not None:
+            yield GaugeMetricFamily("sidecar_ingest_lag_rows", "Rows in the zone that are not read.", value=behind.rows)
+            yield GaugeMetricFamily("sidecar_ingest_lag_bytes", "Bytes of their files.", value=behind.bytes)
 
     def ended(self, problem: str = "") -> None:
         self._live, self._problem = False, problem
@@ -150,32 +146,3 @@ class IngestProgress:
             lag=self.behind.rows if self.behind else None,
             problems=() if self._live else (problem("ended", reason=self._problem or "the queries have ended"),),
         )
-
-
-class IngestMetrics(Metrics):
-    """The metrics of the ingest job, in place of the daemon's.
-
-    Args:
-        progress: Read once per scrape.
-        maintained: Maintenance by operation and result; the keys do not change.
-    """
-
-    def __init__(self, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_IngestCollector(progress, maintained))
-        self._registry.register(MicroBatches(progress.micro_batches))
-        ProcessCollector(registry=self._registry)
-
-
-class _IngestCollector(Collector):
-    def __init__(self, progress: IngestProgress, maintained: Mapping[tuple[str, str], int]) -> None:
-        self._progress = progress
-        self._maintained = maintained
-
-    def collect(self) -> Iterator[Metric]:
-        yield from table_counters(self._progress.totals)
-        yield from maintenance(self._maintained)
-        behind = self._progress.behind
-        if behind is not None:
-            yield GaugeMetricFamily("sidecar_ingest_lag_rows", "Rows in the zone that are not read.", value=behind.rows)
-            yield GaugeMetricFamily("sidecar_ingest_lag_bytes", "Bytes of their files.", value=behind.bytes)

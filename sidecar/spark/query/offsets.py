@@ -89,11 +89,7 @@ def _offset(at: str | int, bounds: LogExtent) -> int:
 def ended(
     logs: Logs, bounds: Mapping[TopicPartition, LogExtent], firsts: Mapping[TopicPartition, int], end: Place
 ) -> dict[TopicPartition, LogExtent]:
-    """The bounds of a read that ends at `end`.
-
-    Raises:
-        ConfigError: See `offsets_at`; or an offset is before the one where the read begins.
-    """
+    """The bounds of a read that ends at `end`."""
     ends = offsets_at(logs, bounds, "end", end)
     begun = {tp: firsts.get(tp, found.low) for tp, found in bounds.items()}
     for tp, offset in ends.items():
@@ -107,20 +103,12 @@ START_OVER = "start over with another checkpoint"
 
 
 def begin(logs: Logs, start: Place, name: str = "") -> Reached:
-    """The offsets of a query that has read nothing.
-
-    Raises:
-        ConfigError: See `offsets_at`.
-    """
+    """The offsets of a query that has read nothing."""
     return Reached({}, offsets_at(logs, logs.bounds(), "start", start), {}, name)
 
 
 def parsed(offsets: Offsets) -> Reached:
-    """The offsets in Spark's checkpoint.
-
-    Raises:
-        PositionError: They are of another version.
-    """
+    """The offsets in Spark's checkpoint."""
     if offsets.get("v") != VERSION:
         raise PositionError(
             f"the checkpoint has offsets of version {offsets.get('v')}, and this program knows {VERSION}: use the "

@@ -22,8 +22,7 @@ from sidecar.config.tags import Dedup, Tags
 from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal_of_fields
 from sidecar.spark.query.offsets import Option, Place, parse_place
-from sidecar.spark.ranges import broker_of
-from sidecar.spark.ranges.broker import ON_GAP, BrokerRanges, OnGap
+from sidecar.spark.ranges.broker import ON_GAP, BrokerRanges, OnGap, broker_of
 from sidecar.zone.schema import DDL_OF, SCHEMA
 
 Broker: TypeAlias = Literal["kafka", "rocketmq"]
@@ -64,13 +63,9 @@ class Query:
 
     Args:
         ids: The settings of message ids, for the name of their folder.
-        log: Format and level of the log.
-        offsets_max: Limit of offsets in a micro-batch.
         state: The folder of the windows of ids, on storage that all executors share; None if nothing is remembered
             between micro-batches.
-        start: Where a new query begins.
         end: Where a batch read ends; None for the ends of the logs.
-        on_gap: Behavior where messages expired before they were read.
     """
 
     broker: BrokerRanges

@@ -136,21 +136,13 @@ class QueryStreamReader(RangeReader):
         return kept(reached)
 
     def initialOffset(self) -> Offsets:  # noqa: N802  # Spark's name
-        """The start of a new query, valid until the first micro-batch is planned, whose offsets have it.
-
-        Raises:
-            SidecarError: Like `latestOffset`.
-        """
+        """The start of a new query, valid until the first micro-batch is planned, whose offsets have it."""
         name = secrets.token_hex(8) if self._query.keeps_ids else ""
         return kept(self._patiently(lambda: begin(self._logs, self._query.start, name)))
 
     @override
     def _spans(self, start: Offsets, end: Offsets) -> list[Span]:
-        """The ranges; the windows before first ranges are durable.
-
-        Raises:
-            StateError: The folder of ids cannot be written.
-        """
+        """The ranges; the windows before first ranges are durable."""
         found = super()._spans(start, end)
         begin_ids(self._query, found)
         return found

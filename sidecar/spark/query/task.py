@@ -44,7 +44,7 @@ class CountedRange(NamedTuple):
 
 
 Counted: TypeAlias = dict[CountedRange, Books]
-_counting: Final[dict[str, Counts]] = {}
+_counting: Final[dict[str, Accumulator[Counted]]] = {}
 """By Spark's application: its sessions share an accumulator."""
 
 
@@ -63,56 +63,46 @@ class ByRange(AccumulatorParam[Counted]):
         return value1
 
 
-class Counts:
-    """The counts of an application's tasks, on the driver, between `count` and `close`."""
-
-    def __init__(self, application: str, accumulator: Accumulator[Counted]) -> None:
-        self._application = application
-        self.accumulator = accumulator
-
-    def close(self) -> None:
-        _counting.pop(self._application, None)
-
-    def take_counts(
-        self, query_id: str, batch: int
-    ) -> tuple[Mapping[TopicPartition, Books], Mapping[TopicPartition, int]]:
-        """Remove and return a micro-batch's books and expired offsets by partition; drop those of earlier ones."""
-        waiting, found, expired = self.accumulator.value, dict[TopicPartition, Books](), Counter[TopicPartition]()
-        for one in list(waiting):
-            if one.query_id == query_id and one.batch <= batch:
-                books = waiting.pop(one)
-                if one.batch == batch:
-                    total = found.setdefault(one.tp, Books())
-                    total += books
-                    expired[one.tp] += one.expired
-        return found, expired
+def take_counts(
+    waiting: Counted, query_id: str, batch: int
+) -> tuple[Mapping[TopicPartition, Books], Mapping[TopicPartition, int]]:
+    """Remove and return a micro-batch's books and expired offsets by partition; drop those of earlier ones."""
+    found, expired = dict[TopicPartition, Books](), Counter[TopicPartition]()
+    for one in list(waiting):
+        if one.query_id == query_id and one.batch <= batch:
+            books = waiting.pop(one)
+            if one.batch == batch:
+                total = found.setdefault(one.tp, Books())
+                total += books
+                expired[one.tp] += one.expired
+    return found, expired
 
 
-def count(spark: SparkSession) -> Counts | None:
-    """Begin to count in this application; None with Spark Connect, where tasks cannot report to this process."""
+def count(spark: SparkSession) -> Accumulator[Counted] | None:
+    """Count in this application until `count_no_more`; None with Spark Connect: no task can report to this process."""
     if not hasattr(spark, "_jvm"):
         return None
-    context = spark.sparkContext
-    name = str(context.applicationId)
+    name = str(spark.sparkContext.applicationId)
     if name not in _counting:
-        _counting[name] = Counts(name, context.accumulator({}, ByRange()))
+        _counting[name] = spark.sparkContext.accumulator({}, ByRange())
     return _counting[name]
+
+
+def count_no_more(accumulator: Accumulator[Counted] | None) -> None:
+    """Give no new source this accumulator; a second call does nothing."""
+    for name in [name for name, one in _counting.items() if one is accumulator]:
+        del _counting[name]
 
 
 def counting(spark: SparkSession) -> Accumulator[Counted] | None:
     """The accumulator for tasks; None if nothing counts."""
     if not _counting or not hasattr(spark, "_jvm"):
         return None
-    counts = _counting.get(str(spark.sparkContext.applicationId))
-    return counts.accumulator if counts else None
+    return _counting.get(str(spark.sparkContext.applicationId))
 
 
 def begin_ids(query: Query, found: Iterable[Span]) -> None:
-    """Store the empty windows before first ranges, on the driver: an action of the user's may read any part of them.
-
-    Raises:
-        StateError: The folder cannot be written.
-    """
+    """Store the empty windows before first ranges, on the driver: an action of the user's may read any part of them."""
     for span in found:
         if query.keeps_ids and span.query and span.is_first:
             _windows(query, span).save(RotatingSet(query.dedup.capacity), span.start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
@@ -22,6 +22,7 @@ from sidecar.spark.workers import configure_log
 
 if TYPE_CHECKING:
     from sidecar.config.failures import DeadLetterSettings
+    from sidecar.config.model import Settings
     from sidecar.config.source.kafka import KafkaSettings
     from sidecar.config.source.rocketmq import RocketMqSettings
     from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
@@ -74,43 +75,23 @@ class Logs(Protocol):
     def close(self) -> None: ...
 
 
-class LaneRuns(Protocol):
-    """Reads a range in C."""
-
-    @property
-    def offset(self) -> int: ...
-
-    def read(self, most: int) -> Sequence[object]:
-        """At most `most` messages from `offset` on, as runs, and errors; nothing if none came yet.
-
-        Raises:
-            UnavailableError: An error came, or nothing for too long.
-        """
-        ...
-
-    def heard(self) -> None:
-        """Restart the time limit: the receiver may have kept this task waiting."""
-        ...
-
-
-OpenLane: TypeAlias = Callable[[TopicPartition, int], AbstractContextManager[LaneRuns]]
-"""Opens the reader of a range that begins at an offset; it ends with the block."""
+ReadLane: TypeAlias = Callable[[TopicPartition, int, int], Iterator[Run]]
+"""Reads a range, without its end, in C: runs as the lane gives them. The last may have messages behind the range. Take
+the next run only when one is done with. Taking them raises `UnavailableError`."""
 
 
 class RangeMessages(NamedTuple):
     """The messages of a range.
 
     Args:
-        columns: Reads columns of the messages.
-        runs: The messages; they are read as they are taken.
         told: The reason why the lane does not read them, empty if it does; None if the settings do not want it.
-        lane: Reads them in C instead of these runs; None if Python reads them.
+        lane: Reads a range in C; it may be used instead of these runs; None if Python reads them.
     """
 
     columns: Columns
     runs: Iterator[Run]
     told: str | None
-    lane: OpenLane | None = None
+    lane: ReadLane | None = None
 
 
 SingleMessages: TypeAlias = tuple[Columns, Callable[[TopicPartition, int], Message | None]]
@@ -173,30 +154,18 @@ class BrokerRanges:
 
     @abstractmethod
     def group_offsets(self) -> Places | None:
-        """The offsets of the daemon's consumer group; None if it never had any.
-
-        Raises:
-            UnavailableError: The cluster does not answer.
-        """
+        """The offsets of the daemon's consumer group; None if it never had any."""
 
     def claim(self, cluster_id: str, folder: Path, topic: str, *, refresh: bool = False) -> str:  # noqa: ARG002
         """The identity under which a checkpoint reads the topic: its name, where `read` compares messages.
 
         Args:
             refresh: Whether to ask the cluster now; otherwise an answer of the last 5 s suffices.
-
-        Raises:
-            PositionError: The topic was created again since.
-            UnavailableError: The cluster does not answer.
         """
         return topic
 
     def topic_id(self, topic: str) -> str:  # noqa: ARG002
-        """The topic's id at this moment; empty if the cluster has none.
-
-        Raises:
-            UnavailableError: The cluster does not answer.
-        """
+        """The topic's id at this moment; empty if the cluster has none."""
         return ""
 
     @abstractmethod
@@ -220,7 +189,7 @@ class BrokerRanges:
             UnavailableError: The broker does not return them.
         """
 
-    def lane(self) -> OpenLane | str | None:
+    def lane(self) -> ReadLane | str | None:
         """The reader in C, or the reason why there is none; None if the settings do not want it.
 
         Raises:
@@ -240,6 +209,24 @@ class BrokerRanges:
             keeper: Stores them if no topic is named.
             stack: Closes the client that reads messages again.
         """
+
+
+def broker_of(settings: Settings, lane_refusal: str, *, retried: bool) -> BrokerRanges:
+    """The broker of these settings; its client is imported for it alone.
+
+    Args:
+        lane_refusal: The reason why the lane cannot read its messages; empty if it can. Kafka only.
+        retried: Whether messages that the consumer group handed back are read too. RocketMQ only.
+    """
+    letters, row_format = settings.dead_letters, settings.sink.chosen.row_format
+    if settings.source.rocketmq is not None:
+        from sidecar.runtime.build import pushed_expression
+        from sidecar.spark.ranges.rocketmq import RocketMqRanges
+
+        return RocketMqRanges(letters, row_format, settings.source.rocketmq, pushed_expression(settings), retried)
+    from sidecar.spark.ranges.kafka import KafkaRanges
+
+    return KafkaRanges(letters, row_format, settings.source.kafka, lane_refusal)
 
 
 def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:
@@ -307,8 +294,6 @@ def ends_of(begun: Mapping[P, int], ends: Mapping[P, int], most: int | None) -> 
     """The ends of a micro-batch's ranges; partitions with more lag get more of it.
 
     Args:
-        begun: The start of each range.
-        ends: The end of each log.
         most: Limit of offsets of all ranges together, exceeded by less than the number of partitions; None for none.
     """
     lag = {p: end - begun[p] for p, end in ends.items()}
@@ -327,13 +312,7 @@ def expired(reached: Mapping[P, int], lows: Mapping[P, int]) -> dict[P, int]:
 
 
 def gap(place: object, offset: int, low: int, key: str) -> str:
-    """The text about messages that expired before they were read.
-
-    Args:
-        offset: The offset up to which it was read.
-        low: The first offset of its log.
-        key: The setting that decides.
-    """
+    """The text about messages that expired before they were read."""
     return (
         f"{place} was read to {offset}, and its log begins at {low}: {low - offset} offsets expired before they were "
         f"read. With {key}: log_start it goes on at {low}, without them"
@@ -355,7 +334,6 @@ def lost(place: object, offset: int, end: int | None) -> str:
     """The reason why a partition cannot be resumed; empty if it can.
 
     Args:
-        offset: The offset up to which it was read.
         end: The end of its log; None if it is gone.
     """
     if end is None:
@@ -369,8 +347,6 @@ def report_expired(tp: TopicPartition, offset: int, low: int, form: tuple[str, s
     """Log that a partition resumes at its log's start, as the daemon does.
 
     Args:
-        offset: The offset up to which it was read.
-        low: The first offset of its log.
         form: Format and level of the log: planning has a process of its own, which must configure it.
     """
     import structlog

@@ -20,12 +20,7 @@ def gather(
     sizes_of: Callable[[list[Message]], Iterable[int]],
     offset_of: Callable[[Message], int],
 ) -> Iterator[Run]:
-    """The messages of one offset range as runs of at most `RUN_ROWS` and about `RUN_BYTES`, for any chunks.
-
-    Args:
-        chunks: All of them, in order.
-        sizes_of: The bytes of each value.
-    """
+    """The messages of one offset range as runs of at most `RUN_ROWS` and about `RUN_BYTES`, for any chunks."""
     gathering = Gathering(tp, sizes_of, offset_of)
     for chunk in chunks:
         yield from gathering.add_messages(chunk)

@@ -29,7 +29,7 @@ from sidecar.sources.kafka.columns import Failed, KafkaColumns
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
 from sidecar.sources.kafka.group import members_of
-from sidecar.sources.kafka.lane import FastLane, LaneColumns, lane_for
+from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, FastLane, LaneColumns, lane_for
 from sidecar.sources.kafka.offsets import LogBounds, Offsets, is_meant
 from sidecar.sources.kafka.reach import await_topics, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
@@ -38,9 +38,9 @@ from sidecar.spark.ranges.broker import (
     ExpiredError,
     LogExtent,
     Logs,
-    OpenLane,
     Places,
     RangeMessages,
+    ReadLane,
     SingleMessages,
     by_topic,
 )
@@ -153,9 +153,9 @@ class KafkaRanges(BrokerRanges):
         return ColumnsOnce()
 
     @override
-    def lane(self) -> OpenLane | str | None:
+    def lane(self) -> ReadLane | str | None:
         lane = self._lane()
-        return partial(LaneReader.open, self.source, lane) if isinstance(lane, FastLane) else lane
+        return partial(lane_runs, self.source, lane) if isinstance(lane, FastLane) else lane
 
     def _lane(self) -> FastLane | str | None:
         lane = lane_for(self.source.lane, self.lane_refusal, QUEUE_KBYTES << 10)
@@ -166,7 +166,7 @@ class KafkaRanges(BrokerRanges):
         lane = self._lane()
         if isinstance(lane, FastLane):
             runs = fetch_by_lane(self.source, lane, tp, start, end)
-            return RangeMessages(LaneColumns(), runs, "", partial(LaneReader.open, self.source, lane))
+            return RangeMessages(LaneColumns(), runs, "", partial(lane_runs, self.source, lane))
         return RangeMessages(KafkaColumns(), fetch(self.source, tp, start, end), lane)
 
     @override
@@ -247,7 +247,6 @@ def outsider(kafka: KafkaSettings, lane: FastLane | None = None, **more: Any) ->
 
     Args:
         lane: Reads in its place, and ends with it; None if nothing does.
-        **more: Further properties.
 
     Raises:
         UnavailableError: The broker does not answer a request in the block.
@@ -283,11 +282,7 @@ def _await_cluster(kafka: KafkaSettings) -> str:
 
 
 def known_bounds(offsets: Offsets, kafka: KafkaSettings) -> dict[TopicPartition, LogExtent]:
-    """The bounds of all partitions that are read.
-
-    Raises:
-        KafkaException: The broker does not answer, or does not report all of them.
-    """
+    """The bounds of all partitions that are read."""
     found = _known(offsets.bounds(offsets.partitions(kafka.topics)))
     return {tp: LogExtent(*bounds) for tp, bounds in found.items()}
 
@@ -357,22 +352,14 @@ class ColumnsOnce(KafkaColumns):
 
 
 def fetch(kafka: KafkaSettings, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
-    """All messages of a range, without `end`, as runs.
-
-    Raises:
-        UnavailableError: The broker does not return them.
-    """
+    """All messages of a range, without `end`, as runs."""
     yield from gather(tp, chunks(kafka, tp, start, end), lambda found: map(len, found), _offset)
 
 
 def chunks(
     kafka: KafkaSettings, tp: TopicPartition, start: int, end: int, most: int = CHUNK_MESSAGES
 ) -> Iterator[list[Message]]:
-    """All messages of a range, without `end`, at most `most` at a time.
-
-    Raises:
-        UnavailableError: The broker does not return them.
-    """
+    """All messages of a range, without `end`, at most `most` at a time."""
     with outsider(kafka, **CLIENT) as client:
         client.assign([ck.TopicPartition(tp.topic, tp.partition, start)])
         yield from _messages(client, tp, start, end, most)
@@ -406,7 +393,6 @@ def _refuse_error(client: ck.Consumer, error: ck.KafkaError | None, tp: TopicPar
 
     Args:
         client: Queries the start of the log if that is behind `offset`.
-        offset: The offset up to which it was read.
     """
     if error is None or error.code() == ck.KafkaError._PARTITION_EOF:
         return
@@ -434,12 +420,7 @@ def _offset(message: Message) -> int:
 
 
 class LaneReader:
-    """Reads a range by the lane, between `open` and the end of its block.
-
-    Args:
-        client: The client whose messages go to the lane.
-        offset: The start of the range.
-    """
+    """Reads a range by the lane, between `open` and the end of its block."""
 
     def __init__(self, client: ck.Consumer, lane: FastLane, tp: TopicPartition, offset: int) -> None:
         self.offset = offset
@@ -499,16 +480,22 @@ class LaneReader:
 
 
 def fetch_by_lane(kafka: KafkaSettings, lane: FastLane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
-    """All messages of a range, without `end`, as the runs of `fetch`; take the next run only when one is sorted.
-
-    Raises:
-        UnavailableError: The broker does not return them.
-    """
+    """All messages of a range, without `end`, as the runs of `fetch`; take the next run only when one is sorted."""
     with LaneReader.open(kafka, lane, tp, start) as reader:
-        yield from _lane_runs(reader, lane, tp, end)
+        yield from _exact_runs(reader, lane, tp, end)
 
 
-def _lane_runs(reader: LaneReader, lane: FastLane, tp: TopicPartition, end: int) -> Iterator[Run]:
+def lane_runs(kafka: KafkaSettings, lane: FastLane, tp: TopicPartition, start: int, end: int) -> Iterator[Run]:
+    """The messages of a range in the form of `ReadLane`."""
+    with LaneReader.open(kafka, lane, tp, start) as reader:
+        while reader.offset < end:
+            for run in reader.read(min(CHUNK_OF_FEW_GROUPS, end - reader.offset)):
+                if isinstance(run, Run) and run.first < end:
+                    yield run
+                    reader.heard()
+
+
+def _exact_runs(reader: LaneReader, lane: FastLane, tp: TopicPartition, end: int) -> Iterator[Run]:
     """Runs as they are in C where one poll, or several together, took exactly a run; the others from their messages."""
     gathering = Gathering(tp, _sizes, attrgetter("offset"))
     kept = 0

@@ -318,11 +318,7 @@ class QueueReader:
                 return answer
 
     def messages(self, subscription: Subscription, start: int, end: int) -> Iterator[list[StoredMessage]]:
-        """All messages of a range, without `end`, that the broker's filter lets through, some at a time.
-
-        Raises:
-            UnavailableError: The broker does not return them.
-        """
+        """All messages of a range, without `end`, that the broker's filter lets through, some at a time."""
         with extra("rocketmq", "reading RocketMQ", "lz4", "zstandard"):  # producers choose the compression
             import zstandard  # noqa: F401
             from lz4 import frame  # noqa: F401

@@ -6,15 +6,12 @@ import contextlib
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, compress
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from itertools import compress
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sidecar.config.tags import Dedup, Tags
@@ -22,27 +19,21 @@ from sidecar.core.books import Books
 from sidecar.core.messages.fields import Raw
 from sidecar.core.messages.ids import OddIds, id_reader
 from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
-from sidecar.core.records import NO_ID, Columns, Header, Message, Run, TopicPartition
+from sidecar.core.records import NO_ID, Columns, Message, Run, TopicPartition
 from sidecar.core.windows.bitmap import EVER
 from sidecar.core.windows.dedup import RotatingSet
 from sidecar.runtime.lane import fields_of
-from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, LaneMessages
-from sidecar.spark.ranges.broker import OpenLane
-from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_of, text_of, text_of_name
+from sidecar.sources.kafka.lane import LaneMessages
+from sidecar.spark.ranges.broker import ReadLane
+from sidecar.zone.schema import MS_MAX, MS_MIN, SCHEMA, headers_between, headers_of, text_of, text_of_name, times_of
 
 if TYPE_CHECKING:
     from sidecar_fastlane import Rules
     from sidecar_fastlane.columns import Cells, Headers, Table
 
-    from sidecar.config.tags import Dedup, Tags
 
-
-@dataclass(slots=True)
-class SievedMessages:
-    """Messages that the query gets."""
-
-    messages: Sequence[Message]
-    raws: Sequence[Raw]
+Sieved: TypeAlias = tuple[Sequence[Message], Sequence[Raw]]
+"""The messages that the query gets, with their raw tags."""
 
 
 class Sieve:
@@ -69,7 +60,7 @@ class Sieve:
         """Number of messages filtered, by the step that refused their tags."""
         return {"mask": self.masked, "look": self.books.filtered - self.masked}
 
-    def take_wanted(self, tp: TopicPartition, messages: Sequence[Message]) -> SievedMessages:
+    def take_wanted(self, tp: TopicPartition, messages: Sequence[Message]) -> Sieved:
         """Keep the wanted and new messages; their ids are known from now on."""
         count = len(messages)
         raws: Sequence[Raw] = self._tags(tp, messages) if self._tags else [None] * count
@@ -89,15 +80,14 @@ class Sieve:
             if not all(new):
                 messages, raws = list(compress(messages, new)), list(compress(raws, new))
         self.books.read(count, count - filtered - len(messages), filtered)
-        return SievedMessages(messages, raws)
+        return messages, raws
 
 
 ROWS_MAX = 10_000
 """Rows of a record batch, as in Spark."""
 BATCH_BYTES = 16 << 20
 """A record batch ends with the chunk that reaches this many bytes."""
-_NAME, _VALUE = itemgetter(0), itemgetter(1)
-_Read = Callable[[TopicPartition, SievedMessages], pa.Array]
+_Read = Callable[[TopicPartition, Sequence[Message], Sequence[Raw]], pa.Array]
 
 
 class MessageRows:
@@ -108,18 +98,18 @@ class MessageRows:
         self._columns = columns
         self._tags = Memo(self._tag_text)
         self._groups = Memo(self._group_text)
-        self._names = _HeaderNames()
+        self._names = Memo(text_of_name)
         readers: Mapping[str, _Read] = {
-            "topic": lambda tp, kept: pa.repeat(tp.topic, len(kept.messages)),
-            "broker": lambda tp, kept: pa.repeat(tp.broker, len(kept.messages)),
-            "partition": lambda tp, kept: pa.repeat(pa.scalar(tp.partition, pa.int32()), len(kept.messages)),
-            "offset": lambda tp, kept: pa.array(list(columns.offsets(kept.messages)), pa.int64()),
-            "timestamp": lambda tp, kept: _times(columns.timestamps(kept.messages)),
-            "key": lambda tp, kept: pa.array(list(columns.keys(kept.messages)), pa.binary()),
-            "value": lambda tp, kept: pa.array(list(columns.values(kept.messages)), pa.binary()),
-            "tag": lambda tp, kept: pa.array([self._tags[raw] for raw in kept.raws], pa.string()),
-            "group": lambda tp, kept: pa.array([self._groups[raw] for raw in kept.raws], pa.string()),
-            "headers": lambda tp, kept: self._headers(kept),
+            "topic": lambda tp, kept, raws: pa.repeat(tp.topic, len(kept)),
+            "broker": lambda tp, kept, raws: pa.repeat(tp.broker, len(kept)),
+            "partition": lambda tp, kept, raws: pa.repeat(pa.scalar(tp.partition, pa.int32()), len(kept)),
+            "offset": lambda tp, kept, raws: pa.array(list(columns.offsets(kept)), pa.int64()),
+            "timestamp": lambda tp, kept, raws: times_of(columns.timestamps(kept)),
+            "key": lambda tp, kept, raws: pa.array(list(columns.keys(kept)), pa.binary()),
+            "value": lambda tp, kept, raws: pa.array(list(columns.values(kept)), pa.binary()),
+            "tag": lambda tp, kept, raws: pa.array([self._tags[raw] for raw in raws], pa.string()),
+            "group": lambda tp, kept, raws: pa.array([self._groups[raw] for raw in raws], pa.string()),
+            "headers": lambda tp, kept, raws: self._headers(kept),
         }
         self._readers = [readers[name] for name in names]
         self._schema = pa.schema([_field_of(name) for name in names])
@@ -129,15 +119,15 @@ class MessageRows:
         with _collecting_seldom():
             yield from self._batches(tp, (sieve.take_wanted(tp, messages) for messages in found))
 
-    def _batches(self, tp: TopicPartition, found: Iterable[SievedMessages]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, tp: TopicPartition, found: Iterable[Sieved]) -> Iterator[pa.RecordBatch]:
         some: list[pa.RecordBatch] = []
         count = nbytes = 0
-        for kept in found:
-            if not kept.messages:
+        for kept, raws in found:
+            if not kept:
                 continue
-            arrays = [read(tp, kept) for read in self._readers]
+            arrays = [read(tp, kept, raws) for read in self._readers]
             some.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-            count, nbytes = count + len(kept.messages), nbytes + some[-1].nbytes
+            count, nbytes = count + len(kept), nbytes + some[-1].nbytes
             if count >= ROWS_MAX or nbytes >= BATCH_BYTES:
                 yield pa.concat_batches(some)
                 some, count, nbytes = [], 0, 0
@@ -151,12 +141,8 @@ class MessageRows:
     def _group_text(self, raw: Raw) -> str:
         return text_of_name(self._filter.groups[raw] or "")
 
-    def _headers(self, kept: SievedMessages) -> pa.Array:
-        headers = [found or () for found in self._columns.headers(kept.messages)]
-        flat: list[Header] = list(chain.from_iterable(headers))
-        names = list(map(self._names.__getitem__, map(_NAME, flat)))
-        ends = pa.array(list(accumulate(map(len, headers), initial=0)), pa.int32())
-        return headers_of(ends, pa.array(names, pa.string()), pa.array(list(map(_VALUE, flat)), pa.binary()))
+    def _headers(self, kept: Sequence[Message]) -> pa.Array:
+        return headers_of([found or () for found in self._columns.headers(kept)], self._names.__getitem__)
 
 
 @contextlib.contextmanager
@@ -168,26 +154,6 @@ def _collecting_seldom() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-class _HeaderNames(dict[str, str]):
-    """The text of each header name; a few thousand are remembered."""
-
-    def __missing__(self, name: str) -> str:
-        if len(self) >= 4_096:
-            self.clear()
-        text = self[name] = text_of_name(name)
-        return text
-
-
-def _times(times_ms: Iterable[int | None]) -> pa.Array:
-    """Timestamps in microseconds; null without one, and outside of the years 1 to 9999."""
-    found = pa.array(list(times_ms), pa.int64())
-    limits = pc.min_max(found).as_py()
-    if found.null_count < len(found) and not MS_MIN <= limits["min"] <= limits["max"] <= MS_MAX:
-        fits = pc.and_(pc.greater_equal(found, MS_MIN), pc.less_equal(found, MS_MAX))
-        found = pc.if_else(fits, found, pa.scalar(None, pa.int64()))
-    return found.cast(pa.timestamp("ms", "UTC")).cast(SCHEMA.field("timestamp").type)
 
 
 def _field_of(name: str) -> pa.Field[Any]:
@@ -209,7 +175,10 @@ class LaneRows:
         self._sieve = sieve
         self._filter = sieve.filter
         self._rules = self._rules_of(tags, dedup, names)
-        self._texts = _Texts()
+        self._texts: list[str] = []
+        """The texts of the lane so far; those of `tag` and `group` are kept as arrays."""
+        self._pairs: list[list[str | None]] = []
+        self._arrays: tuple[pa.Array, pa.Array] = (pa.array([], pa.string()), pa.array([], pa.string()))
         makes: Mapping[str, _Make] = {
             "topic": lambda tp, table: pa.repeat(tp.topic, table.rows),
             "partition": lambda tp, table: pa.repeat(pa.scalar(tp.partition, pa.int32()), table.rows),
@@ -217,8 +186,8 @@ class LaneRows:
             "timestamp": lambda tp, table: _lane_times(table),
             "key": lambda tp, table: _lane_binary(table.key),
             "value": lambda tp, table: _lane_binary(table.value),
-            "tag": lambda tp, table: self._texts.of(table)[0],
-            "group": lambda tp, table: self._texts.of(table)[1],
+            "tag": lambda tp, table: self._text(table, 0),
+            "group": lambda tp, table: self._text(table, 1),
             "headers": lambda tp, table: _lane_headers(table.headers),
         }
         self._makes = [makes[name] for name in names]
@@ -245,22 +214,22 @@ class LaneRows:
         tags = self._filter.tags(raw)
         return orjson.dumps([text_of(tags[0]) if tags else None, text_of_name(group)]).decode()
 
-    def batches(self, lane: OpenLane, tp: TopicPartition, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """All rows of a range from `start`, without `end`, a record batch for each run.
+    def _text(self, table: Table, column: int) -> pa.Array:
+        """The column `tag` or `group`."""
+        if table.groups is not self._texts:
+            self._texts, self._pairs = table.groups, []
+        if len(table.groups) > len(self._pairs):
+            self._pairs += map(orjson.loads, table.groups[len(self._pairs) :])
+            tags, groups = zip(*self._pairs, strict=True)
+            self._arrays = pa.array(tags, pa.string()), pa.array(groups, pa.string())
+        return self._arrays[column].take(_numbers(pa.int32(), table.rows, table.codes))
 
-        Raises:
-            UnavailableError: The broker does not return the messages.
-        """
-        if start >= end:
-            return
-        with lane(tp, start) as reader:
-            while reader.offset < end:
-                for run in reader.read(min(CHUNK_OF_FEW_GROUPS, end - reader.offset)):
-                    if isinstance(run, Run) and run.first < end:
-                        batch = self._batch(tp, run, end)
-                        if batch.num_rows:
-                            yield batch
-                            reader.heard()
+    def batches(self, lane: ReadLane, tp: TopicPartition, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """All rows of a range from `start`, without `end`, a record batch for each run."""
+        for run in lane(tp, start, end) if start < end else ():
+            batch = self._batch(tp, run, end)
+            if batch.num_rows:
+                yield batch
 
     def _batch(self, tp: TopicPartition, run: Run, end: int) -> pa.RecordBatch:
         messages = cast(LaneMessages, run.messages)
@@ -286,25 +255,6 @@ class LaneRows:
         new, has_id = np.ones(table.rows, np.bool_), ids != NO_ID
         new[has_id] = window.take_all(ids[has_id], EVER)
         return batch if new.all() else batch.filter(pa.array(new))
-
-
-class _Texts:
-    """The columns `tag` and `group`; texts that were seen are kept as arrays."""
-
-    def __init__(self) -> None:
-        self._groups: list[str] = []
-        self._pairs: list[list[str | None]] = []
-        self._arrays: tuple[pa.Array, pa.Array] = (pa.array([], pa.string()), pa.array([], pa.string()))
-
-    def of(self, table: Table) -> tuple[pa.Array, pa.Array]:
-        if table.groups is not self._groups:
-            self._groups, self._pairs = table.groups, []
-        if len(table.groups) > len(self._pairs):
-            self._pairs += map(orjson.loads, table.groups[len(self._pairs) :])
-            tags, groups = zip(*self._pairs, strict=True)
-            self._arrays = pa.array(tags, pa.string()), pa.array(groups, pa.string())
-        codes = _numbers(pa.int32(), table.rows, table.codes)
-        return self._arrays[0].take(codes), self._arrays[1].take(codes)
 
 
 def _numbers(type_: pa.DataType, count: int, data: bytes) -> pa.Array:
@@ -337,4 +287,4 @@ def _lane_headers(headers: Headers | None) -> pa.Array:
     encoded = _lane_binary(headers.names).dictionary_encode()
     names = pa.array([text_of_name(header_name(name)) for name in encoded.dictionary.to_pylist()], pa.string())
     ends = pa.Array.from_buffers(pa.int32(), len(headers.ends) // 4, [None, pa.py_buffer(headers.ends)])
-    return headers_of(ends, names.take(encoded.indices), _lane_binary(headers.contents))
+    return headers_between(ends, names.take(encoded.indices), _lane_binary(headers.contents))

@@ -1,6 +1,7 @@
 """Small files on storage that driver and executors share. Knows no meaning of the bytes.
 
-Each file is complete or missing: written under a hidden name, synced, renamed, and its folder synced.
+Each file is complete or missing: written under a hidden name, synced, renamed, and its folder synced. Each function
+raises `StateError` if it fails.
 """
 
 from __future__ import annotations
@@ -15,11 +16,7 @@ from sidecar.errors import StateError
 
 
 def names(folder: Path) -> list[str]:
-    """The names in a folder without hidden ones; empty if it does not exist.
-
-    Raises:
-        StateError: It cannot be read.
-    """
+    """The names in a folder without hidden ones; empty if it does not exist."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
@@ -29,11 +26,7 @@ def names(folder: Path) -> list[str]:
 
 
 def read(path: Path) -> bytes:
-    """A file as a whole.
-
-    Raises:
-        StateError: It cannot be read.
-    """
+    """A file as a whole."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -41,11 +34,7 @@ def read(path: Path) -> bytes:
 
 
 def read_if_there(path: Path) -> bytes | None:
-    """A file as a whole; None if it does not exist.
-
-    Raises:
-        StateError: It cannot be read.
-    """
+    """A file as a whole; None if it does not exist."""
     try:
         return files.read_from(path)
     except OSError as error:
@@ -53,11 +42,7 @@ def read_if_there(path: Path) -> bytes | None:
 
 
 def read_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
-    """A file as a whole; the first process that needs it makes it, and all get the same.
-
-    Raises:
-        StateError: It cannot be read or written.
-    """
+    """A file as a whole; the first process that needs it makes it, and all get the same."""
     found = read_if_there(path)
     if found is None:
         write(path, make(), exclusive=True)
@@ -71,9 +56,6 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
     Args:
         path: The file; its folder is created if it is missing.
         exclusive: Whether an existing file stays unchanged.
-
-    Raises:
-        StateError: It could not be written.
     """
     try:
         files.make_folder(path.parent, shared=True)
@@ -83,11 +65,7 @@ def write(path: Path, data: bytes, *, exclusive: bool = False) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with its content, if it exists.
-
-    Raises:
-        StateError: It could not be removed.
-    """
+    """Remove a file, or a folder with its content, if it exists."""
     try:
         shutil.rmtree(path) if path.is_dir() else files.remove(path)
     except OSError as error:

@@ -83,11 +83,9 @@ class Walk(NamedTuple):
     """The rules of a walk.
 
     Args:
-        on_gap: Behavior where messages expired before they were read.
         topics: The setting that names the topics.
         key: The setting of `on_gap`.
         start_over: The last remedy, within errors: Spark passes on only their text.
-        offsets_max: Limit of offsets in a micro-batch.
         log: Format and level of the log: planning has a process of its own, which must configure it.
     """
 
@@ -101,9 +99,6 @@ class Walk(NamedTuple):
 
     def advance(self, logs: Logs, at: Reached, bounds: Bounds, most: int | None) -> Reached:
         """The end of the next micro-batch; `at` itself if there is nothing to read.
-
-        Args:
-            most: Limit of offsets; None for none.
 
         Raises:
             PositionError: A topic or partition is gone, was created again, ends below the offset up to which it was

@@ -36,7 +36,7 @@ class _Stored(NamedTuple):
 
 
 class Windows:
-    """The versions of one partition's window."""
+    """The versions of one partition's window. Each method raises `StateError` if its files cannot be used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,24 +44,14 @@ class Windows:
         self._stored: list[_Stored] = []
 
     def versions(self) -> list[int]:
-        """The numbers of all versions.
-
-        Raises:
-            StateError: The folder cannot be read.
-        """
+        """The numbers of all versions."""
         return [number for number in map(_version, names(self.folder)) if number is not None]
 
     def load(self, window: RotatingSet, most: int) -> int | None:
         """Fill a fresh window.
 
-        Args:
-            most: The highest version to take.
-
         Returns:
             The version; None if there is none.
-
-        Raises:
-            StateError: A file is damaged, missing or cannot be read.
         """
         numbers = [number for number in self.versions() if number <= most]
         if not numbers:
@@ -81,9 +71,6 @@ class Windows:
 
         Returns:
             Whether there is such a version.
-
-        Raises:
-            StateError: A file cannot be read or written.
         """
         numbers = [number for number in map(_version, names(self.folder)) if number is not None and number <= most]
         if not numbers:
@@ -100,11 +87,7 @@ class Windows:
         return True
 
     def save(self, window: RotatingSet, number: int) -> None:
-        """Make a version durable, and remove files that no replay needs.
-
-        Raises:
-            StateError: It could not be written.
-        """
+        """Make a version durable, and remove files that no replay needs."""
         kept: list[_Stored] = []
         for generation, ids in ((window.generation - 1, window.old), (window.generation, window.young)):
             ids.settle()
@@ -155,11 +138,7 @@ class Windows:
 
 
 def restart_all(folder: Path, most: int) -> bool:
-    """Restart the windows of all partitions from version `most`; return whether there are any.
-
-    Raises:
-        StateError: A file cannot be read or written.
-    """
+    """Restart the windows of all partitions from version `most`; return whether there are any."""
     restarted = [Windows(folder / name).restart(most) for name in names(folder)]
     return any(restarted)
 

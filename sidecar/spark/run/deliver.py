@@ -29,7 +29,7 @@ from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
 from sidecar.runtime.worker import Answered, Inbox, Senders
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
-from sidecar.spark.run.folder import RunFolder, TaskNotes
+from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import LetterFiles, Outcome
 from sidecar.spark.run.plan import RunPlan
 
@@ -47,12 +47,6 @@ class Claims:
 
     Dead letters are not reported here: another attempt at the range may claim them again, and a twin may take a key
     only once no attempt can send the message's part again. The driver reports `errors`.
-
-    Args:
-        reading: Without a ledger there is nothing to do.
-
-    Raises:
-        ConfigError: The ledger's package is not installed.
     """
 
     def __init__(self, reading: ReadingPlan, inbox: Inbox[ClaimAnswered | MarksAnswered], stack: ExitStack) -> None:
@@ -63,31 +57,23 @@ class Claims:
         self._asked: list[ClaimEnd] = []
         self._again_at_s = 0.0
         dedup = reading.dedup
-        self._worker = NoLedger()
+        self.worker = NoLedger()
         if dedup.ledger is not None:
-            self._worker = open_ledger_worker(dedup.ledger, reading.group_id, dedup.capacity, reading.state_dir, inbox)
-        stack.callback(self._worker.close)
-
-    @property
-    def problem(self) -> str:
-        return "" if self._worker is None else self._worker.problem
+            self.worker = open_ledger_worker(dedup.ledger, reading.group_id, dedup.capacity, reading.state_dir, inbox)
+        stack.callback(self.worker.close)
 
     @property
     def at_rest(self) -> bool:
         """Whether the ledger has recorded all deliveries."""
         return not (self._due or self._asked)
 
-    def claim(self, effect: Claim) -> None:
-        assert self._worker is not None
-        self._worker.claim(effect)
-
     def tend(self, marks: Sequence[ClaimEnd], now_s: float) -> None:
         """Take the ends of claims, and report those that are due, one call after the other."""
         for mark in marks:
             (self.errors if mark.state is ClaimState.ERROR else self._due).append(mark)
-        if self._worker is not None and self._due and not self._asked and now_s >= self._again_at_s:
+        if self._due and not self._asked and now_s >= self._again_at_s:
             self._asked, self._due = self._due, []
-            self._worker.settle(self._asked, lambda ok: self._inbox.put(MarksAnswered(ok)))
+            self.worker.settle(self._asked, lambda ok: self._inbox.put(MarksAnswered(ok)))
 
     def answered(self, *, ok: bool, now_s: float) -> None:
         """Take the ledger's answer."""
@@ -144,7 +130,6 @@ class _Letters:
 
     Args:
         files: Keep them if no topic is configured.
-        stack: Closes the store and its clients.
     """
 
     def __init__(self, broker: BrokerRanges, files: LetterFiles, stack: ExitStack) -> None:
@@ -181,52 +166,11 @@ class _Letters:
         return self._store
 
 
-class _Note:
-    """A note to the driver about a task that does not progress."""
-
-    def __init__(self, notes: TaskNotes, name: str) -> None:
-        self._notes = notes
-        self._name = name
-        self._noted: str | None = None
-        """The content of the file; None if an attempt that died may have written it."""
-        self._note_at_s = time.monotonic() + NOTE_EVERY_S
-
-    def tend(self, pipeline: RangePipeline, ledger_problem: str, now_s: float) -> None:
-        """Update the note periodically."""
-        if now_s >= self._note_at_s:
-            self._note_at_s = now_s + NOTE_EVERY_S
-            self.tell(self._trouble(pipeline, ledger_problem))
-
-    def _trouble(self, pipeline: RangePipeline, ledger_problem: str) -> str:
-        if pipeline.stalled:
-            return pipeline.stalled
-        if ledger_problem:
-            return f"nothing is sent: the ledger is unavailable: {ledger_problem}"
-        if not pipeline.failing:
-            return ""
-        longest = min(pipeline.failing, key=lambda group: group.since_ms)
-        since_s = time.monotonic() - longest.since_ms / 1000
-        return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
-
-    def tell(self, text: str) -> None:
-        """Set the reason for which the task does not progress; empty if it does."""
-        if text != self._noted:
-            self._notes.put(self._name, text)
-            self._noted = text
-
-
 class RangeDelivery:
     """The delivery of one range, or of rows that were carried out of its parts.
 
     Args:
         plan: With rules of delivery; for carried rows, also with a ledger.
-        columns: Reads the messages.
-        stack: Ends the delivery when it is closed.
-        stopped: Returns whether to end at once.
-
-    Raises:
-        ConfigError: The sink's certificates cannot be used.
-        StateError: The folder beside the checkpoint cannot be used.
     """
 
     def __init__(
@@ -262,8 +206,8 @@ class RangeDelivery:
             self._pipeline.recall(taken, refused)
         files = LetterFiles(task.letters or folder.path / "letters" / str(task.batch), task.stem)
         self._letters = _Letters(plan.broker, files, stack)
-        self._note = _Note(folder.notes, task.note)
-        stack.callback(self._note.tell, "")
+        self._note_at_s = time.monotonic() + NOTE_EVERY_S
+        stack.callback(folder.notes.put, task.note, "")
         self._loop = PipelineLoop(
             self._pipeline,
             inbox,
@@ -272,7 +216,7 @@ class RangeDelivery:
                 Halve: self._halve,
                 StoreDeadLetters: self._store,
                 Report: write_report,
-                Claim: self._claims.claim,
+                Claim: self._claims.worker.claim,
             },
             receivers={
                 Answered: self._answered,
@@ -345,7 +289,21 @@ class RangeDelivery:
         while self._loop.step(now_s * 1000):
             pass
         self._claims.tend(self._pipeline.take_marks(), now_s)
-        self._note.tend(self._pipeline, self._claims.problem, now_s)
+        if now_s >= self._note_at_s:
+            self._note_at_s = now_s + NOTE_EVERY_S
+            self._folder.notes.put(self._task.note, self._trouble(now_s))
+
+    def _trouble(self, now_s: float) -> str:
+        """The reason for which the task does not progress; empty if it does."""
+        if self._pipeline.stalled:
+            return self._pipeline.stalled
+        if problem := self._claims.worker.problem:
+            return f"nothing is sent: the ledger is unavailable: {problem}"
+        if not self._pipeline.failing:
+            return ""
+        longest = min(self._pipeline.failing, key=lambda group: group.since_ms)
+        since_s = now_s - longest.since_ms / 1000
+        return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
 
     def _answered(self, mail: Answered, now_ms: float) -> None:
         self._pipeline.answered(mail.batch_id, mail.answer, now_ms, int(time.time() * 1000))

@@ -55,11 +55,7 @@ class Halves:
         return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in halves]
 
     def add_parts(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
-        """Make durable that these parts were replaced.
-
-        Raises:
-            StateError: They could not be written.
-        """
+        """Make durable that these parts were replaced."""
         for group, first, last in parts:
             raw = group.encode("utf-8", "surrogateescape")  # tags that are not UTF-8 are not valid JSON
             name = hashlib.blake2b(b"%d-%d-%s" % (first, last, raw), digest_size=16).hexdigest()
@@ -116,9 +112,14 @@ class TaskNotes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._noted: dict[str, str] = {}
+        """The texts that this process wrote; an attempt that died may have written others."""
 
     def put(self, name: str, text: str) -> None:
         """Note why a task does not progress; an empty text if it does."""
+        if self._noted.get(name) == text:
+            return
+        self._noted[name] = text
         path = self._path / name
         with contextlib.suppress(OSError, StateError):
             if text:

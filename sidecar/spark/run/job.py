@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import orjson
 import structlog
@@ -23,14 +23,12 @@ from sidecar.runtime.lane import refusal_on_spark
 from sidecar.spark import driver
 from sidecar.spark.driver import LastingQuery, QueryError
 from sidecar.spark.failures import AGAIN, failure_of
-from sidecar.spark.metrics import MicroBatches
-from sidecar.spark.ranges import broker_of
 from sidecar.spark.ranges.broker import (
     START_OVER,
     BrokerRanges,
     LogExtent,
-    OnGap,
     Places,
+    broker_of,
     by_topic,
     expired,
     gap,
@@ -50,63 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from sidecar.spark.run.range_source import RangePlan
-
-
-class Gap(NamedTuple):
-    """A partition that was read up to an offset before the start of its log."""
-
-    tp: TopicPartition
-    offset: int
-    low: int
-
-    @property
-    def text(self) -> str:
-        """The error's text."""
-        return gap(self.tp, self.offset, self.low, "spark.on_gap")
-
-
-class Gaps:
-    """The gaps of one checkpoint."""
-
-    def __init__(self, broker: BrokerRanges, on_gap: OnGap, query: Path, folder: Path) -> None:
-        self._broker = broker
-        self._on_gap = on_gap
-        self._query = query
-        self._folder = folder
-
-    def first(self) -> Gap | None:
-        """The first gap.
-
-        Raises:
-            PositionError: There is one, and the settings do not say to go on.
-            UnavailableError: The broker does not answer.
-        """
-        begun = begun_at(self._query)
-        if not begun:
-            return None
-        with closing(self._broker.logs()) as logs:
-            lows = lows_of(patiently(logs.bounds))
-        found = next((Gap(tp, begun[tp], low) for tp, low in sorted(expired(begun, lows).items())), None)
-        if found is not None and self._on_gap == "stop":
-            raise PositionError(found.text, hint=f"set it, or {START_OVER}")
-        return found
-
-    def leaves_connector(self, pending: int) -> bool:
-        """Whether this run reads as with `client`; the same reader finishes micro-batches that it began.
-
-        Args:
-            pending: The micro-batch that an earlier process did not finish; -1 for none.
-
-        Raises:
-            PositionError: See `first`.
-        """
-        found = self.first()
-        if found is None:
-            return self._on_gap == "log_start" and pending >= 0 and pinned_reader(self._folder) == "client"
-        log.warning("connector.not_used", **found.tp.fields(), reason="messages expired before they were read")
-        if pending == 0:  # the connector keeps the start of a checkpoint elsewhere
-            write(self._folder / "first", orjson.dumps(by_topic(begun_at(self._query))))
-        return True
 
 
 TURN_S = 0.1
@@ -141,7 +82,7 @@ class RunReader:
 
         columns = needed(self._settings)
         wants_connector = self._settings.source.rocketmq is None and self._spark.reader == "connector"
-        gap = wants_connector and self.gaps.leaves_connector(pending)
+        gap = wants_connector and self.leaves_connector(pending)
         wants_connector &= not gap
         frame = self._connector(session, columns) if wants_connector else None
         self.by_connector = frame is not None
@@ -185,15 +126,40 @@ class RunReader:
     def range_plan(
         self, folder: Path, limit: int, stood: Places | None, until: Mapping[TopicPartition, LogExtent] | None = None
     ) -> RangePlan:
-        from sidecar.spark.run.range_source import RangePlan
+        from sidecar.spark.run.range_source import RangePlan, job_walk
 
-        settings = self._settings
-        told = settings.log.format, settings.log.level
-        return RangePlan(self._broker, folder, limit, stood, until, self._spark.on_gap, told)
+        told = self._settings.log.format, self._settings.log.level
+        return RangePlan(job_walk(self._broker, limit, self._spark.on_gap, told), folder, stood, until)
 
-    @property
-    def gaps(self) -> Gaps:
-        return Gaps(self._broker, self._spark.on_gap, self._query_path, self._folder)
+    def first_gap(self) -> tuple[TopicPartition, str] | None:
+        """The first partition that was read up to an offset before the start of its log, with the text about it."""
+        begun = begun_at(self._query_path)
+        if not begun:
+            return None
+        with closing(self._broker.logs()) as logs:
+            lows = lows_of(patiently(logs.bounds))
+        behind = min(expired(begun, lows).items(), default=None)
+        if behind is None:
+            return None
+        tp, low = behind
+        text = gap(tp, begun[tp], low, "spark.on_gap")
+        if self._spark.on_gap == "stop":
+            raise PositionError(text, hint=f"set it, or {START_OVER}")
+        return tp, text
+
+    def leaves_connector(self, pending: int) -> bool:
+        """Whether this run reads as with `client`; the same reader finishes micro-batches that it began.
+
+        Args:
+            pending: The micro-batch that an earlier process did not finish; -1 for none.
+        """
+        found = self.first_gap()
+        if found is None:
+            return self._spark.on_gap == "log_start" and pending >= 0 and pinned_reader(self._folder) == "client"
+        log.warning("connector.not_used", **found[0].fields(), reason="messages expired before they were read")
+        if pending == 0:  # the connector keeps the start of a checkpoint elsewhere
+            write(self._folder / "first", orjson.dumps(by_topic(begun_at(self._query_path))))
+        return True
 
     @cached_property
     def stood(self) -> Places | None:
@@ -224,7 +190,6 @@ class SparkRun:
 
     Args:
         settings: The configuration, accepted by `refusals`.
-        once: Read the present messages and end.
     """
 
     query_name = "query"
@@ -280,7 +245,7 @@ class SparkRun:
         return [self._query_path]
 
     def _metrics(self, progress: RunProgress) -> Metrics:
-        return Metrics(progress.latest, MicroBatches(progress.micro_batches))
+        return Metrics(progress.latest, progress.metrics)
 
     def _open_checkpoint(self) -> Checkpoint:
         cluster_id = self._await_cluster()
@@ -368,22 +333,19 @@ class SparkRun:
             self._fail(progress, error)
 
     def _fail(self, progress: RunProgress, error: Exception) -> NoReturn:
-        """Raise the error of the query; the error of Spark's connector does not say where a log begins.
-
-        Raises:
-            SidecarError: Always.
-        """
+        """Raise the error of the query; the error of Spark's connector does not say where a log begins."""
         found = None
         if self._reader.by_connector and failure_of(str(error)).exit_code == EXIT_CONFIG:
             try:
-                found = self._reader.gaps.first()
+                found = self._reader.first_gap()
             except PositionError as stopped:
                 progress.ended(str(stopped))
                 raise
         if found is None:
             driver.fail(progress, error)
-        progress.ended(found.text)
-        raise QueryError(f"the query ended: {found.text}", hint=AGAIN) from error
+        _, text = found
+        progress.ended(text)
+        raise QueryError(f"the query ended: {text}", hint=AGAIN) from error
 
     def _stop(self, query: LastingQuery) -> None:
         """Let the running micro-batch end, and no other begin."""

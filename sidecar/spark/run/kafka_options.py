@@ -178,12 +178,7 @@ def trigger_options(settings: Settings, *, once: bool) -> dict[str, str]:
 def source_options(
     settings: Settings, *, once: bool, headers: bool, stood: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, str]:
-    """All options of the connector.
-
-    Raises:
-        OSError: A certificate or key cannot be read.
-        ValueError: A property has no counterpart.
-    """
+    """All options of the connector."""
     kafka = settings.source.kafka
     return {
         **client_options(kafka),

@@ -56,15 +56,11 @@ class TwinFiles:
         """Folder of the dead letters among the rows."""
 
     def put_outcomes(self, batch: int, outcomes: Iterable[Outcome]) -> None:
-        """Store the unfinished work of a micro-batch's tasks, in place of an earlier attempt's.
-
-        Raises:
-            StateError: It could not be written.
-        """
+        """Store the unfinished work of a micro-batch's tasks, in place of an earlier attempt's."""
         self.put(batch, [Kept(one.tp, one.scope, one.carried, one.errors) for one in outcomes])
 
     def put(self, batch: int, kept: Collection[Kept]) -> None:
-        """Replace the unfinished work of a micro-batch; raises like `put_outcomes`."""
+        """Replace the unfinished work of a micro-batch."""
         found = [_fields(one) for one in kept if one.carried or one.errors]
         path = self._path / str(batch)
         if found:
@@ -73,11 +69,7 @@ class TwinFiles:
             remove(path)
 
     def of(self, batch: int) -> list[Kept]:
-        """The unfinished work of a micro-batch.
-
-        Raises:
-            StateError: It cannot be read.
-        """
+        """The unfinished work of a micro-batch."""
         return [_kept(fields) for fields in orjson.loads(read(self._path / str(batch)))]
 
     def batches(self) -> list[int]:
@@ -152,11 +144,7 @@ class LetterFiles:
         """The files written so far."""
 
     def put(self, letters: Sequence[StoredLetter]) -> int:
-        """Make the letters durable.
-
-        Raises:
-            StateError: They could not be written.
-        """
+        """Make the letters durable."""
         name = f"{self._stem}-{len(self.names)}"
         write(self._folder / name, b"\n".join(map(_line, letters)))
         self.names.append(name)
@@ -164,11 +152,7 @@ class LetterFiles:
 
 
 def letters_in(path: Path) -> list[StoredLetter]:
-    """The letters of one file.
-
-    Raises:
-        StateError: It cannot be read.
-    """
+    """The letters of one file."""
     return [_letter(line) for line in read(path).splitlines()]
 
 

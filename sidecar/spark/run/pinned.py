@@ -100,13 +100,9 @@ def pin_reader(folder: Path, reader: str, pending: int, missing: str = "") -> No
     """Pin the reader of a pending micro-batch: the connector's rows are filtered before they are cut into runs.
 
     Args:
-        folder: Sidecar's folder beside Spark's checkpoint.
         reader: The value of `spark.reader`, or its replacement if there is no connector.
         pending: The micro-batch that an earlier process did not finish; -1 for none.
         missing: The connector's package, if Spark lacks it.
-
-    Raises:
-        ConfigError: Another reader has read the pending micro-batch.
     """
     path, before = folder / "reader", pinned_reader(folder)
     if before != reader and pending >= 0:
@@ -125,11 +121,7 @@ def pinned_reader(folder: Path) -> str:
 
 
 def begun_at(query: Path) -> dict[TopicPartition, int]:
-    """The offsets from which a query resumes, or its pending micro-batch is read; empty if it is new.
-
-    Raises:
-        StateError: Spark's log cannot be read.
-    """
+    """The offsets from which a query resumes, or its pending micro-batch is read; empty if it is new."""
     begun = latest_batch(query, "offsets")
     last = begun - 1 if pending_batch(query) >= 0 else begun
     if begun < 0:

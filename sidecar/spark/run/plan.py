@@ -22,13 +22,9 @@ class RunPlan:
     """The parameters of all tasks. Its `repr` shows no secret.
 
     Args:
-        broker: The topics.
-        reading: The wanted messages, their names, and the sink.
         held_max_bytes: Memory for messages that are read and not delivered, in bytes.
         rules: Rules of delivery; None if the rows fill a table.
-        log: Format and level of the log.
         folder: The run's folder, on shared storage.
-        checkpoint: The identity in the names of parts.
         query: The name of the query's folder in the run's; empty if it is the run's.
     """
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client import Metric
 
-from sidecar.core.books import BOOKS, Books, DeliveryCounts, Distribution, Histogram
+from sidecar.core.books import BOOKS, Books, DeliveryCounts, Histogram
 from sidecar.core.intake.intake import FIRST
 from sidecar.core.records import TopicPartition
 from sidecar.errors import SidecarError
 from sidecar.ops.health import problem
 from sidecar.ops.snapshot import NO_SECONDS, Activity, IdsStatus, PartitionStatus, StatusSnapshot
-from sidecar.spark.metrics import MICRO_BATCH_BOUNDS
+from sidecar.spark.metrics import MICRO_BATCH_BOUNDS, micro_batches
 from sidecar.spark.reports import observed_rows, places_in, seconds
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import books_of, joined, labelled, letters_in
@@ -47,7 +48,7 @@ class RunTally:
         self.books = books_of([])
         """The sums of `COUNTERS`, but for partitions and files."""
         self.rows: Counter[str] = Counter()
-        """Rows of a table, see `table_counters`."""
+        """Rows of a table, see `table_metrics`."""
         self.seconds = Histogram(MICRO_BATCH_BOUNDS)
         self.unwanted = ""
         """The tags that were seen, if no message read so far is wanted; otherwise empty."""
@@ -174,11 +175,7 @@ class RunTally:
 
 
 class RunProgress:
-    """Keeps the books of one run.
-
-    Args:
-        folder: Has the books and notes of tasks.
-    """
+    """Keeps the books of one run."""
 
     def __init__(self, plan: RunPlan, folder: RunFolder, query: Path, state: State, budget_bytes: int) -> None:
         self._folder = folder
@@ -282,8 +279,8 @@ class RunProgress:
     def rows(self) -> Mapping[str, int]:
         return self._tally.rows
 
-    def micro_batches(self) -> Mapping[str, Distribution]:
-        return {"": self._tally.seconds.read()}
+    def metrics(self) -> Iterator[Metric]:
+        yield micro_batches({"": self._tally.seconds.read()})
 
     def ended(self, problem: str = "") -> None:
         self._problem = problem

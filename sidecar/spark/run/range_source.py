@@ -44,20 +44,21 @@ class RangePlan:
 
     Args:
         folder: The run's folder, which keeps the start offsets of a new checkpoint and of partitions added to it.
-        offsets_max: Limit of offsets in a micro-batch.
         stood: The offsets of the daemon's consumer group, if it ever existed.
         until: The bounds of the logs up to which a query that ends by itself reads; None for those at its start.
-        on_gap: Behavior where messages expired before they were read.
     """
 
-    broker: BrokerRanges
+    walk: Walk
     folder: Path
-    offsets_max: int
     stood: Places | None
     until: Mapping[TopicPartition, LogExtent] | None = None
-    on_gap: OnGap = "stop"
-    log: tuple[str, str] = ("json", "info")
-    """Format and level of the log, which planning writes in a process of its own."""
+
+
+def job_walk(
+    broker: BrokerRanges, offsets_max: int, on_gap: OnGap = "stop", log: tuple[str, str] = ("json", "info")
+) -> Walk:
+    """The rules of a job's walk."""
+    return Walk(broker, on_gap, broker.topics_key, "spark.on_gap", START_OVER, offsets_max, log)
 
 
 class RangePlanner(RangeReader):
@@ -78,8 +79,7 @@ class RangePlanner(RangeReader):
     @property
     @override
     def _walk(self) -> Walk:
-        plan, key = self._plan, "spark.on_gap"
-        return Walk(plan.broker, plan.on_gap, plan.broker.topics_key, key, START_OVER, plan.offsets_max, plan.log)
+        return self._plan.walk
 
     @override
     def _parsed(self, offsets: Offsets) -> Reached:
@@ -112,7 +112,7 @@ class RangePlanner(RangeReader):
             return lows | {tp: at for tp, at in by_partition(stood).items() if tp in lows and at >= 0}
         # As in the daemon, the start offset does not apply to handed-back messages.
         chosen = {tp: found for tp, found in bounds.items() if not tp.topic.startswith(RETRY)}
-        return lows | firsts_of(self._logs, chosen, self._plan.broker.start)
+        return lows | firsts_of(self._logs, chosen, self._walk.broker.start)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Leave messages that arrive from now on to the next run; several queries of a run may have one end."""
@@ -130,12 +130,7 @@ class RangePlanner(RangeReader):
 
 
 def range_source(planner: RangePlanner, format_name: str = NAME, ddl: str = SCHEMA) -> type[DataSource]:
-    """A class for `spark.dataSource.register`; Spark pickles it with the planner.
-
-    Args:
-        planner: Plans the ranges, and reads them as rows.
-        ddl: The columns of the rows.
-    """
+    """A class for `spark.dataSource.register`; Spark pickles it with the planner."""
 
     class SidecarRanges(DataSource):
         """A source, by ranges."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from sidecar.config.model import Settings
 from sidecar.config.spark import Table
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError
-from sidecar.ops.metrics import Metrics, maintenance
+from sidecar.ops.metrics import Metrics
 from sidecar.spark.driver import own_session
-from sidecar.spark.metrics import MicroBatches, table_counters
+from sidecar.spark.metrics import table_metrics
 from sidecar.spark.ranges.broker import LogExtent, patiently
 from sidecar.spark.ranges.broker import Places as Offsets
 from sidecar.spark.ranges.shared import remove
@@ -29,33 +27,10 @@ from sidecar.spark.run.plan import RunPlan
 from sidecar.spark.run.progress import OBSERVED_ROWS, RunProgress
 from sidecar.spark.table.filling import Filling, TableRules
 from sidecar.spark.table.plan import TABLE, Target, table_layout
-from sidecar.spark.table.registry import TableOrigin
 from sidecar.zone.table import DATE, TABLE_DDL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class TableMetrics(Metrics):
-    """The metrics of the daemon, and those of a job that fills a table.
-
-    Args:
-        progress: Read once per scrape.
-        maintained: Maintenance by operation and result; the keys do not change.
-    """
-
-    def __init__(self, progress: RunProgress, maintained: Mapping[tuple[str, str], int]) -> None:
-        super().__init__(progress.latest, _TableCollector(progress, maintained), MicroBatches(progress.micro_batches))
-
-
-class _TableCollector(Collector):
-    def __init__(self, progress: RunProgress, maintained: Mapping[tuple[str, str], int]) -> None:
-        self._progress = progress
-        self._maintained = maintained
-
-    def collect(self) -> Iterator[Metric]:
-        yield from table_counters(self._progress.rows)
-        yield from maintenance(self._maintained)
 
 
 DRIVER_OFFSETS_MAX: Final = 100_000
@@ -96,13 +71,14 @@ class TableRun(SparkRun):
         return [self._root / target.name for target in self._filling.targets]
 
     def _metrics(self, progress: RunProgress) -> Metrics:
-        return TableMetrics(progress, self._filling.maintained)
+        rows, maintained = progress.rows, self._filling.maintained
+        return Metrics(progress.latest, progress.metrics, lambda: table_metrics(rows, maintained))
 
     def _session(self, stack: ExitStack) -> SparkSession:
         return own_session(stack, super()._session(stack), is_delta=self._is_delta)
 
     def _start(self, stack: ExitStack, session: SparkSession, plan: RunPlan) -> Callable[[RunProgress], None]:
-        self._filling.check(session, TableOrigin(plan.checkpoint.cluster_id, self._first))
+        self._filling.check(session, plan.checkpoint.cluster_id, self._first)
         self._resume()
         first, until = self._first(), self._until() if self._once else None
         self._filling.start(
@@ -111,11 +87,7 @@ class TableRun(SparkRun):
         return self._await_queries
 
     def _resume(self) -> None:
-        """Give queries that resume at a table's end the message ids of the query that filled it, if they need them.
-
-        Raises:
-            ConfigError: The ids are missing.
-        """
+        """Give queries that resume at a table's end the message ids of the query that filled it, if they need them."""
         table = self._settings.spark and self._settings.spark.table
         for name, place in self._filling.beginnings.items():
             log.info("table.resumed", target=name, micro_batch=place.batch, offsets=place.offsets)

@@ -49,10 +49,10 @@ def rows_of(plan: RunPlan, place: TaskRange) -> Iterator[pa.RecordBatch]:
         UnavailableError: The broker does not return the messages.
     """
     sieve = Sieve(plan.reading.tags, plan.reading.dedup, place.found.columns)
-    windows = Windows(place.folder.path / "ids" / f"{place.ids_scope}-{place.tp.queue}")
+    windows = Windows(place.folder.path / "ids" / f"{place.ids_scope}-{place.span.tp.queue}")
     if sieve.window is not None:
         windows.load(sieve.window, place.batch - 1)
-    name = f"{place.tp.topic}@{place.scope}:{place.tp.queue}:{place.start}-{place.end - 1}"
+    name = f"{place.span.tp.topic}@{place.scope}:{place.span.tp.queue}:{place.span.start}-{place.span.end - 1}"
     for batch in _rows(plan.reading, place, sieve):
         yield table_batch(batch.append_column(BATCH_ID, pa.repeat(name, batch.num_rows)))
     place.confirm()
@@ -63,8 +63,8 @@ def rows_of(plan: RunPlan, place: TaskRange) -> Iterator[pa.RecordBatch]:
         odd_ids = sieve.odd_ids.count if sieve.odd_ids is not None else 0
         unwanted = list(sieve.filter.unwanted)
         outcome = Outcome(
-            place.tp, books=sieve.books, lane=place.found.told, odd_ids=odd_ids, unwanted=unwanted,
-            tags_refused=sieve.tags_refused, expired=place.expired,
+            place.span.tp, books=sieve.books, lane=place.found.told, odd_ids=odd_ids, unwanted=unwanted,
+            tags_refused=sieve.tags_refused, expired=place.span.expired,
         )  # fmt: skip
         place.folder.books.put_range(place.batch, outcome)
 
@@ -73,10 +73,10 @@ def _rows(reading: ReadingPlan, place: TaskRange, sieve: Sieve) -> Iterator[pa.R
     found = place.found
     if found.lane is not None:
         return LaneRows(reading.tags, reading.dedup, sieve, _OF_MESSAGES).batches(
-            found.lane, place.tp, place.start, place.end
+            found.lane, place.span.tp, place.span.start, place.span.end
         )
     return MessageRows(reading.tags, found.columns, _OF_MESSAGES).batches(
-        sieve, place.tp, (run.messages for run in found.runs)
+        sieve, place.span.tp, (run.messages for run in found.runs)
     )
 
 
@@ -88,25 +88,20 @@ class TaskRange:
     """The range of a task, and the scopes of its files.
 
     Args:
-        confirm: Called when the last message was read; raises like `opened` if the topic was created again meanwhile: a
-            client continues at the old offset.
-        start: Its first offset; 0 if Spark's connector reads.
-        end: The offset after its last; 0 if Spark's connector reads.
+        confirm: Called when the last message was read; raises `PositionError` if the topic was created again meanwhile:
+            a client continues at the old offset.
         scope: Identity of the partition in the names of parts.
         ids_scope: Identity of the partition for its message ids.
-        expired: Number of offsets before it that expired before they were read.
     """
 
-    tp: TopicPartition
+    span: Span
+    """Its offsets are 0 if Spark's connector reads."""
     found: RangeMessages
     confirm: Callable[[], None]
-    start: int
-    end: int
     scope: str
     ids_scope: str
     batch: int
     folder: RunFolder
-    expired: int = 0
 
     def runs(self) -> Iterator[Run]:
         """The messages; `confirm` is called after the last one."""
@@ -126,13 +121,13 @@ def run(plan: RunPlan, batches: Iterator[pa.RecordBatch]) -> Outcome | None:
     assert context is not None
     again = place.batch == plan.checkpoint.pending or context.attemptNumber() > 0
     attempt = str(context.taskAttemptId())
-    task = Task(place.tp, place.scope, place.ids_scope, place.batch, attempt, again)
+    task = Task(place.span.tp, place.scope, place.ids_scope, place.batch, attempt, again)
     with ExitStack() as stack:
         delivery = RangeDelivery(plan, task, place.found.columns, stack)
         for part in place.runs():
             delivery.feed(part)
         outcome = delivery.finish()
-    outcome.lane, outcome.expired = place.found.told, place.expired
+    outcome.lane, outcome.expired = place.found.told, place.span.expired
     return outcome
 
 
@@ -150,13 +145,7 @@ def asked_of(batches: Iterator[pa.RecordBatch]) -> tuple[Span, RangeMessages | N
 
 
 def opened(plan: RunPlan, span: Span, found: RangeMessages | None = None) -> TaskRange:
-    """The range of this task, read by the job's own client unless its messages are given in `found`.
-
-    Raises:
-        StateError: The folder beside the checkpoint cannot be used.
-        PositionError: The topic was created again.
-        UnavailableError: The broker does not answer.
-    """
+    """The range of this task, read by the job's own client unless its messages are given in `found`."""
     context = TaskContext.get()
     assert context is not None
     configure_log(plan.log)
@@ -165,17 +154,17 @@ def opened(plan: RunPlan, span: Span, found: RangeMessages | None = None) -> Tas
     batch, folder = int(number), RunFolder(plan.folder / plan.query)
     while folder.held(batch):  # the query is being stopped: Spark ends this task before it sends anything
         time.sleep(HELD_WAIT_S)
-    tp, broker, checkpoint = span.tp, plan.broker, plan.checkpoint
+    broker, checkpoint = plan.broker, plan.checkpoint
     if found is None:
-        found = broker.read(plan.folder, tp, span.start, span.end)
-    claim = partial(broker.claim, checkpoint.cluster_id, plan.folder, tp.topic)
+        found = broker.read(plan.folder, span.tp, span.start, span.end)
+    claim = partial(broker.claim, checkpoint.cluster_id, plan.folder, span.tp.topic)
     topic_id = claim()
 
     def confirm() -> None:
         patiently(partial(claim, refresh=True))
 
     scope, ids_scope = checkpoint.scope(topic_id), checkpoint.ids_scope(topic_id)
-    return TaskRange(tp, found, confirm, span.start, span.end, scope, ids_scope, batch, folder, span.expired)
+    return TaskRange(span, found, confirm, scope, ids_scope, batch, folder)
 
 
 # Rows that Spark passes, as the core reads messages: tuples by column, in runs
@@ -194,11 +183,7 @@ ARROW_COLUMNS = GetterColumns(*map(itemgetter, range(len(_MESSAGE_FIELDS))))
 
 
 def place_of(batch: pa.RecordBatch) -> TopicPartition:
-    """Topic and partition of a batch with rows.
-
-    Raises:
-        ValueError: It has rows of several partitions, so there is an operation between source and sink.
-    """
+    """Topic and partition of a batch with rows."""
     names = [name for name in TopicPartition._fields if name in batch.schema.names]  # Kafka's connector has no broker
     found = [batch.column(name).unique() for name in names]
     if any(len(values) != 1 for values in found):
@@ -207,11 +192,7 @@ def place_of(batch: pa.RecordBatch) -> TopicPartition:
 
 
 def runs(batches: Iterable[pa.RecordBatch], tp: TopicPartition) -> Iterator[Run]:
-    """All rows of one offset range as runs.
-
-    Raises:
-        ValueError: There are rows of another partition.
-    """
+    """All rows of one offset range as runs."""
     return gather(tp, _arrow_rows(batches, tp), lambda rows: (len(row[-1] or b"") for row in rows), itemgetter(0))
 
 

@@ -14,7 +14,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import structlog
@@ -56,33 +55,12 @@ class Resolved(NamedTuple):
     """The outcome of the rows that were sent."""
 
 
-@dataclass(slots=True)
-class _Rest:
-    """Rows that are still unsettled, and the outcomes of the others."""
-
-    carried: list[Carried]
-    errors: list[ClaimEnd]
-    duplicate: int
-    outcome: Outcome | None = None
-
-    @property
-    def books(self) -> Books:
-        sent = Books() if self.outcome is None else self.outcome.books
-        books = Books(delivered=sent.delivered, duplicate=self.duplicate + sent.duplicate)
-        books.dead_lettered = sent.dead_lettered
-        books.in_flight = -(books.delivered + books.duplicate + books.dead_lettered)
-        return books
-
-
 class Resolver:
     """Works through the files of committed micro-batches, and forgets old keys.
 
     Args:
         plan: With a ledger.
         begun_after: The last micro-batch that an earlier process committed: its rows are in no books here.
-
-    Raises:
-        ConfigError: The ledger's package is not installed.
     """
 
     def __init__(self, plan: RunPlan, begun_after: int) -> None:
@@ -192,41 +170,48 @@ class Resolver:
         for one in kept:
             portions = list(_portions(one.carried))
             for number, portion in enumerate(portions):
-                rest = self._settle_some(batch, one, portion, single)
-                if not rest.books.in_flight:
+                resolved, carried, errors = self._settle_some(batch, one, portion, single)
+                if not resolved.books.in_flight:
                     continue
-                portions[number] = rest.carried
+                portions[number] = carried
                 one.carried = [rows for some in portions for rows in some]
-                one.errors += rest.errors
+                one.errors += errors
                 self.files.put(batch, kept)
-                self._tell(batch, one.tp, rest)
+                self._tell(batch, resolved)
         return sum(one.count for one in kept)
 
-    def _tell(self, batch: int, tp: TopicPartition, rest: _Rest) -> None:
-        books = rest.books
-        self._results.put(Resolved(tp, books, rest.outcome))
+    def _tell(self, batch: int, resolved: Resolved) -> None:
+        books = resolved.books
+        self._results.put(resolved)
         log.info(
-            "twins.settled", batch=batch, **tp.fields(), delivered=books.delivered, duplicate=books.duplicate,
+            "twins.settled", batch=batch, **resolved.tp.fields(), delivered=books.delivered, duplicate=books.duplicate,
             dead_lettered=books.dead_lettered,
         )  # fmt: skip
 
-    def _settle_some(self, batch: int, one: Kept, portion: Sequence[Carried], single: SingleMessages) -> _Rest:
+    def _settle_some(
+        self, batch: int, one: Kept, portion: Sequence[Carried], single: SingleMessages
+    ) -> tuple[Resolved, list[Carried], list[ClaimEnd]]:
+        """Returns the settled rows, those that are still unsettled, and the claims of dead letters."""
         place = place_of(one.tp)
         wants = [Want(place, rows.offsets, rows.keys, 1 + secrets.randbits(53)) for rows in portion]
-        ours, rest = list[Carried](), _Rest([], [], 0)
+        ours, carried, errors = list[Carried](), list[Carried](), list[ClaimEnd]()
+        outcome, books = None, Books()
         for rows, verdict in zip(portion, self._ledger.claim(wants, self._remembering.claim_timeout_ms), strict=True):
             indices: defaultdict[int, list[int]] = defaultdict(list)
             for i, token in enumerate(verdict):
                 indices[min(token, 0)].append(i)
-            rest.duplicate += len(indices.get(DUPLICATE, ()))
-            for chosen, into in ((indices.get(HELD), rest.carried), (indices.get(0), ours)):
+            books.duplicate += len(indices.get(DUPLICATE, ()))
+            for chosen, into in ((indices.get(HELD), carried), (indices.get(0), ours)):
                 if chosen:
                     into.append(_picked(rows, chosen))
         if ours:
-            rest.outcome, gone = self._deliver(batch, one, ours, single)
-            rest.carried += rest.outcome.carried
-            rest.errors = [*rest.outcome.errors, *gone]
-        return rest
+            outcome, gone = self._deliver(batch, one, ours, single)
+            carried += outcome.carried
+            errors = [*outcome.errors, *gone]
+            books.delivered, books.dead_lettered = outcome.books.delivered, outcome.books.dead_lettered
+            books.duplicate += outcome.books.duplicate
+        books.in_flight = -(books.delivered + books.duplicate + books.dead_lettered)
+        return Resolved(one.tp, books, outcome), carried, errors
 
     def _deliver(
         self, batch: int, one: Kept, ours: Sequence[Carried], single: SingleMessages

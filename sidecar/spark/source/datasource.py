@@ -62,9 +62,6 @@ class Consumer:
         """Register before the first read: from now on, data stays until it is acknowledged.
 
         While there is no zone, nothing is written: the folder may be the mount point of one.
-
-        Raises:
-            ConfigError: The zone cannot be written.
         """
         if self._name is None or self._read is not None or not self._is_there():
             return
@@ -86,9 +83,6 @@ class Consumer:
 
         Args:
             floors: The numbers before the query's first.
-
-        Raises:
-            ConfigError: The name is in use: data that this query has yet to read may be removed.
         """
         read = acknowledged(self._root).get(self._name, {}) if self._name is not None else {}
         ahead = [writer for writer, seq in read.items() if seq > floors.get(writer, -1)]
@@ -165,12 +159,7 @@ class ZoneReader(_Reader, DataSourceReader):
     """All rows of a zone at the moment of planning."""
 
     def partitions(self) -> list[InputPartition]:
-        """The partitions that tasks read.
-
-        Raises:
-            ConfigError: There is no zone.
-            ZoneError: Some of the data is lost.
-        """
+        """The partitions that tasks read."""
         if not storage_of(self._options.path).has(MANIFEST):
             raise ConfigError(f"sidecar source: there is no landing zone at {self._options.path}")
         return self._partitions(self._make_planner().everything())
@@ -243,11 +232,7 @@ class ZoneStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailable
         return ReadMaxFiles(limit.files) if limit.files is not None else ReadMaxBytes(limit.bytes or 0)
 
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offsets:  # noqa: N802
-        """The end of the next micro-batch.
-
-        Raises:
-            ConfigError: It is the first micro-batch, and the consumer's name is in use.
-        """
+        """The end of the next micro-batch."""
         planner = self._start()
         if start == self._first:  # not in `initialOffset`: called also for a replay, which may be acknowledged
             self._consumer.check_new(start)

@@ -47,6 +47,10 @@ class Limit:
     rows: int | None = None
     bytes: int | None = None
 
+    def allows(self, files: int, rows: int, nbytes: int) -> bool:
+        taken = ((files, self.files), (rows, self.rows), (nbytes, self.bytes))
+        return files <= 1 or all(most is None or count <= most for count, most in taken)
+
 
 @dataclass(frozen=True, slots=True)
 class Options:

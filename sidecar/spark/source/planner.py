@@ -60,11 +60,7 @@ class Ahead:
         return sum(self._first(writer) - first for writer, first in self._firsts.items())
 
     def take_entries(self, start: Mapping[str, int], end: Mapping[str, int]) -> Iterator[Entry]:
-        """Read all entries up to `end`, and take those up to `start`.
-
-        Raises:
-            ZoneError: Some of the data is lost.
-        """
+        """Read all entries up to `end`, and take those up to `start`."""
         while True:
             for writer, waiting in self.waiting.items():
                 count = bisect_right(waiting, start.get(writer, -1), key=seq_of)
@@ -75,11 +71,7 @@ class Ahead:
                 return
 
     def fill(self, most: int | None) -> None:
-        """Read until nothing is new, or enough entries of each writer wait.
-
-        Raises:
-            ZoneError: Some of the data is lost.
-        """
+        """Read until nothing is new, or enough entries of each writer wait."""
         more = True
         while more:
             full = {writer for writer, waiting in self.waiting.items() if most is not None and len(waiting) >= most}
@@ -172,7 +164,7 @@ _ALL: Final = Wanted()
 
 
 class Planner:
-    """Plans micro-batches of one query.
+    """Plans micro-batches of one query. Every method raises `ZoneError` if some of the data is lost.
 
     Args:
         root: The zone; it may not exist yet.
@@ -206,11 +198,7 @@ class Planner:
         return dict(self._ahead.last) if self._ahead is not None else {}
 
     def everything(self) -> list[Share]:
-        """All rows of the zone, as a new query would read them.
-
-        Raises:
-            ZoneError: Some of the data is lost.
-        """
+        """All rows of the zone, as a new query would read them."""
         start = self.floors()
         ahead = self._advance(start)
         ahead.fill(None)
@@ -222,35 +210,29 @@ class Planner:
         Args:
             limit: The limit; only batches that may have wanted rows count, with those rows.
             target: Entries after this are not taken.
-
-        Raises:
-            ZoneError: Some of the data is lost.
         """
         ahead = self._advance(start)
         ahead.fill(None if limit == Limit() else WAITING_MAX)
         writers = sorted(ahead.waiting)
         turn = bisect_right(writers, self._served)  # after the writer served last: otherwise a small limit starves one
         ring = deque((writer, iter(ahead.waiting[writer])) for writer in writers[turn:] + writers[:turn])
-        meter, end = _Meter(limit), dict(start)
+        files = rows = nbytes = 0
+        end = dict(start)
         while ring:
             writer, entries = ring.popleft()
             entry = next(entries, None)
             if entry is None or (target is not None and entry.seq > target.get(writer, -1)):
                 continue
-            rows = self._wanted.rows_of(entry)
-            if rows and not meter.takes(rows, entry.bytes):
-                break
+            if found := self._wanted.rows_of(entry):
+                files, rows, nbytes = files + 1, rows + found, nbytes + entry.bytes
+                if not limit.allows(files, rows, nbytes):
+                    break
             end[writer], self._served = entry.seq, writer
             ring.append((writer, entries))
         return end
 
     def plan(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[Share]:
-        """The shares of the micro-batch of these offsets; always the same for the same offsets.
-
-        Raises:
-            ZoneError: Some of the data is lost.
-            PositionError: Some of the data was removed unread, or the zone is an older copy.
-        """
+        """The shares of the micro-batch of these offsets; always the same for the same offsets."""
         ahead = self._advance(start)
         self._reach(ahead, start, end)
         entries = [
@@ -275,11 +257,7 @@ class Planner:
         return entries
 
     def _advance(self, start: Mapping[str, int]) -> Ahead:
-        """Advance to this offset, or start again if it is an earlier one.
-
-        Raises:
-            ZoneError: Some of the data is lost, or the zone is gone.
-        """
+        """Advance to this offset, or start again if it is an earlier one."""
         if start and not Tail(self._zone).writers():
             raise _vanished(self._zone, start)
         ahead = self._ahead
@@ -334,21 +312,3 @@ def _shorter(writer: str, seq: int) -> PositionError:
         f"landing zone: the manifest of writer {writer} ends before number {seq}, which this query has planned. Was "
         "the zone replaced, or restored from an older copy? Restore all of it, or start over with another checkpoint"
     )
-
-
-class _Meter:
-    """Counts against a limit."""
-
-    def __init__(self, limit: Limit) -> None:
-        self._limit = limit
-        self._files = self._rows = self._bytes = 0
-
-    def takes(self, rows: int, size: int) -> bool:
-        """Whether there is room for a file of this size in bytes, with so many wanted rows; if so, use it."""
-        limit, files = self._limit, self._files
-        rows, size = self._rows + rows, self._bytes + size
-        bounds = ((files + 1, limit.files), (rows, limit.rows), (size, limit.bytes))
-        if files and any(most is not None and count > most for count, most in bounds):
-            return False
-        self._files, self._rows, self._bytes = files + 1, rows, size
-        return True

@@ -53,11 +53,7 @@ YEARS: Final = "the years 1 to 9999"
 
 
 def refuse_unlike(schema: StructType) -> None:
-    """Refuse a schema with a type that some writer or reader of tables lacks.
-
-    Raises:
-        ConfigError: The schema has such a type.
-    """
+    """Refuse a schema with a type that some writer or reader of tables lacks."""
     for path, kind in _unlike("", schema):
         raise ConfigError(
             f"spark.table.schema: {path or 'it'} is of the type {kind.simpleString()}, which some writer or reader of "
@@ -93,11 +89,6 @@ def outside(value: Column, schema: StructType) -> Column:
             is_outside = _is_outside(value.getField(field.name), field.dataType)
             found = F.when(is_outside, F.lit(f"a time in {field.name} is outside of {YEARS}")).otherwise(found)
     return found
-
-
-def inside_years(time: Column) -> Column:
-    """A timestamp; null where it is outside of `YEARS`."""
-    return F.when(~_is_outside(time, TimestampType()), time)
 
 
 def _has_times(kind: DataType) -> bool:
@@ -175,11 +166,7 @@ def _source(source: str) -> Column:
 
 
 def schema_of(text: str) -> StructType:
-    """Parse a schema, written as columns and types (`id bigint, amount double`) or as Spark's JSON.
-
-    Raises:
-        ConfigError: The text is no schema, or has a type that some readers lack.
-    """
+    """Parse a schema, written as columns and types (`id bigint, amount double`) or as Spark's JSON."""
     try:
         is_json = text.lstrip().startswith("{")
         parsed: DataType = StructType.fromJson(loads(text)) if is_json else StructType.fromDDL(text)
@@ -273,14 +260,7 @@ def violation(constraints: Sequence[Constraint]) -> Column:
 
 
 def refuse_unresolved(frame: DataFrame, constraints: Sequence[Constraint], path: str) -> None:
-    """Refuse a table with a constraint on columns that are not written, or that is no condition.
-
-    Args:
-        path: The table's path, for errors.
-
-    Raises:
-        ConfigError: The table has such a constraint.
-    """
+    """Refuse a table with a constraint on columns that are not written, or that is no condition."""
     for constraint in constraints:
         try:
             _ = frame.where(F.expr(constraint.condition(_QUOTE))).schema

@@ -157,11 +157,7 @@ class OwnDelta:
         frame.write.format("delta").mode("append").option("mergeSchema", "true").save(path)
 
     def create(self, frame: DataFrame, path: str, plan: Plan) -> None:
-        """Create an empty table with the columns of a frame, unless there is one.
-
-        Raises:
-            ConfigError: Delta refuses columns or properties.
-        """
+        """Create an empty table with the columns of a frame, unless there is one."""
         from pyspark.errors import PySparkException
 
         builder = self._jvm.io.delta.tables.DeltaTable.createIfNotExists(self._java).location(path)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from sidecar.config.spark import MESSAGE_TIME, Merge, Resume
+from sidecar.config.spark import Merge, Resume
 from sidecar.config.table_layout import DERIVED, UNSET, TableLayout
 from sidecar.errors import ConfigError
 from sidecar.sinks.table.constraints import Constraint
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sidecar.spark.table.delta import OwnDelta
-    from sidecar.spark.table.registry import Beginning, Registry, TableOrigin
+    from sidecar.spark.table.registry import Beginning, Registry
 
 FILES: Final = "files"
 """Name of the number of partitions in the observation of rows."""
@@ -47,34 +48,9 @@ FILES: Final = "files"
 log = structlog.get_logger()
 
 
-def tending(
-    claim: Callable[[int], None], write: Callable[[DataFrame, int], None], upkeep: Upkeep | None
-) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch` that claims and writes a micro-batch, and then runs due maintenance.
-
-    Spark begins no micro-batch before it returns. If it is cut short, the micro-batch is repeated, and recognized.
-    """
-
-    def write_and_tend(frame: DataFrame, batch: int) -> None:
-        claim(batch)
-        write(frame, batch)
-        if upkeep is not None:
-            upkeep.tend()
-
-    return write_and_tend
-
-
 TURN_S: Final = 0.2
 WRITTEN: Final = "sidecar_written"
 """Name of Spark's observation that counts the rows of a table."""
-
-
-class TableProgress(QueryProgress, Protocol):
-    """Interface for the progress of a job that fills a table."""
-
-    def heard(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Take Spark's reports of the query for the table, in their order, also those seen before."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +98,7 @@ class TableQueries:
 
     def await_end(
         self,
-        progress: TableProgress,
+        progress: QueryProgress,
         stop_asked: Callable[[], bool],
         turn: Callable[[], None],
         stop: Callable[[], float],
@@ -132,9 +108,6 @@ class TableQueries:
         Args:
             progress: Takes the reports of the query for the table.
             stop: Called before a stop; returns the time limit of running micro-batches, in seconds.
-
-        Raises:
-            QueryError: A query ended with an error.
         """
         stop_asked()  # until its first call, a signal ends the process at once
         hear_at_s = time.monotonic()
@@ -153,7 +126,7 @@ class TableQueries:
                 driver.fail(progress, error)
             driver.failed_in_stop(error)
 
-    def _hear(self, progress: TableProgress) -> None:
+    def _hear(self, progress: QueryProgress) -> None:
         reports: list[Mapping[str, Any]] = list(self._queries[0].recentProgress)
         progress.heard(reports)
         for report in () if self._small_files.reported else reports:
@@ -181,10 +154,6 @@ class Filling:
 
     Args:
         checkpoint: The job's checkpoint; it contains the checkpoints of the queries, and the schema.
-        once: Whether the queries end with the present data.
-
-    Raises:
-        ConfigError: The file of the schema cannot be read.
     """
 
     def __init__(self, table: TableRules, checkpoint: str, *, once: bool) -> None:
@@ -212,17 +181,12 @@ class Filling:
         """Whether all rows go through the memory of the driver; known after `check`."""
         return self._table.format == "delta" and self._delta is None
 
-    def check(self, session: SparkSession, origin: TableOrigin) -> None:
-        """Check that table and checkpoint belong together, and that schema and layout may follow those before.
-
-        Raises:
-            ConfigError: They do not belong together, or the schema or layout may not follow.
-        """
+    def check(self, session: SparkSession, source: str, first: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that table and checkpoint belong together, and that schema and layout may follow those before."""
         from sidecar.spark.table.columns import schema_of
         from sidecar.spark.table.delta import OwnDelta
         from sidecar.spark.table.merging import refuse_other_rule
         from sidecar.spark.table.pinned import (
-            DeltaTables,
             SparkStorage,
             in_parquet,
             pin_constraints,
@@ -256,29 +220,28 @@ class Filling:
                 last = last_of(target.path, query) if is_delta else in_parquet(storage, target)
                 refuse_other_progress(storage, target, last)
                 if is_delta:
-                    self._registries[target.name] = Registry(storage, target, origin.name)
+                    self._registries[target.name] = Registry(storage, target, source)
                     if last is not None and last >= 0:
                         self._registries[target.name].check(query, last)
             if is_delta:
-                self.beginnings = beginnings(storage, self.targets, origin, last_of, self._table.resume)
+                self.beginnings = beginnings(storage, self.targets, source, first, last_of, self._table.resume)
             find = existing_by_deltalake if self._delta is None else self._delta.existing
             found = {target.name: find(target.path) if is_delta else None for target in self.targets}
             for target in self.targets:
-                self._plans[target.name] = self._plan(target, self._table.layout, found[target.name])
+                self._plans[target.name] = self._plan(target, found[target.name])
             plan, there = self._plans[TABLE], found[TABLE]
             self._constraints = there.constraints if there is not None else ()
             empty = session.createDataFrame([], TABLE_DDL)  # refuses a wrong merge rule before a query starts
             frames = {target.name: self._fitted(empty, target) for target in self.targets}
             fields = {name: fields_of(frame.schema.json()) for name, frame in frames.items()}
             refuse_other_rule(self._table.path, there and there.comments, self._table.merge)
-            unset = self._plan(self.targets[0], UNSET, None)
-            tables = DeltaTables(found, fields)
-            refuse_layout(storage, self._checkpoint, plan, unset, tables, is_parquet=not is_delta)
+            refuse_layout(storage, self._checkpoint, plan, found, fields, is_parquet=not is_delta)
             for target in self.targets:
                 self._tell_int96(session, target)
             pin_schema(storage, self._checkpoint, self._schema.json() if self._schema is not None else "")
             for target in self.targets:
-                if tables.lacks(target.name):
+                there = found[target.name]
+                if there is not None and not fields[target.name] <= there.fields:
                     self._extend(target, frames[target.name])
             pin_layout(storage, self._checkpoint, plan, fields)
             if len(self.targets) > 1:
@@ -303,8 +266,8 @@ class Filling:
         else:
             delta.tell_int96(session, target.path, delta.oldest_of_sink(session, target.path))
 
-    def _plan(self, target: Target, layout: TableLayout, found: Existing | None) -> Plan:
-        default = self._table.partitioned_by
+    def _plan(self, target: Target, found: Existing | None) -> Plan:
+        default, layout = self._table.partitioned_by, self._table.layout
         if target.name == REJECTS:
             return plan_of_rejects(layout, default, target.path, found)
         fields = None if self._schema is None else self._schema.names
@@ -321,9 +284,6 @@ class Filling:
         Args:
             stack: Stops them when it is closed.
             frame_of: The rows for a target, with the columns of the zone.
-
-        Raises:
-            QueryError: Spark refuses a query.
         """
         with _reported():
             for target in self.targets:
@@ -333,11 +293,9 @@ class Filling:
         from pyspark.sql import functions as F  # noqa: N812
 
         from sidecar.spark.table import columns
-        from sidecar.spark.table.columns import inside_years
         from sidecar.spark.table.merging import KEY, ORDER, keyed, lacking, with_deleted
 
         plan, schema, merge, fault = self._plans[target.name], self._schema, self._table.merge, F.lit(None)
-        frame = frame.withColumn(MESSAGE_TIME, inside_years(F.col(MESSAGE_TIME)))  # from a zone of an earlier version
         frame = columns.with_partitions(frame, self._derived(target.name))
         if schema is not None:
             frame = columns.parsed(frame, schema)
@@ -370,7 +328,7 @@ class Filling:
 
     def _query(self, frame: DataFrame, target: Target) -> LastingQuery:
         from sidecar.spark.table.delta import WAIT_S, appending, replacing
-        from sidecar.spark.table.writers import by_deltalake, parquet
+        from sidecar.spark.table.writers import by_deltalake
 
         query_id: Future[str] = Future()
         path, plan = target.path, self._plans[target.name]
@@ -386,17 +344,23 @@ class Filling:
             write = appending(path, query_id)
         if target.name in self._registries:
             claim = self._registries[target.name].claim
-            writer = frame.writeStream.foreachBatch(
-                tending(lambda batch: claim(query_id.result(WAIT_S), batch), write, upkeep)
-            )
-        else:
-            writer = parquet(frame, path, plan.partitioned_by)
+
+            def write_and_tend(rows: DataFrame, batch: int) -> None:
+                """Spark begins no micro-batch before the end; one that is cut short comes again, and is recognized."""
+                claim(query_id.result(WAIT_S), batch)
+                write(rows, batch)
+                if upkeep is not None:
+                    upkeep.tend()
+
+            writer = frame.writeStream.foreachBatch(write_and_tend)
+        else:  # the log of Spark's own sink makes it exact
+            writer = frame.writeStream.format("parquet").partitionBy(*plan.partitioned_by).option("path", path)
         query = self.queries.start(writer.queryName(target.name).option("checkpointLocation", target.checkpoint))
         query_id.set_result(str(query.id))
         return query
 
     def _upkeep(self, session: SparkSession, target: Target) -> Upkeep | None:
-        from sidecar.spark.table.pinned import SparkStorage, StoredText
+        from sidecar.spark.table.pinned import SparkStorage
 
         maintenance = self._table.layout.maintenance
         if not maintenance.is_on:
@@ -407,8 +371,9 @@ class Filling:
             operations = steps(target.path)
         else:
             operations = self._delta.steps(target.path)
-        notes = StoredText(SparkStorage(session), f"{self._checkpoint}/maintenance/{target.name}.json")
-        return Upkeep(target.path, maintenance, operations, notes, self.maintained)
+        storage, path = SparkStorage(session), f"{self._checkpoint}/maintenance/{target.name}.json"
+        read, write = partial(storage.find, path), partial(storage.write, path)
+        return Upkeep(target.path, maintenance, operations, read, write, self.maintained)
 
 
 @contextmanager

@@ -60,9 +60,6 @@ def keyed(frame: DataFrame, rule: Merge) -> DataFrame:
     Args:
         frame: Rows of the zone; with a schema, those of `parsed`.
         rule: The rule; each of the two columns has its part of the rule as a comment.
-
-    Raises:
-        ConfigError: The schema has no such field, or a field of a type that has no exact order.
     """
     for column, name, place in ((KEY, "key", rule.key), (ORDER, "order_by", rule.order_by)):
         try:
@@ -83,11 +80,7 @@ def lacking(rule: Merge) -> Column:
 
 
 def with_deleted(frame: DataFrame, rule: Merge) -> DataFrame:
-    """Add the column that marks deleted keys.
-
-    Raises:
-        ConfigError: The condition is not one in SQL on the columns of the table.
-    """
+    """Add the column that marks deleted keys."""
     if rule.delete_when is None:
         return frame.withColumn(DELETED, F.lit(False))  # noqa: FBT003
     try:
@@ -115,9 +108,6 @@ def refuse_other_rule(path: str, comments: Mapping[str, str] | None, rule: Merge
     Args:
         comments: Comments of the table's columns; None if there is no table.
         rule: The rule; None if rows are appended.
-
-    Raises:
-        ConfigError: The table cannot be continued.
     """
     if comments is None:
         return

@@ -1,11 +1,14 @@
-"""Data that must be unchanged at a restart: the table that a checkpoint filled, and the schema of its queries."""
+"""Data that must be unchanged at a restart: the table that a checkpoint filled, and the schema of its queries.
+
+What does not fit is refused: `ConfigError`. `storage` is the file system of the checkpoint.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
@@ -26,9 +29,6 @@ def refuse_rewriting(before: str, after: str) -> None:
     Args:
         before: The schema of the table, as JSON; empty if there is none.
         after: The wanted schema, as JSON; empty if there is none.
-
-    Raises:
-        ConfigError: The schema does more than add fields.
     """
     changed = _change("", _parse(before), _parse(after))
     if changed:
@@ -90,30 +90,8 @@ NOTHING_READ: Final = -1
 """Offset of a writer of the zone from which nothing was read."""
 
 
-class FileSystem(Protocol):
-    """The required interface of a file system."""
-
-    def names(self, folder: str) -> list[str]:
-        """The names in a folder without hidden ones; empty if it does not exist."""
-        ...
-
-    def read(self, path: str) -> bytes: ...
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write a file, and create its folder; it may be torn after a crash."""
-        ...
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Write a file unless it exists, and create its folder; return whether it did not."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Remove a file if it exists."""
-        ...
-
-
 class SparkStorage:
-    """A `FileSystem` of all that Spark can reach.
+    """The file systems that Spark can reach.
 
     Args:
         session: A session with its own JVM: not Spark Connect.
@@ -125,6 +103,7 @@ class SparkStorage:
         self._conf = session._jsparkSession.sessionState().newHadoopConf()
 
     def names(self, folder: str) -> list[str]:
+        """The names in a folder without hidden ones; empty if it does not exist."""
         path, system = self._at(folder)
         file_names = [status.getPath().getName() for status in system.listStatus(path)] if system.exists(path) else []
         return [name for name in file_names if not name.startswith(".")]
@@ -144,27 +123,32 @@ class SparkStorage:
         finally:
             stream.close()
 
-    def write(self, path: str, data: bytes) -> None:
-        self._write(path, data, over=True)
+    def find(self, path: str) -> bytes:
+        """The content of a file; empty if there is none."""
+        folder, _, name = path.rpartition("/")
+        return self.read(path) if name in self.names(folder) else b""
+
+    def write(self, path: str, data: bytes, *, over: bool = True) -> None:
+        """Write a file, and create its folder; it may be torn after a crash."""
+        location, system = self._at(path)
+        stream = system.create(location, over)
+        stream.write(bytearray(data))
+        stream.close()
 
     def create(self, path: str, data: bytes) -> bool:
+        """Write a file unless it exists, and create its folder; return whether it did not."""
         from py4j.protocol import Py4JJavaError
 
         try:
-            self._write(path, data, over=False)
+            self.write(path, data, over=False)
         except Py4JJavaError as error:
             if "FileAlreadyExistsException" in str(error):
                 return False
             raise
         return True
 
-    def _write(self, path: str, data: bytes, *, over: bool) -> None:
-        location, system = self._at(path)
-        stream = system.create(location, over)
-        stream.write(bytearray(data))
-        stream.close()
-
     def remove(self, path: str) -> None:
+        """Remove a file if it exists."""
         location, system = self._at(path)
         system.delete(location, False)  # noqa: FBT003
 
@@ -173,43 +157,23 @@ class SparkStorage:
         return location, location.getFileSystem(self._conf)
 
 
-class StoredText:
-    """A small text in a file."""
-
-    def __init__(self, storage: FileSystem, path: str) -> None:
-        self._storage = storage
-        self._path = path
-
-    def read(self) -> bytes:
-        """The text; empty if there is none."""
-        folder, _, name = self._path.rpartition("/")
-        return self._storage.read(self._path) if name in self._storage.names(folder) else b""
-
-    def write(self, text: bytes) -> None:
-        self._storage.write(self._path, text)
-
-
-def query_of(storage: FileSystem, target: Target) -> str:
+def query_of(storage: SparkStorage, target: Target) -> str:
     """The id by which a Delta table knows the query of a checkpoint; empty if the checkpoint is new."""
-    text = StoredText(storage, f"{target.checkpoint}/metadata").read()
+    text = storage.find(f"{target.checkpoint}/metadata")
     return str(loads(text)["id"]) if text else ""
 
 
-def in_parquet(storage: FileSystem, target: Target) -> int | None:
+def in_parquet(storage: SparkStorage, target: Target) -> int | None:
     """The last micro-batch of any query in a Parquet table; -1 for none, None if there is no table."""
     folder = target.path.rstrip("/")
     return latest(storage, f"{folder}/{SINK_LOG}") if SINK_LOG in storage.names(folder) else None
 
 
-def refuse_other_progress(storage: FileSystem, target: Target, there: int | None) -> None:
+def refuse_other_progress(storage: SparkStorage, target: Target, there: int | None) -> None:
     """Refuse a table that its checkpoint does not know: writers skip each micro-batch whose number the table has.
 
     Args:
-        storage: File system of the checkpoint.
         there: The last micro-batch in the table; -1 for none, None if there is no table.
-
-    Raises:
-        ConfigError: The table has micro-batches that the checkpoint never began, or lacks some that it ended, or all.
     """
     begun, ended = (latest(storage, f"{target.checkpoint}/{log}") for log in ("offsets", "commits"))
     if there is None and ended >= 0:
@@ -235,47 +199,32 @@ def refuse_other_progress(storage: FileSystem, target: Target, there: int | None
         )
 
 
-def pin_schema(storage: FileSystem, checkpoint: str, schema: str) -> None:
+def pin_schema(storage: SparkStorage, checkpoint: str, schema: str) -> None:
     """Accept another schema only if it adds fields, and if table and rejects have read equally far.
 
     Otherwise rows would be in both, or in neither. A schema in force has a file, named after it, which is written
     before a query uses it. A checkpoint without such a file takes the schema as it is.
 
     Args:
-        storage: File system of the checkpoint.
         schema: The schema as JSON; empty if there is none.
 
     Raises:
         ConfigError: It changes fields of the table; or the two queries have not read equally far, or one of them has
             a pending micro-batch.
     """
-    folder, name = f"{checkpoint}/schema", _name(schema)
+    folder = f"{checkpoint}/schema"
     before = storage.names(folder)
-    if before == [name]:
-        return
-    if before:
+    if before and before != [_name(schema)]:
         places = [_place(storage, f"{checkpoint}/{query}") for query in (TABLE, REJECTS)]
         if places != [{}, {}] and _name("") not in before:
             refuse_rewriting(_in_force(storage, folder, before), schema)
         if None in places or places[0] != places[1]:
             raise _changed(f"{folder}/{before[0]}", began_without=before == [_name("")])
-    storage.write(f"{folder}/{name}", schema.encode())
-    for earlier in before:
-        if earlier != name:
-            storage.remove(f"{folder}/{earlier}")
+    _put_in_force(storage, folder, schema, before)
 
 
-def pin_constraints(storage: FileSystem, checkpoint: str, names: Sequence[str]) -> None:
-    """Accept other constraints of the table only if table and rejects have read equally far: they decide on both.
-
-    Args:
-        storage: File system of the checkpoint.
-        names: The constraints of the table.
-
-    Raises:
-        ConfigError: They changed, and the two queries have not read equally far, or one of them has a pending
-            micro-batch.
-    """
+def pin_constraints(storage: SparkStorage, checkpoint: str, names: Sequence[str]) -> None:
+    """Accept other constraints of the table only if table and rejects have read equally far: they decide on both."""
     folder, text = f"{checkpoint}/constraints", json.dumps(names) if names else ""
     before = storage.names(folder)
     if before == [_name(text)] or not (before or text):
@@ -289,78 +238,57 @@ def pin_constraints(storage: FileSystem, checkpoint: str, names: Sequence[str]) 
             "neither",
             hint="Give the table the constraints that it had, run the job once (--once), then change them",
         )
-    storage.write(f"{folder}/{_name(text)}", text.encode())
-    for name in before:
-        if name != _name(text):
-            storage.remove(f"{folder}/{name}")
+    _put_in_force(storage, folder, text, before)
 
 
-def _in_force(storage: FileSystem, folder: str, names: Iterable[str]) -> str:
+def _in_force(storage: SparkStorage, folder: str, names: Iterable[str]) -> str:
     """The text in force: of two, left by an interrupted change, the shorter one, which has fewer fields."""
     texts = {name: storage.read(f"{folder}/{name}").decode(errors="replace") for name in names}
     return min((text for name, text in texts.items() if _name(text) == name), key=len, default="")  # otherwise torn
 
 
-class DeltaTables(NamedTuple):
-    """The Delta tables and the rows for them, by name of the target.
+def _refuse_dropped(
+    had: Mapping[str, Iterable[str]],
+    there: Mapping[str, Existing | None],
+    wanted: Mapping[str, frozenset[str]],
+    key: str,
+) -> set[str]:
+    """Refuse rows that would bring dropped fields back; return all fields that the table had and lacks.
 
     Args:
-        wanted: The fields of the rows; see `fields_of`.
+        had: The fields that each table once had.
     """
-
-    there: Mapping[str, Existing | None] = {}
-    wanted: Mapping[str, frozenset[str]] = {}
-
-    def lacks(self, name: str) -> bool:
-        """Whether a table lacks fields of its rows."""
-        existing = self.there[name]
-        return existing is not None and not self.wanted[name] <= existing.fields
-
-    def refuse(self, had: Mapping[str, Iterable[str]], key: str) -> set[str]:
-        """Refuse rows that would bring dropped fields back.
-
-        Args:
-            had: The fields that each table once had.
-            key: The key of the file that chooses columns.
-
-        Returns:
-            All fields that the table itself had and lacks.
-
-        Raises:
-            ConfigError: The rows have some of them.
-        """
-        gone = set[str]()
-        for name, table in self.there.items():
-            lost = set(had.get(name, ())) - table.fields if table is not None else set[str]()
-            back = lost & self.wanted[name]
-            if table is not None and back:
-                raise dropped(table.path, back, key)
-            gone |= lost if name == TABLE else set()
-        return gone
-
-
-NO_DELTA: Final = DeltaTables()
+    gone = set[str]()
+    for name, table in there.items():
+        lost = set(had.get(name, ())) - table.fields if table is not None else set[str]()
+        if table is not None and (back := lost & wanted[name]):
+            raise dropped(table.path, back, key)
+        gone |= lost if name == TABLE else set()
+    return gone
 
 
 def refuse_layout(
-    storage: FileSystem, checkpoint: str, plan: Plan, unset: Plan, tables: DeltaTables = NO_DELTA, *, is_parquet: bool
+    storage: SparkStorage,
+    checkpoint: str,
+    plan: Plan,
+    there: Mapping[str, Existing | None] = {},
+    wanted: Mapping[str, frozenset[str]] = {},
+    *,
+    is_parquet: bool,
 ) -> None:
     """Refuse other columns unless some are added, columns that were dropped, and for Parquet other partitions.
 
-    A Delta table itself says how it is partitioned.
+    A Delta table itself says how it is partitioned. A checkpoint without a layout in force takes this one as it is.
 
     Args:
-        storage: File system of the checkpoint.
-        unset: The plan of a job of an earlier version, which stored none.
-        tables: The tables, if they are Delta tables.
-
-    Raises:
-        ConfigError: The table has rows that were made otherwise, or lacks columns that it had.
+        there: The tables by name of the target, if they are Delta tables.
+        wanted: The fields of the rows for them; see `fields_of`.
     """
-    if all(latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
-        return
     folder = f"{checkpoint}/{LAYOUT}"
-    earlier = loads(_in_force(storage, folder, storage.names(folder)) or _layout_text(unset))
+    text = _in_force(storage, folder, storage.names(folder))
+    if not text or all(latest(storage, f"{checkpoint}/{query}/offsets") < 0 for query in (TABLE, REJECTS)):
+        return
+    earlier = loads(text)
     if is_parquet and earlier["partitioned_by"] != list(plan.partitioned_by):
         raise ConfigError(
             f"{plan.layout.place('partition_by')}: the table is partitioned by "
@@ -369,29 +297,29 @@ def refuse_layout(
             hint="Write it as it was; or start over with another path of the table and another spark.checkpoint",
         )
     key = plan.layout.place("columns")
-    gone = tables.refuse(earlier.get("fields", {}), key)
+    gone = _refuse_dropped(earlier["fields"], there, wanted, key)
     refuse_lost([name for name in earlier["columns"] if name.casefold() not in gone], plan.names, key)
 
 
-def pin_layout(storage: FileSystem, checkpoint: str, plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> None:
+def pin_layout(storage: SparkStorage, checkpoint: str, plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> None:
     """Pin a layout that `refuse_layout` has accepted, in the way of `pin_schema`.
 
     Args:
-        storage: File system of the checkpoint.
         fields: The fields that each table has, or will have once it is created, by name of the target.
     """
-    folder, text = f"{checkpoint}/{LAYOUT}", _layout_text(plan, fields)
-    before = storage.names(folder)
-    if _name(text) not in before:
-        storage.write(f"{folder}/{_name(text)}", text.encode())
-    for name in before:
-        if name != _name(text):
-            storage.remove(f"{folder}/{name}")
+    folder, listed = f"{checkpoint}/{LAYOUT}", {name: sorted(paths) for name, paths in fields.items()}
+    text = json.dumps({"columns": plan.names, "partitioned_by": plan.partitioned_by, "fields": listed})
+    _put_in_force(storage, folder, text, storage.names(folder))
 
 
-def _layout_text(plan: Plan, fields: Mapping[str, frozenset[str]] = {}) -> str:
-    listed = {name: sorted(paths) for name, paths in fields.items()}
-    return json.dumps({"columns": plan.names, "partitioned_by": plan.partitioned_by, "fields": listed})
+def _put_in_force(storage: SparkStorage, folder: str, text: str, before: Sequence[str]) -> None:
+    """Put a text into force, in a file that is named after it, in place of those before."""
+    name = _name(text)
+    if before != [name]:
+        storage.write(f"{folder}/{name}", text.encode())
+    for earlier in before:
+        if earlier != name:
+            storage.remove(f"{folder}/{earlier}")
 
 
 def _changed(kept: str, *, began_without: bool) -> ConfigError:
@@ -408,7 +336,7 @@ def _changed(kept: str, *, began_without: bool) -> ConfigError:
     )
 
 
-def _place(storage: FileSystem, checkpoint: str) -> Mapping[str, Any] | None:
+def _place(storage: SparkStorage, checkpoint: str) -> Mapping[str, Any] | None:
     """The offsets up to which a query has read; None while it has a pending micro-batch."""
     begun = latest(storage, f"{checkpoint}/offsets")
     if begun != latest(storage, f"{checkpoint}/commits"):
@@ -419,7 +347,7 @@ def _place(storage: FileSystem, checkpoint: str) -> Mapping[str, Any] | None:
     return {name: place for name, place in offsets.items() if place != NOTHING_READ}
 
 
-def latest(storage: FileSystem, folder: str) -> int:
+def latest(storage: SparkStorage, folder: str) -> int:
     """The last micro-batch in one of Spark's logs, `7` or `9.compact`; -1 for none."""
     numbers = [name.removesuffix(".compact") for name in storage.names(folder)]
     return max((int(number) for number in numbers if number.isdigit()), default=-1)

@@ -92,11 +92,7 @@ def targets(checkpoint: str, path: str, schema: str | None, merge: Merge | None)
 
 
 def schema_text(written: str) -> str:
-    """The schema: the text itself if it contains a blank or a colon, otherwise the content of the file of this name.
-
-    Raises:
-        ConfigError: There is no such file.
-    """
+    """The schema: the text itself if it contains a blank or a colon, otherwise the content of the file of this name."""
     if re.search(r"[\s:]", written):
         return written
     try:
@@ -174,12 +170,7 @@ def plan_of(
 
     Args:
         default: Columns by which a new table is partitioned if the settings name none.
-        path: The table's path, for errors.
         fields: The fields of the JSON values; None if the table has none of them.
-        existing: The table, if it is an existing Delta table.
-
-    Raises:
-        ConfigError: The settings contradict themselves or the table.
     """
     partitioned_by = partitions_of(layout, default, existing and existing.partitioned_by, path)
     columns = columns_of(layout, partitioned_by, fields)

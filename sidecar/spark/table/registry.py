@@ -18,24 +18,12 @@ from typing import Any, Final, NamedTuple
 from sidecar.config.spark import Resume
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
-from sidecar.spark.table.pinned import FileSystem, latest, query_of
+from sidecar.spark.table.pinned import SparkStorage, latest, query_of
 from sidecar.spark.table.plan import TABLE, Target
 
 FOLDER: Final = "_sidecar"
 _KEPT: Final = 2
 """Number of files of a query: for a micro-batch, and for the last one in the table."""
-
-
-class TableOrigin(NamedTuple):
-    """The source of a job.
-
-    Args:
-        name: Name of the cluster or the zone: within it, the name of a topic or a writer identifies it forever.
-        first: Returns the offsets at which a new checkpoint begins, in the form of the source.
-    """
-
-    name: str
-    first: Callable[[], Mapping[str, Any]]
 
 
 class Beginning(NamedTuple):
@@ -51,24 +39,16 @@ class Beginning(NamedTuple):
 
 
 class Registry:
-    """The micro-batches of one table.
+    """The micro-batches of one table."""
 
-    Args:
-        storage: File system of table and checkpoint.
-    """
-
-    def __init__(self, storage: FileSystem, target: Target, source: str) -> None:
+    def __init__(self, storage: SparkStorage, target: Target, source: str) -> None:
         self._storage = storage
         self._target = target
         self._source = source
         self._folder = f"{target.path.rstrip('/')}/{FOLDER}"
 
     def claim(self, query: str, batch: int) -> None:
-        """Register a micro-batch, whose offsets are in the checkpoint, before any of its rows is written.
-
-        Raises:
-            ConfigError: A micro-batch of this number has other offsets.
-        """
+        """Register a micro-batch, whose offsets are in the checkpoint, before any of its rows is written."""
         path = f"{self._folder}/{query}/{batch}"
         text = json.dumps({"source": self._source, "offsets": self._planned(batch)}).encode()
         if not self._storage.create(path, text):
@@ -79,11 +59,7 @@ class Registry:
         self._storage.remove(f"{self._folder}/{query}/{batch - _KEPT}")
 
     def check(self, query: str, batch: int) -> None:
-        """Compare the last micro-batch of a query in the table with that in the checkpoint.
-
-        Raises:
-            ConfigError: Their offsets differ.
-        """
+        """Compare the last micro-batch of a query in the table with that in the checkpoint."""
         self._refuse_other(batch, self._found(query, batch))
 
     def _refuse_other(self, batch: int, found: Mapping[str, Any] | None, way: str = "") -> None:
@@ -115,7 +91,6 @@ class Registry:
         Args:
             query: The present query; empty if it has no id yet.
             last: Returns the last micro-batch of a query in the table; -1 or None for none.
-            first: The offsets at which a new checkpoint begins.
 
         Raises:
             ConfigError: An earlier query has filled the table, and its place is lost.
@@ -144,30 +119,27 @@ def _sum(offsets: Any) -> int:
 
 
 def beginnings(
-    storage: FileSystem,
+    storage: SparkStorage,
     targets: Sequence[Target],
-    origin: TableOrigin,
+    source: str,
+    first: Callable[[], Mapping[str, Any]],
     last: Callable[[str, str], int | None],
     resume: Resume,
 ) -> dict[str, Beginning]:
     """The places at which new queries resume, by name of the target; queries without one start where the source begins.
 
     Args:
-        storage: File system of tables and checkpoints.
-        targets: The table, and the table of rejects if there is one.
+        source: Name of the cluster or the zone: within it, the name of a topic or a writer identifies it forever.
+        first: Returns the offsets at which a new checkpoint begins, in the form of the source.
         last: Returns the last micro-batch of a query in the table at a path; -1 or None for none.
-        resume: The behavior with a table that has rows of the same messages.
-
-    Raises:
-        ConfigError: A table has such rows, and they would be appended again.
     """
     new = [target for target in targets if latest(storage, f"{target.checkpoint}/offsets") < 0]
     if resume == "beside" or not new:
         return {}
-    first = origin.first()
+    begun = first()
     found = {
-        target.name: Registry(storage, target, origin.name).earlier(
-            query_of(storage, target), partial(last, target.path), first
+        target.name: Registry(storage, target, source).earlier(
+            query_of(storage, target), partial(last, target.path), begun
         )
         for target in targets
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def rows_of(frame: DataFrame) -> pa.Table:
@@ -40,16 +39,6 @@ def columns_of(rows: pa.Table, frame: DataFrame) -> deltalake.Schema:
     )
 
 
-def merge(table: deltalake.DeltaTable, rows: pa.Table, properties: deltalake.CommitProperties) -> None:
-    """Merge the rows of one micro-batch by deltalake.
-
-    Args:
-        table: The table; it has all of their columns.
-    """
-    merger = table.merge(rows, ON, "s", "t", commit_properties=properties)
-    merger.when_matched_update_all(LATER).when_not_matched_insert_all().execute()
-
-
 COMPACT_EVERY: Final = 100
 """Number of micro-batches between compactions, if neither Delta nor a schedule compacts the table."""
 
@@ -64,19 +53,14 @@ def has_delta(session: SparkSession) -> bool:
 
 
 def existing_by_deltalake(path: str) -> Existing | None:
-    """The Delta table at a path; None if there is none.
-
-    Raises:
-        ConfigError: deltalake is not installed, or lacks a feature of the table.
-    """
+    """The Delta table at a path; None if there is none."""
     table = opened(path)
     if table is None:
         return None
     import pyarrow as pa
 
+    from sidecar.sinks.table.by_deltalake import refuse_features, refuse_unknown
     from sidecar.sinks.table.constraints import constraints_of
-    from sidecar.sinks.table.features import refuse_features
-    from sidecar.sinks.table.violations import refuse_unknown
 
     refuse_features(table, path, "give Spark the package io.delta:delta-spark_4.2_2.13, which may know it")
     found = table.metadata()
@@ -88,12 +72,7 @@ def existing_by_deltalake(path: str) -> Existing | None:
 
 
 def last_by_deltalake(path: str, query: str) -> int | None:
-    """The result of `OwnDelta.last`, by deltalake.
-
-    Raises:
-        ConfigError: deltalake is not installed.
-        QueryError: The table cannot be opened.
-    """
+    """The result of `OwnDelta.last`, by deltalake."""
     table = opened(path)
     return None if table is None else _last(table, query)
 
@@ -109,18 +88,13 @@ def tell_int96(path: str, *, merged: bool) -> None:
     Raises:
         ConfigError: The table is merged, which rewrites its files: timestamps would change.
     """
-    from sidecar.sinks.table import int96
+    from sidecar.sinks.table import by_deltalake
 
     table = opened(path)
     if table is not None:
-        int96.tell_int96(path, table)
+        by_deltalake.tell_int96(path, table)
         if merged:
-            int96.Int96Guard().check(table)
-
-
-def parquet(frame: DataFrame, path: str, partitioned_by: Sequence[str]) -> DataStreamWriter:
-    """A writer for Spark's own sink, whose log makes it exact."""
-    return frame.writeStream.format("parquet").partitionBy(*partitioned_by).option("path", path)
+            by_deltalake.Int96Guard().check(table)
 
 
 def opened(path: str) -> deltalake.DeltaTable | None:
@@ -147,11 +121,7 @@ def opened(path: str) -> deltalake.DeltaTable | None:
 
 
 def extend_by_deltalake(path: str, frame: DataFrame, *, merged: bool) -> None:
-    """Add the columns of a frame without rows to a table.
-
-    Raises:
-        ConfigError: deltalake cannot add them.
-    """
+    """Add the columns of a frame without rows to a table."""
     import deltalake
     from deltalake.exceptions import DeltaError
 
@@ -178,18 +148,14 @@ def by_deltalake(
     other.
 
     Args:
-        path: The table; created if it is missing.
         query_id: Set once the query has started.
-        plan: The plan of the table, with its maintenance.
         merged: Whether rows replace others of their keys; otherwise they are appended.
     """
     import deltalake
 
-    from sidecar.sinks.table.by_deltalake import CONFIGURATION, optimize
+    from sidecar.sinks.table.by_deltalake import CONFIGURATION, Int96Guard, exact_statistics, keep_exact, optimize
     from sidecar.sinks.table.commits import sync_commit
-    from sidecar.sinks.table.int96 import Int96Guard
     from sidecar.sinks.table.layout import dropped
-    from sidecar.sinks.table.statistics import exact_statistics, keep_exact
     from sidecar.sinks.table.upkeep import failed
 
     compacts = plan.layout.maintenance.optimize_ms is None
@@ -218,7 +184,8 @@ def by_deltalake(
         commit = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(app, batch)])
         if merged:
             guard.check(table)
-            merge(table, rows, commit)
+            merger = table.merge(rows, ON, "s", "t", commit_properties=commit)
+            merger.when_matched_update_all(LATER).when_not_matched_insert_all().execute()
         else:
             deltalake.write_deltalake(table, rows, mode="append", schema_mode="merge", commit_properties=commit)
         sync_commit(path, table.version())

@@ -15,7 +15,7 @@ from sidecar.core.batching import Limits
 from sidecar.errors import UnavailableError
 from sidecar.letters import produce
 from sidecar.letters.columns import LetterIds
-from sidecar.letters.plan import Replayed, StatePlan
+from sidecar.letters.plan import Replayed, StatePlace
 from sidecar.letters.produce import LetterProducer
 from sidecar.state.beside import Chosen, LettersBeside
 from sidecar.state.store import Store
@@ -75,8 +75,10 @@ def replay(folder: Path) -> tuple[Replayed, list[int]]:
     settings, ended = make_settings("http://localhost:1/"), list[int]()
     with ExitStack() as stack:
         beside = stack.enter_context(closing(LettersBeside(folder, lambda _: None)))
-        plan, ids = StatePlan(beside, "topic", Limits(2, 1 << 20)), LetterIds(settings, "t", as_new=False)
-        return LetterProducer(settings, plan, "t", RATE, ids, ended.append, stack).run(Chosen()), ended
+        ids, limits = LetterIds(settings, "t", as_new=False), Limits(2, 1 << 20)
+        return LetterProducer(settings, StatePlace(beside), limits, "t", RATE, ids, ended.append, stack).run(
+            Chosen()
+        ), ended
 
 
 ENDS = ["send_offsets_to_transaction", "commit_transaction"]

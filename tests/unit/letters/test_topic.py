@@ -14,7 +14,7 @@ from sidecar.core.batching import Limits
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.letters import places as module
-from sidecar.letters.places import ID_BASE, KafkaLetterTopic, LetterTopic, TopicLetter, TopicPlan, record_of
+from sidecar.letters.places import ID_BASE, KafkaLetterTopic, LetterTopic, TopicLetter, TopicPlace, record_of
 from sidecar.letters.plan import Stream
 from sidecar.runtime.dead_letters import STORY, opened
 from sidecar.state.beside import Chosen, LettersBeside, Totals
@@ -176,13 +176,14 @@ def beside(tmp_path: Path) -> Iterator[LettersBeside]:
             yield found
 
 
-Plan = Callable[..., TopicPlan]
+LIMITS = Limits(2, 1 << 20)
+Plan = Callable[..., TopicPlace]
 
 
 @pytest.fixture
 def plan(beside: LettersBeside) -> Plan:
-    """Makes a plan of the records of a topic."""
-    return lambda *messages: TopicPlan(Topic(*messages), beside, "receiver", Limits(2, 1 << 20))
+    """Makes the place of the records of a topic."""
+    return lambda *messages: TopicPlace(Topic(*messages), beside)
 
 
 def parts(streams: Iterator[Stream]) -> list[tuple[TopicPartition, list[tuple[int, ...]], bool]]:
@@ -208,7 +209,7 @@ def test_letters_are_replayed_by_partition(plan: Plan) -> None:
     more = (Message(8, 0, story=place(3, 0)), Message(1, 0, story=place(4, 0)))
     found = plan(*more, *MESSAGES)
     orders = [TopicPartition("orders", number) for number in (3, 4)]
-    assert sorted(parts(found.streams(Chosen()))) == [
+    assert sorted(parts(found.streams(Chosen(), "receiver", LIMITS))) == [
         (orders[0], [(8 * ID_BASE, 2 * ID_BASE), (4 * ID_BASE,)], False),
         (orders[1], [(1 * ID_BASE, 6 * ID_BASE + 1)], False),
     ]
@@ -217,7 +218,10 @@ def test_letters_are_replayed_by_partition(plan: Plan) -> None:
 def test_letters_with_one_place_are_in_streams_of_their_own(plan: Plan) -> None:
     """The topic was created again: they are different messages."""
     found = plan(*(Message(offset, 0, story=place(3, 1), value=b"%d" % offset) for offset in (2, 4, 6)))
-    streams = [(stream.scope, [part.letters for part in stream.parts]) for stream in found.streams(Chosen())]
+    streams = [
+        (stream.scope, [part.letters for part in stream.parts])
+        for stream in found.streams(Chosen(), "receiver", LIMITS)
+    ]
     assert [letters for _, letters in streams] == [[(2 * ID_BASE,)], [(4 * ID_BASE,)], [(6 * ID_BASE,)]]
     assert len({scope for scope, _ in streams}) == 3
 
@@ -228,7 +232,7 @@ def test_a_topic_is_read_piece_by_piece(plan: Plan, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, bound, 1)
     found = plan(*MESSAGES, Message(7, 1, story=place(3, 1)))
     seen = []
-    for stream in found.streams(Chosen()):
+    for stream in found.streams(Chosen(), "receiver", LIMITS):
         assert len(found._loaded) == 1
         seen += [part.letters for part in stream.parts]
     assert seen == [(2 * ID_BASE,), (4 * ID_BASE,), (6 * ID_BASE + 1,)]
@@ -237,25 +241,25 @@ def test_a_topic_is_read_piece_by_piece(plan: Plan, monkeypatch: pytest.MonkeyPa
 def test_what_was_replayed_does_not_come_again(plan: Plan) -> None:
     """Nor does a copy of it; what was refused again stays."""
     found = plan(*MESSAGES[:2])
-    (stream,) = found.streams(Chosen())
+    (stream,) = found.streams(Chosen(), "receiver", LIMITS)
     (part,) = stream.parts
     fixed = found.fix(part)
     assert ids(found.load(fixed)) == [2 * ID_BASE, 4 * ID_BASE]
     found.end_part(fixed, [2 * ID_BASE], ())
     later = plan(*MESSAGES[:2], Message(7, 1, story=place(3, 1)))
     assert ids(later.each(Chosen())) == [4 * ID_BASE]
-    assert [part[1] for part in parts(later.streams(Chosen()))] == [[(4 * ID_BASE,)]]
+    assert [part[1] for part in parts(later.streams(Chosen(), "receiver", LIMITS))] == [[(4 * ID_BASE,)]]
     assert later.pending() == []
 
 
 def test_what_an_interrupted_replay_left_comes_first(plan: Plan) -> None:
     """Under the names that it had; copies of it are left out."""
     found = plan(*MESSAGES[:2])
-    (stream,) = found.streams(Chosen())
+    (stream,) = found.streams(Chosen(), "receiver", LIMITS)
     (part,) = stream.parts
     fixed = found.fix(part)
     later = plan(*MESSAGES, Message(7, 1, story=place(3, 1)))
-    first, second = parts(later.streams(Chosen()))
+    first, second = parts(later.streams(Chosen(), "receiver", LIMITS))
     assert first == (fixed.tp, [fixed.letters], True)
     assert second[1:] == ([(6 * ID_BASE + 1,)], False)
 
@@ -263,7 +267,7 @@ def test_what_an_interrupted_replay_left_comes_first(plan: Plan) -> None:
 def test_letters_of_a_part_are_read_again_if_they_are_not_at_hand(plan: Plan) -> None:
     """By offset; one that the topic has no more is left out."""
     found = plan(*MESSAGES[:2])
-    (stream,) = found.streams(Chosen())
+    (stream,) = found.streams(Chosen(), "receiver", LIMITS)
     (part,) = stream.parts
     later = plan(MESSAGES[1])
     assert ids(later.load(part)) == [4 * ID_BASE]

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from sidecar.errors import ConfigError
 from sidecar.sinks.delta import DeltaSink
 from sidecar.sinks.table import by_deltalake
-from sidecar.sinks.table.int96 import Int96Guard, tell_int96
+from sidecar.sinks.table.by_deltalake import Int96Guard, tell_int96
 from tests.support.delta import sink
 from tests.support.landing import framer
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from sidecar.core.parts import Part
 from sidecar.core.records import Answer, Verdict
 from sidecar.errors import ConfigError
+from sidecar.sinks.table.by_deltalake import violated
 from sidecar.sinks.table.constraints import constraints_of
 from sidecar.sinks.table.parts import metadata_of, parts_in
-from sidecar.sinks.table.violations import violated
 from sidecar.zone.table import TABLE_SCHEMA
 from tests.support.delta import batch_of, numbered, offsets_in, sink
 from tests.support.landing import Sent, message, part

@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 
 from sidecar.core.records import Verdict
 from sidecar.errors import ConfigError
-from sidecar.sinks.table.features import WRITTEN, lacking
+from sidecar.sinks.table.by_deltalake import WRITTEN, lacking
 from sidecar.spark.table.writers import existing_by_deltalake
 from tests.support.delta import batch_of, numbered, require, sink
 

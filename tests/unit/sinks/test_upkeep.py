@@ -62,7 +62,7 @@ def test_operations_run_at_their_intervals(clock: Clock) -> None:
 
     def upkeep() -> Upkeep:
         steps = {name: lambda name=name: done.append((name, clock.now_s - begun_s)) for name in ("optimize", "vacuum")}
-        return Upkeep("t", HOURLY, steps, kept, counts)
+        return Upkeep("t", HOURLY, steps, kept.read, kept.write, counts)
 
     one = upkeep()
     one.tend()
@@ -93,7 +93,8 @@ def test_a_failure_is_logged_and_counted(clock: Clock, text: bytes) -> None:
         tried.append(clock.now_s)
         raise RuntimeError("two\nlines")
 
-    one = Upkeep("t", Maintenance.model_validate({"optimize": "1h"}), {"optimize": fail}, kept, counts)
+    hourly = Maintenance.model_validate({"optimize": "1h"})
+    one = Upkeep("t", hourly, {"optimize": fail}, kept.read, kept.write, counts)
     one.tend()
     kept.broken = True
     with capture_logs() as events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,8 @@ def test_each_kind_has_a_code_and_a_hint_that_is_true(report: str, code: int, hi
 
 def test_the_end_of_a_job_has_cause_code_and_hint() -> None:
     """They are those of the report, at the start of a query and later."""
-    ends, report = Ends(), RuntimeError(DATA_LOSS)
+    ends: Any = Ends()
+    report = RuntimeError(DATA_LOSS)
     with pytest.raises(QueryError, match="the query ended: Reason: Could not read records") as caught:
         fail(ends, report)
     assert ends.problem.startswith("Reason: Could not read records in offset [1004, 2008)")

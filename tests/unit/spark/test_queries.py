@@ -16,9 +16,8 @@ from sidecar.core.books import Books
 from sidecar.core.records import TopicPartition
 from sidecar.ops.metrics import Metrics
 from sidecar.ops.page import page
-from sidecar.spark.listener import ENDED_MAX, Queries, QueryRows, Telemetry
-from sidecar.spark.metrics import MicroBatches
-from sidecar.spark.query.task import RANGES_MAX, ByRange, CountedRange, Counts
+from sidecar.spark.listener import ENDED_MAX, Queries, Telemetry
+from sidecar.spark.query.task import RANGES_MAX, ByRange, CountedRange, take_counts
 from sidecar.spark.reports import places_in
 
 TP, QUEUE = TopicPartition("orders", 3), TopicPartition("orders", 0, "b:1")
@@ -38,7 +37,7 @@ def report(query: str = "q", batch: int = 0, *, name: str | None = "orders", **c
 
 def samples(queries: Queries) -> dict[tuple[str, str], float]:
     """The samples with a query as a label, by name and query."""
-    text = Metrics(queries.latest, MicroBatches(queries.micro_batches), QueryRows(queries)).render().decode()
+    text = Metrics(queries.latest, queries.metrics).render().decode()
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     keys = [(one.name, one.labels["query"], one.labels.get("le", "")) for one in found if "query" in one.labels]
     assert len(keys) == len(set(keys)), "Prometheus refuses a series that is there twice"
@@ -143,27 +142,21 @@ def test_events_of_threads_are_taken_one_after_the_other() -> None:
         starts: list[Any] = []
         queries.progressed(report(), Interrupted({TP: BOOKS}))
         starts[-1].result(timeout=10)
-    assert set(queries.rows()) == {"orders", "refunds"}
+    assert {query for _, query in samples(queries)} == {"orders", "refunds"}
 
 
 def test_tasks_that_run_twice_count_once() -> None:
     """A range has one entry; a micro-batch is taken once, and what waits for a report is bounded."""
-
-    class Accumulator:
-        value: dict[CountedRange, Books] = {}
-
-    counts = Counts("app", Accumulator())  # type: ignore[arg-type]
+    waiting: dict[CountedRange, Books] = {}
     for start in (0, 50, 0):
-        ByRange().addInPlace(Accumulator.value, {CountedRange("q", 7, TP, start): BOOKS})
-    ByRange().addInPlace(
-        Accumulator.value, {CountedRange("q", 6, TP, 0): BOOKS, CountedRange("other", 7, TP, 0): BOOKS}
-    )
-    (books,) = counts.take_counts("q", 7)[0].values()
+        ByRange().addInPlace(waiting, {CountedRange("q", 7, TP, start): BOOKS})
+    ByRange().addInPlace(waiting, {CountedRange("q", 6, TP, 0): BOOKS, CountedRange("other", 7, TP, 0): BOOKS})
+    (books,) = take_counts(waiting, "q", 7)[0].values()
     assert (books.consumed, BOOKS.consumed) == (18, 9)
-    assert counts.take_counts("q", 7) == ({}, {})
-    assert list(Accumulator.value) == [CountedRange("other", 7, TP, 0)]
-    ByRange().addInPlace(Accumulator.value, {CountedRange("q", 8, TP, start): BOOKS for start in range(RANGES_MAX + 1)})
-    assert len(Accumulator.value) == RANGES_MAX
+    assert take_counts(waiting, "q", 7) == ({}, {})
+    assert list(waiting) == [CountedRange("other", 7, TP, 0)]
+    ByRange().addInPlace(waiting, {CountedRange("q", 8, TP, start): BOOKS for start in range(RANGES_MAX + 1)})
+    assert len(waiting) == RANGES_MAX
 
 
 def test_opentelemetry_has_its_own_names() -> None:
@@ -172,9 +165,8 @@ def test_opentelemetry_has_its_own_names() -> None:
     telemetry = Telemetry(MeterProvider([reader]).get_meter("sidecar"))
     queries = Queries("app")
     for batch in range(2):
-        done = queries.progressed(report(batch=batch), {TP: BOOKS})
-        assert done is not None
-        telemetry.tell(done, queries.latest().partitions)
+        assert queries.progressed(report(batch=batch), {TP: BOOKS}) == "orders"
+        telemetry.tell("orders", 1.5, {TP: BOOKS}, queries.latest().partitions)
     data = reader.get_metrics_data()
     assert data is not None
     found = {

@@ -19,7 +19,7 @@ from sidecar.spark.query.task import read_span
 from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run import task
 from sidecar.spark.run.plan import RunPlan
-from sidecar.spark.run.range_source import RangePlan, RangePlanner
+from sidecar.spark.run.range_source import RangePlan, RangePlanner, job_walk
 from sidecar.spark.run.writer import RangeWriter, RowReader
 from sidecar.spark.source.datasource import ZoneReader
 from sidecar.spark.source.options import parse
@@ -50,13 +50,13 @@ def job(folder: Path) -> RunPlan:
 
 def plan_range(folder: Path) -> None:
     """A task that passes a range on."""
-    planner = RangePlanner(RangePlan(job(folder).broker, folder, 1, None))
+    planner = RangePlanner(RangePlan(job_walk(job(folder).broker, 1), folder, None))
     assert len(list(planner.read(RANGE))) == 1
 
 
 def fill_table(folder: Path) -> None:
     """A task of a table."""
-    reader = RowReader(RangePlan(job(folder).broker, folder, 1, None), job(folder))
+    reader = RowReader(RangePlan(job_walk(job(folder).broker, 1), folder, None), job(folder))
     assert list(reader.read(RANGE)) == []
 
 

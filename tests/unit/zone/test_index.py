@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -51,8 +52,13 @@ def test_only_blocks_with_the_tag_are_read(tmp_path: Path, form: Format, monkeyp
     zone.close()
     assert entry is not None
     taken = Counter[int]()
-    take = data._Blocks.take
-    monkeypatch.setattr(data._Blocks, "take", lambda self, number: taken.update([number]) or take(self, number))
+    blocks = data._blocks
+
+    def counted(*file: Any) -> Any:
+        count, take = blocks(*file)
+        return count, lambda number: taken.update([number]) or take(number)
+
+    monkeypatch.setattr(data, "_blocks", counted)
     assert offsets(tmp_path, entry, Wanted.of(None, {"tag7"})) == list(range(7, 10_000, 200))
     assert taken.total() == 1
     assert Wanted.of(None, {"tag7"}).rows_of(entry) == 50

@@ -8,7 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.ops.health import Problem
-from sidecar.spark.ingest.progress import READ, Behind, IngestMetrics, IngestProgress, Lag
+from sidecar.ops.metrics import Metrics
+from sidecar.spark.ingest.progress import READ, Behind, IngestProgress, Lag
+from sidecar.spark.metrics import table_metrics
 from sidecar.spark.table.filling import WRITTEN
 
 
@@ -50,7 +52,7 @@ def test_rows_are_counted_by_micro_batch(progress: IngestProgress, zone: Zone) -
     progress.heard([report(0, 10, 8), report(1, 5, 5, {"w": 4, "v": 2})])
     assert progress.totals == {"rows_read": 15, "rows_written": 13, "rows_rejected": 2, "micro_batches": 2}
     assert zone.asked == [{"w": 0}, {"w": 4, "v": 2}]
-    assert progress.micro_batches()[""].total == 4.0
+    assert next(progress.metrics()).samples[-1].value == 4.0
 
 
 def test_a_report_counts_once(progress: IngestProgress) -> None:
@@ -86,7 +88,11 @@ def test_metrics_have_rows_and_lag(progress: IngestProgress) -> None:
     """The lag is missing before it is known."""
 
     def values() -> dict[str, float]:
-        text = IngestMetrics(progress, {("optimize", "ok"): 3}).render().decode()
+        text = (
+            Metrics(None, progress.metrics, lambda: table_metrics(progress.totals, {("optimize", "ok"): 3}))
+            .render()
+            .decode()
+        )
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {sample.name: sample.value for sample in samples if sample.name.startswith("sidecar_")}
 

@@ -15,7 +15,7 @@ from sidecar.spark.driver import QueryError
 from sidecar.spark.ranges import kafka
 from sidecar.spark.ranges.broker import LogExtent
 from sidecar.spark.ranges.shared import write as write_file
-from sidecar.spark.run.job import Gaps, SparkRun
+from sidecar.spark.run.job import RunReader, SparkRun
 from tests.support.spark.tasks import job_broker, make_settings
 
 LOW = 16
@@ -45,11 +45,12 @@ def write(folder: Path, *, offsets: dict[int, int], committed: int, first: int |
     return folder
 
 
-def made(folder: Path, on_gap: str = "stop", **checkpoint: Any) -> Gaps:
-    """The gaps of this checkpoint."""
+def made(folder: Path, on_gap: str = "stop", **checkpoint: Any) -> RunReader:
+    """The reader of this checkpoint."""
     settings = make_settings("http://localhost:1/", spark={"checkpoint": str(folder), "on_gap": on_gap})
     assert settings.spark is not None
-    return Gaps(job_broker(settings), settings.spark.on_gap, write(folder / "query", **checkpoint), folder / "sidecar")
+    query = write(folder / "query", **checkpoint)
+    return RunReader(settings, settings.spark, job_broker(settings), query, folder / "sidecar", once=False)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,14 @@ def made(folder: Path, on_gap: str = "stop", **checkpoint: Any) -> Gaps:
 def test_a_gap_is_seen_before_the_query_starts(tmp_path: Path, checkpoint: dict[str, Any], is_behind: bool) -> None:
     """Its position is that behind the last micro-batch, or before the pending one; the job stops, or goes on."""
     if not is_behind:
-        assert made(tmp_path, **checkpoint).first() is None
+        assert made(tmp_path, **checkpoint).first_gap() is None
         return
     with pytest.raises(PositionError, match=TOLD) as caught:
-        made(tmp_path, **checkpoint).first()
+        made(tmp_path, **checkpoint).first_gap()
     assert caught.value.exit_code == EXIT_CONFIG
-    found = made(tmp_path / "other", "log_start", **checkpoint).first()
+    found = made(tmp_path / "other", "log_start", **checkpoint).first_gap()
     assert found is not None
-    assert (found.tp, found.offset, found.low) == (TopicPartition("orders", 0), 10, LOW)
+    assert (found[0], f"read to 10, and its log begins at {LOW}" in found[1]) == (TopicPartition("orders", 0), True)
 
 
 def test_a_run_with_a_gap_reads_as_with_the_client(tmp_path: Path) -> None:

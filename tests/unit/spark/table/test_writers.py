@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from sidecar.config.table_layout import UNSET, Maintenance, TableLayout
 from sidecar.errors import ConfigError
-from sidecar.sinks.table.statistics import PROPERTY
+from sidecar.sinks.table.by_deltalake import PROPERTY
 from sidecar.spark.table.plan import Plan
 from sidecar.spark.table.writers import COMPACT_EVERY, by_deltalake, extend_by_deltalake
 
