@@ -343,6 +343,26 @@ def lost(place: object, offset: int, end: int | None) -> str:
     return ""
 
 
+def within(tp: TopicPartition, committed: int, bounds: LogExtent, *, beyond_at: Literal["start", "end"]) -> int:
+    """The group's offset if it is in the log; otherwise start or end of the log, with the daemon's log events.
+
+    Args:
+        beyond_at: Where reading goes on if the offset is beyond the log's end.
+    """
+    import structlog  # processes that only pass ranges on do not need it
+
+    low, high = bounds
+    if low <= committed <= high:
+        return committed
+    at = "start" if committed < low else beyond_at
+    fields = {"committed": committed, "log_start": low, "log_end": high, "action": f"going on at the log's {at}"}
+    if committed < low:
+        structlog.get_logger().error("offset.expired", **tp.fields(), **fields, expired=low - committed)
+    else:
+        structlog.get_logger().error("partition.truncated", **tp.fields(), **fields)
+    return low if at == "start" else high
+
+
 def report_expired(tp: TopicPartition, offset: int, low: int, form: tuple[str, str]) -> None:
     """Log that a partition resumes at its log's start, as the daemon does.
 

@@ -30,7 +30,7 @@ from sidecar.sources.kafka.config import client_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
 from sidecar.sources.kafka.group import members_of
 from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, FastLane, LaneColumns, lane_for
-from sidecar.sources.kafka.offsets import LogBounds, Offsets, is_meant
+from sidecar.sources.kafka.offsets import Offsets, is_meant
 from sidecar.sources.kafka.reach import await_topics, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds
 from sidecar.spark.ranges.broker import (
@@ -43,6 +43,7 @@ from sidecar.spark.ranges.broker import (
     ReadLane,
     SingleMessages,
     by_topic,
+    within,
 )
 from sidecar.spark.ranges.gathering import RUN_BYTES, RUN_ROWS, Gathering, gather
 from sidecar.spark.ranges.shared import read_or_make
@@ -126,8 +127,8 @@ class KafkaRanges(BrokerRanges):
             there = _known(offsets.bounds([tp for tp, offset in committed.items() if offset >= 0]))
         if not there:
             return None
-        within = {tp: _within(tp, committed[tp], bounds) for tp, bounds in there.items()}
-        return by_topic(dict.fromkeys(committed, EARLIEST) | within)
+        known = {tp: within(tp, committed[tp], LogExtent(*found), beyond_at="end") for tp, found in there.items()}
+        return by_topic(dict.fromkeys(committed, EARLIEST) | known)
 
     # Topics that were created again
 
@@ -294,17 +295,6 @@ def _known(answers: Mapping[TopicPartition, T | ck.KafkaError]) -> dict[TopicPar
             raise ck.KafkaException(answer)
         known[tp] = answer
     return known
-
-
-def _within(tp: TopicPartition, offset: int, bounds: LogBounds) -> int:
-    """The offset within the log: messages that expired meanwhile are lost on either engine, with the same log event."""
-    low, high = bounds
-    fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
-    if offset < low:
-        log.error("offset.expired", **fields, expired=low - offset, action="going on at the log's start")
-    elif offset > high:
-        log.error("partition.truncated", **fields, action="going on at the log's end")
-    return min(max(offset, low), high)
 
 
 def _topic_id(kafka: KafkaSettings, cluster_id: str, topic: str, *, refresh: bool) -> str:

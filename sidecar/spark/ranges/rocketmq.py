@@ -39,6 +39,7 @@ from sidecar.spark.ranges.broker import (
     RangeMessages,
     SingleMessages,
     by_topic,
+    within,
 )
 from sidecar.spark.ranges.gathering import RUN_BYTES, gather
 from sidecar.spark.ranges.shared import read_if_there, write
@@ -105,7 +106,9 @@ class RocketMqRanges(BrokerRanges):
         for i, tp in enumerate(tps):
             committed, low, high = answers[3 * i : 3 * i + 3]
             if committed.code == Code.SUCCESS:
-                found[tp] = _within(tp, read_offset(committed), max(0, read_offset(low)), max(0, read_offset(high)))
+                # An offset beyond the end may be that of a deleted topic: RocketMQ has no topic ids, so all is read.
+                bounds = LogExtent(max(0, read_offset(low)), max(0, read_offset(high)))
+                found[tp] = within(tp, read_offset(committed), bounds, beyond_at="start")
         return by_topic(found) if any(tp.topic in self.source.topics for tp in found) else None
 
     # Messages
@@ -270,22 +273,6 @@ class RocketMqLogs(Logs):
         except SidecarError:
             self.close()  # routes may have changed
             raise
-
-
-def _within(tp: TopicPartition, offset: int, low: int, high: int) -> int:
-    """The offset if it is in the log; otherwise the log's start, with the daemon's log events.
-
-    An offset beyond the end may be that of a deleted topic: RocketMQ has no topic ids, so all messages are read.
-    """
-    if low <= offset <= high:
-        return offset
-    fields = {**tp.fields(), "committed": offset, "log_start": low, "log_end": high}
-    fields["action"] = "going on at the log's start"
-    if offset < low:
-        log.error("offset.expired", **fields, expired=low - offset)
-    else:
-        log.error("partition.truncated", **fields)
-    return low
 
 
 class QueueReader:

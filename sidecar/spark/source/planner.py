@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import pyarrow as pa
-from pyroaring import BitMap64
 
 from sidecar.errors import PositionError, ZoneError
 from sidecar.spark.source.delivered import Delivered, Drop
@@ -105,8 +104,7 @@ class Share:
     """A batch to read; it can be pickled."""
 
     entry: Entry
-    drop: tuple[tuple[int, bytes], ...]
-    """Index of a cover, and its offsets to leave out, as Roaring."""
+    drop: Drop
     wanted: Wanted
     """The groups and tags to read."""
 
@@ -116,11 +114,9 @@ class Share:
         if wanted.everything:
             entry = replace(entry, index=b"")
         if not drop:
-            return cls(replace(entry, parts=(), covers=()), (), wanted)
-        places = [cover.place for cover in entry.covers]
+            return cls(replace(entry, parts=(), covers=()), drop, wanted)
         covers = tuple(cover._replace(bitmap=b"") for cover in entry.covers)
-        dropped = tuple((places.index(partition), bytes(offsets.serialize())) for partition, offsets in drop.items())
-        return cls(replace(entry, covers=covers), dropped, wanted)
+        return cls(replace(entry, covers=covers), drop, wanted)
 
     def read(self, root: Root, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The wanted rows of the share.
@@ -128,9 +124,8 @@ class Share:
         Raises:
             ZoneError: They cannot be read; the message includes the hint, as only its text reaches the user.
         """
-        drop = {self.entry.covers[index].place: BitMap64.deserialize(offsets) for index, offsets in self.drop}
         try:
-            yield from read(root, self.entry, columns, drop, groups=self.wanted.groups, tags=self.wanted.tags)
+            yield from read(root, self.entry, columns, self.drop, groups=self.wanted.groups, tags=self.wanted.tags)
         except ZoneError as error:
             raise with_hint(error) from error
 
