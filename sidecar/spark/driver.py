@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
@@ -67,6 +68,7 @@ class LastingQuery:
         return [*self._heard, *self._query.recentProgress]
 
 
+TURN_S: Final = 0.1
 HEAR_EVERY_S: Final = 1.0
 """Interval of reading Spark's reports: each call returns the last 100, as JSON; there are at most 10/s."""
 
@@ -152,6 +154,41 @@ def serving(progress: QueryProgress, stop_asked: Callable[[], bool]) -> Iterator
             raise QueryError(
                 "the JVM of the driver ended", hint="see its log for the reason, and start again"
             ) from error
+
+
+def await_end(
+    queries: Sequence[LastingQuery],
+    stop_asked: Callable[[], bool],
+    hear: Callable[[list[Mapping[str, Any]]], object],
+    turn: Callable[[], object],
+    stop: Callable[[], object],
+) -> list[Exception]:
+    """Wait until all queries have ended, or one with an error, or a stop is requested; return their errors.
+
+    Args:
+        hear: Takes the reports of the first query, also those seen before.
+        stop: Stops the queries; their errors are only logged then.
+    """
+    stop_asked()  # until its first call, a signal ends the process at once
+    hear_at_s = time.monotonic()
+    while any(query.isActive for query in queries) and not any(
+        query.exception() for query in queries if not query.isActive
+    ):
+        if stop_asked():
+            stop()
+            break
+        if time.monotonic() >= hear_at_s:
+            hear(queries[0].recentProgress)
+            hear_at_s = time.monotonic() + HEAR_EVERY_S
+        turn()
+        time.sleep(TURN_S)
+    hear(queries[0].recentProgress)
+    errors = [error for query in queries if (error := query.exception()) is not None]
+    if not stop_asked():
+        return errors
+    for error in errors:
+        failed_in_stop(error)
+    return []
 
 
 def fail(progress: QueryProgress, error: Exception) -> NoReturn:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from sidecar.spark.run.range_source import RangePlan
 
 
-TURN_S = 0.1
 TRIGGER_MS = 100
 """Interval of checks for new messages; without it the broker gets 100 requests a second."""
 ARROW_SHARE = 16
@@ -309,27 +308,13 @@ class SparkRun:
     # Running
 
     def _await_end(self, query: LastingQuery, progress: RunProgress) -> None:
-        self._stop_asked()  # until its first call, a signal ends the process at once
-        hear_at_s = time.monotonic()
-        while query.isActive:
-            if self._stop_asked():
-                self._stop(query)
-                break
-            if time.monotonic() >= hear_at_s:
-                progress.heard(query.recentProgress)
-                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
-            progress.settle()
-            time.sleep(TURN_S)
-        progress.heard(query.recentProgress)
-        error = query.exception()
-        if error is not None and self._stop_asked():
-            driver.failed_in_stop(error)
-            error = None
-        progress.settle(last=error is None)
-        while error is None and not (progress.at_rest or self._stop_asked()):
-            time.sleep(TURN_S)
+        stop, turn = partial(self._stop, query), progress.settle
+        errors = driver.await_end([query], self._stop_asked, progress.heard, turn, stop)
+        progress.settle(last=not errors)
+        while not (errors or progress.at_rest or self._stop_asked()):
+            time.sleep(driver.TURN_S)
             progress.settle(last=True)
-        if error is not None:
+        for error in errors:
             self._fail(progress, error)
 
     def _fail(self, progress: RunProgress, error: Exception) -> NoReturn:
@@ -368,4 +353,4 @@ class SparkRun:
 def _await(condition: Callable[[], bool], deadline_s: float) -> None:
     """Wait until the condition holds or the time is over."""
     while not condition() and time.monotonic() < deadline_s:
-        time.sleep(TURN_S / 2)
+        time.sleep(driver.TURN_S / 2)

@@ -48,7 +48,6 @@ FILES: Final = "files"
 log = structlog.get_logger()
 
 
-TURN_S: Final = 0.2
 WRITTEN: Final = "sidecar_written"
 """Name of Spark's observation that counts the rows of a table."""
 
@@ -109,33 +108,17 @@ class TableQueries:
             progress: Takes the reports of the query for the table.
             stop: Called before a stop; returns the time limit of running micro-batches, in seconds.
         """
-        stop_asked()  # until its first call, a signal ends the process at once
-        hear_at_s = time.monotonic()
-        while any(query.isActive for query in self._queries) and not self._errors():
-            if stop_asked():
-                self._stop(stop())
-                break
-            if time.monotonic() >= hear_at_s:
-                self._hear(progress)
-                hear_at_s = time.monotonic() + driver.HEAR_EVERY_S
-            turn()
-            time.sleep(TURN_S)
-        self._hear(progress)
-        for error in self._errors():
-            if not stop_asked():
-                driver.fail(progress, error)
-            driver.failed_in_stop(error)
+        for error in driver.await_end(
+            self._queries, stop_asked, partial(self._hear, progress), turn, lambda: self._stop(stop())
+        ):
+            driver.fail(progress, error)
 
-    def _hear(self, progress: QueryProgress) -> None:
-        reports: list[Mapping[str, Any]] = list(self._queries[0].recentProgress)
+    def _hear(self, progress: QueryProgress, reports: list[Mapping[str, Any]]) -> None:
         progress.heard(reports)
         for report in () if self._small_files.reported else reports:
             for observed in (report.get("observedMetrics") or {}).values():
                 if FILES in observed:
                     self._small_files.look(int(observed["rows"]), int(observed[FILES]))
-
-    def _errors(self) -> list[Exception]:
-        return [error for query in self._queries if not query.isActive and (error := query.exception()) is not None]
 
     def _stop(self, patience_s: float) -> None:
         """Let running micro-batches end; one that is cut short is undone, and repeated."""
@@ -144,7 +127,7 @@ class TableQueries:
         waiting = list(self._queries)
         while waiting and time.monotonic() < deadline_s:
             waiting = [query for query in waiting if _is_busy(query) and _last_batch(query) == begun[query.id]]
-            time.sleep(TURN_S / 4)
+            time.sleep(driver.TURN_S / 2)
         for query in self._queries:
             query.stop()
 

@@ -166,7 +166,6 @@ def test_reports_are_read_once_a_second(
             query.isActive = self.now_s < 103
 
     clock = Clock()
-    for name in ("run.job", "table.filling"):
-        monkeypatch.setattr(f"sidecar.spark.{name}.time", clock)
+    monkeypatch.setattr("sidecar.spark.driver.time", clock)
     job(tmp_path, query, Ends(), stopped=False)
     assert query.reads in {4, 5}

@@ -66,7 +66,9 @@ class Scene:
         self.turns = 0
         self.on_turn: Callable[[int], None] = lambda _: None
         self.stop_asked = False
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s, sleep=self.sleep))
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, sleep=self.sleep)
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(driver, "time", clock)
         monkeypatch.setattr(driver, "fail", self.fail)
         monkeypatch.setattr(driver, "failed_in_stop", lambda error: self.problems.append(f"in stop: {error}"))
 
@@ -116,7 +118,7 @@ def test_the_job_ends_with_its_last_query(scene: Scene) -> None:
 
 def test_reports_are_heard_now_and_then(scene: Scene) -> None:
     """Asking the JVM costs time; once more at the end."""
-    turns = round(2.5 * driver.HEAR_EVERY_S / module.TURN_S)
+    turns = round(2.5 * driver.HEAR_EVERY_S / driver.TURN_S)
     scene.on_turn = lambda turn: end(scene.table, scene.rejects) if turn == turns else None
     scene.run()
     assert len(scene.heard) == 4
