@@ -33,7 +33,7 @@ from sidecar.core.delivery.refusals import REFUSED_WINDOW
 from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.spark.ranges.shared import names, read, read_if_there, remove, write
-from sidecar.spark.run.outcome import Outcome, books_of, joined
+from sidecar.spark.run.outcome import Outcome, books_of, group_of, joined, shown
 
 if TYPE_CHECKING:
     from sidecar.core.ranges import Halved
@@ -52,14 +52,13 @@ class Halves:
         """The parts of a partition's range that were replaced."""
         folder = self._folder(batch, tp)
         halves = [orjson.loads(read(folder / name)) for name in names(folder)]
-        return [(raw.encode("latin-1").decode("utf-8", "surrogateescape"), first, last) for raw, first, last in halves]
+        return [(group_of(shown), first, last) for shown, first, last in halves]
 
     def add_parts(self, batch: int, tp: TopicPartition, parts: Collection[Halved]) -> None:
         """Make durable that these parts were replaced."""
         for group, first, last in parts:
-            raw = group.encode("utf-8", "surrogateescape")  # tags that are not UTF-8 are not valid JSON
-            name = hashlib.blake2b(b"%d-%d-%s" % (first, last, raw), digest_size=16).hexdigest()
-            write(self._folder(batch, tp) / name, orjson.dumps([raw.decode("latin-1"), first, last]))
+            half = orjson.dumps([shown(group), first, last])
+            write(self._folder(batch, tp) / hashlib.blake2b(half, digest_size=16).hexdigest(), half)
 
     def _folder(self, batch: int, tp: TopicPartition) -> Path:
         return self._path / str(batch) / f"{tp.topic}-{tp.queue}"

@@ -14,34 +14,24 @@ from pathlib import Path
 from sidecar.config.model import Settings
 from sidecar.config.source.kafka import KafkaSettings
 
-_SAME = {
-    "client.id",
-    "client.rack",
-    "connections.max.idle.ms",
-    "enable.metrics.push",
-    "fetch.min.bytes",
-    "isolation.level",
-    "max.partition.fetch.bytes",
-    "metadata.max.age.ms",
-    "reconnect.backoff.max.ms",
-    "reconnect.backoff.ms",
-    "retry.backoff.max.ms",
-    "retry.backoff.ms",
-    "security.protocol",
-    "ssl.key.password",
-}
-_RENAMED = {
+_NAMES = {
+    name: name
+    for name in (
+        "client.id", "client.rack", "connections.max.idle.ms", "enable.metrics.push", "fetch.min.bytes",
+        "isolation.level", "max.partition.fetch.bytes", "metadata.max.age.ms", "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms", "retry.backoff.max.ms", "retry.backoff.ms", "sasl.kerberos.service.name",
+        "sasl.mechanism", "security.protocol", "socket.connection.setup.timeout.ms", "ssl.cipher.suites",
+        "ssl.key.password",
+    )
+} | {
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
     "fetch.wait.max.ms": "fetch.max.wait.ms",
-    "sasl.kerberos.service.name": "sasl.kerberos.service.name",
-    "sasl.mechanism": "sasl.mechanism",
     "sasl.mechanisms": "sasl.mechanism",
-    "socket.connection.setup.timeout.ms": "socket.connection.setup.timeout.ms",
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.timeout.ms": "request.timeout.ms",
-    "ssl.cipher.suites": "ssl.cipher.suites",
-}
+}  # fmt: skip
+"""The names of the Java client for those of librdkafka."""
 _WITHOUT_EFFECT = {"log_level", "socket.keepalive.enable", "socket.nagle.disable"}
 """Properties that affect no message and no credential: the executors' own client still gets them."""
 _MODULES = {
@@ -50,17 +40,10 @@ _MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _JOINED = {
-    "enable.ssl.certificate.verification",
-    "sasl.password",
-    "sasl.username",
-    "ssl.ca.location",
-    "ssl.ca.pem",
-    "ssl.certificate.location",
-    "ssl.certificate.pem",
-    "ssl.endpoint.identification.algorithm",
-    "ssl.key.location",
+    "enable.ssl.certificate.verification", "sasl.password", "sasl.username", "ssl.ca.location", "ssl.ca.pem",
+    "ssl.certificate.location", "ssl.certificate.pem", "ssl.endpoint.identification.algorithm", "ssl.key.location",
     "ssl.key.pem",
-}
+}  # fmt: skip
 
 
 def reason_against(name: str, properties: Mapping[str, str]) -> str | None:
@@ -70,7 +53,7 @@ def reason_against(name: str, properties: Mapping[str, str]) -> str | None:
         return "the Java client has no way to trust every certificate: name the authority in ssl.ca.location"
     if name in ("sasl.mechanism", "sasl.mechanisms") and value not in _MODULES:
         return f"on Spark the mechanisms are {', '.join(_MODULES)}"
-    if name not in _SAME | _RENAMED.keys() | _WITHOUT_EFFECT | _JOINED:
+    if name not in _NAMES.keys() | _WITHOUT_EFFECT | _JOINED:
         return "the Java client of Spark's Kafka connector has no such property"
     return None
 
@@ -87,11 +70,7 @@ def client_options(kafka: KafkaSettings) -> dict[str, str]:
         if reason := reason_against(name, properties):
             raise ValueError(f"{name}: {reason}")
     options = {"isolation.level": "read_committed", "client.id": "sidecar"}
-    for name, value in properties.items():
-        if name in _SAME:
-            options[name] = value
-        elif name in _RENAMED:
-            options[_RENAMED[name]] = value
+    options |= {_NAMES[name]: value for name, value in properties.items() if name in _NAMES}
     if "security.protocol" in options:
         options["security.protocol"] = options["security.protocol"].upper()
     options |= _login(properties) | _trust(properties) | _own_certificate(properties)

@@ -27,50 +27,29 @@ if TYPE_CHECKING:
 LETTERS = "letters"
 
 
-@dataclass(slots=True)
-class Kept:
-    """Unfinished work of one partition.
-
-    Args:
-        scope: Its identity in the names of parts.
-        carried: Rows whose keys twins held.
-        errors: Claims of dead letters to be reported to the ledger.
-    """
-
-    tp: TopicPartition
-    scope: str
-    carried: list[Carried]
-    errors: list[ClaimEnd]
-
-    @property
-    def count(self) -> int:
-        return sum(len(rows.offsets) for rows in self.carried)
-
-
 class TwinFiles:
-    """The files ``twins/<micro-batch>``; a file is valid once Spark's log has the commit of its micro-batch."""
+    """The files ``twins/<micro-batch>``: rows whose keys twins held, and claims of dead letters to be reported.
+
+    A file is valid once Spark's log has the commit of its micro-batch.
+    """
 
     def __init__(self, root: Path) -> None:
         self._path = root / "twins"
         self.letters = self._path / LETTERS
         """Folder of the dead letters among the rows."""
 
-    def put_outcomes(self, batch: int, outcomes: Iterable[Outcome]) -> None:
-        """Store the unfinished work of a micro-batch's tasks, in place of an earlier attempt's."""
-        self.put(batch, [Kept(one.tp, one.scope, one.carried, one.errors) for one in outcomes])
-
-    def put(self, batch: int, kept: Collection[Kept]) -> None:
-        """Replace the unfinished work of a micro-batch."""
-        found = [_fields(one) for one in kept if one.carried or one.errors]
+    def put(self, batch: int, outcomes: Iterable[Outcome]) -> None:
+        """Store what the outcomes of a micro-batch's tasks leave to do, in place of an earlier attempt's."""
+        found = [_fields(one) for one in outcomes if one.carried or one.errors]
         path = self._path / str(batch)
         if found:
             write(path, orjson.dumps(found))
         else:
             remove(path)
 
-    def of(self, batch: int) -> list[Kept]:
-        """The unfinished work of a micro-batch."""
-        return [_kept(fields) for fields in orjson.loads(read(self._path / str(batch)))]
+    def of(self, batch: int) -> list[Outcome]:
+        """The outcomes of a micro-batch's tasks, as far as they leave anything to do."""
+        return [_rest(fields) for fields in orjson.loads(read(self._path / str(batch)))]
 
     def batches(self) -> list[int]:
         """The micro-batches with unfinished work."""
@@ -86,40 +65,40 @@ class TwinFiles:
             path.unlink()
 
 
-def _fields(kept: Kept) -> dict[str, Any]:
+def _fields(rest: Outcome) -> dict[str, Any]:
     return {
-        "topic": kept.tp.topic,
-        "partition": kept.tp.partition,
-        "broker": kept.tp.broker,
-        "scope": kept.scope,
+        "tp": [*rest.tp],
+        "scope": rest.scope,
         "carried": [
-            [_shown(rows.group), rows.first, rows.last, list(rows.offsets), base64.b64encode(rows.keys).decode()]
-            for rows in kept.carried
+            [shown(rows.group), rows.first, rows.last, list(rows.offsets), base64.b64encode(rows.keys).decode()]
+            for rows in rest.carried
         ],
-        "errors": [[list(mark.offsets), base64.b64encode(mark.keys).decode()] for mark in kept.errors],
+        "errors": [[list(mark.offsets), base64.b64encode(mark.keys).decode()] for mark in rest.errors],
     }
 
 
-def _kept(fields: dict[str, Any]) -> Kept:
+def _rest(fields: dict[str, Any]) -> Outcome:
     from sidecar.core.claims import ClaimEnd, ClaimState, place_of
     from sidecar.core.delivery.output import Carried
 
-    tp = TopicPartition(fields["topic"], fields["partition"], fields["broker"])
+    tp = TopicPartition(*fields["tp"])
     carried = [
-        Carried(tp, _group(group), first, last, offsets, base64.b64decode(keys))
+        Carried(tp, group_of(group), first, last, offsets, base64.b64decode(keys))
         for group, first, last, offsets, keys in fields["carried"]
     ]
     errors = [
         ClaimEnd(place_of(tp), ClaimState.ERROR, offsets, base64.b64decode(keys)) for offsets, keys in fields["errors"]
     ]
-    return Kept(tp, fields["scope"], carried, errors)
+    return Outcome(tp, carried=carried, errors=errors, scope=fields["scope"])
 
 
-def _shown(group: str) -> str:
-    return group.encode("utf-8", "surrogateescape").decode("latin-1")  # tags that are not UTF-8 are not valid JSON
+def shown(group: str) -> str:
+    """The name of a group for JSON, which has no tags that are not UTF-8."""
+    return group.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
-def _group(shown: str) -> str:
+def group_of(shown: str) -> str:
+    """The group that `shown` names."""
     return shown.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
@@ -207,6 +186,11 @@ class Outcome:
     """Unwanted tags, for display."""
     expired: int = 0
     """Offsets before the range that expired before they were read."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows whose keys twins held."""
+        return sum(len(rows.offsets) for rows in self.carried)
 
 
 _Rows: TypeAlias = "Iterable[Sequence[Any]]"

@@ -33,7 +33,7 @@ from sidecar.ops.health import Problem, problem
 from sidecar.runtime.ledger_worker import PRUNE_EVERY_S, PRUNE_STEP, open_ledger
 from sidecar.spark.ranges.broker import SingleMessages
 from sidecar.spark.run.deliver import DeliveryStoppedError, RangeDelivery, Task
-from sidecar.spark.run.outcome import Kept, Outcome, TwinFiles
+from sidecar.spark.run.outcome import Outcome, TwinFiles
 from sidecar.spark.run.plan import RunPlan
 
 ROUND_S = 0.5
@@ -160,7 +160,7 @@ class Resolver:
         kept = self.files.of(batch)
         if batch in self._uncounted:
             for one in kept:
-                self._results.put(Resolved(one.tp, Books(consumed=one.count, in_flight=one.count)))
+                self._results.put(Resolved(one.tp, Books(consumed=one.waiting, in_flight=one.waiting)))
             self._uncounted.remove(batch)
         if errors := [mark for one in kept for mark in one.errors]:
             self._ledger.settle(errors)
@@ -178,7 +178,7 @@ class Resolver:
                 one.errors += errors
                 self.files.put(batch, kept)
                 self._tell(batch, resolved)
-        return sum(one.count for one in kept)
+        return sum(one.waiting for one in kept)
 
     def _tell(self, batch: int, resolved: Resolved) -> None:
         books = resolved.books
@@ -189,7 +189,7 @@ class Resolver:
         )  # fmt: skip
 
     def _settle_some(
-        self, batch: int, one: Kept, portion: Sequence[Carried], single: SingleMessages
+        self, batch: int, one: Outcome, portion: Sequence[Carried], single: SingleMessages
     ) -> tuple[Resolved, list[Carried], list[ClaimEnd]]:
         """Returns the settled rows, those that are still unsettled, and the claims of dead letters."""
         place = place_of(one.tp)
@@ -214,7 +214,7 @@ class Resolver:
         return Resolved(one.tp, books, outcome), carried, errors
 
     def _deliver(
-        self, batch: int, one: Kept, ours: Sequence[Carried], single: SingleMessages
+        self, batch: int, one: Outcome, ours: Sequence[Carried], single: SingleMessages
     ) -> tuple[Outcome, list[ClaimEnd]]:
         gone: list[ClaimEnd] = []
         columns, message_at = single

@@ -53,7 +53,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """Store the books of a micro-batch whose tasks are done; the driver's own process reads them."""
         folder = RunFolder(self._path)
         outcomes = [m.outcome for m in messages if isinstance(m, TaskReport) and m.outcome is not None]
-        TwinFiles(self._path).put_outcomes(batchId, outcomes)  # first: where books exist, all files beside them do
+        TwinFiles(self._path).put(batchId, outcomes)  # first: where books exist, all files beside them do
         folder.books.put(batchId, books_of(outcomes))
         folder.add_answers(
             sum(outcome.books.delivered for outcome in outcomes), sum(outcome.refused for outcome in outcomes)

@@ -18,19 +18,9 @@ from sidecar.zone.index import Wanted
 from sidecar.zone.schema import SCHEMA
 
 NAMES: Final = (
-    "path",
-    "groups",
-    "tags",
-    "columns",
-    "dedup",
-    "parallelism",
-    "consumer",
-    "maxFilesPerTrigger",
-    "maxRowsPerTrigger",
-    "maxBytesPerTrigger",
-    "until",
-    "start",
-)
+    "path", "groups", "tags", "columns", "dedup", "parallelism", "consumer", "maxFilesPerTrigger", "maxRowsPerTrigger",
+    "maxBytesPerTrigger", "until", "start",
+)  # fmt: skip
 STREAM_ONLY: Final = NAMES[6:]
 _OF_TABLES: Final = ("owner", "location")
 """Options that Spark adds for a table of its catalogue."""

@@ -18,7 +18,7 @@ from sidecar.core.records import KEY_BYTES, TopicPartition
 from sidecar.runtime.dead_letters import dead_letter_store
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.run import twins as resolving
-from sidecar.spark.run.outcome import Kept, TwinFiles, letters_in
+from sidecar.spark.run.outcome import Outcome, TwinFiles, letters_in
 from sidecar.spark.run.twins import GONE, Resolver
 from tests.support.memory_ledger import MemoryLedger
 from tests.support.process import wait_until
@@ -38,7 +38,7 @@ class Scene:
         self.ledger.claim([Want(place_of(OTHER), [1, 2], KEYS, 5)], 1000)
         self.files = TwinFiles(root)
         carried = Carried(TP, "paid", 4, 9, array("q", [4, 9]), KEYS)
-        self.files.put(3, [Kept(TP, "5c0pe000", [carried], [])])
+        self.files.put(3, [Outcome(TP, carried=[carried], scope="5c0pe000")])
         settings = make_settings("http://localhost:1/", state={"dir": str(root)}, dedup=DEDUP)
         self.resolver = Resolver(replace(plan_of(settings, root), broker=BROKER), begun_after)
         self.books = Books()
