@@ -36,7 +36,6 @@ class LetterProducer:
         self,
         settings: Settings,
         place: LetterPlace,
-        limits: Limits,
         token: str,
         rate: int,
         ids: LetterIds,
@@ -44,7 +43,6 @@ class LetterProducer:
         stack: ExitStack,
     ) -> None:
         self._place = place
-        self._limits = limits
         self._rate = rate
         self._ids = ids
         self._on_ended = on_ended
@@ -60,14 +58,14 @@ class LetterProducer:
         except ck.KafkaException as error:
             raise _unavailable(error) from error
 
-    def run(self, chosen: Chosen) -> Replayed:
+    def run(self, chosen: Chosen, limits: Limits) -> Replayed:
         """Produce the rest of an interrupted replay, and then the chosen letters.
 
         Raises:
             UnavailableError: The broker does not accept them; nothing of the part is produced.
         """
         produced = 0
-        for stream in self._place.streams(chosen, "topic", self._limits):
+        for stream in self._place.streams(chosen, "topic", limits):
             for part in stream.parts:
                 letters = self._place.load(part)
                 if not (stream.again and self._is_produced(part)):

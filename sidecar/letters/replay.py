@@ -57,7 +57,6 @@ class ReceiverReplay:
         self,
         settings: Settings,
         place: LetterPlace,
-        limits: Limits,
         rate: int,
         on_ended: Callable[[int], None],
         tell: Callable[[str], None],
@@ -66,7 +65,6 @@ class ReceiverReplay:
         sink = sink_of(settings, LETTER_COLUMNS)
         self._framer = sink.framer
         self._place = place
-        self._limits = limits
         self._rate = rate
         self._on_ended = on_ended
         self._tell = tell
@@ -89,13 +87,13 @@ class ReceiverReplay:
         self._delivered = self._refused = 0
         self._next_at_s = 0.0
 
-    def run(self, chosen: Chosen) -> Replayed:
+    def run(self, chosen: Chosen, limits: Limits) -> Replayed:
         """Deliver the rest of an interrupted replay, under its names, and then the chosen letters.
 
         Raises:
             UnavailableError: The receiver refuses too much for a cause in the messages.
         """
-        for stream in self._place.streams(chosen, "receiver", self._limits):
+        for stream in self._place.streams(chosen, "receiver", limits):
             self._deliver(stream)
         return Replayed(self._delivered, self._refused)
 

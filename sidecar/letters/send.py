@@ -36,24 +36,18 @@ _BROKERS = frozenset({
 
 
 class LetterSender:
-    """Sends dead letters again, at most `rate` messages/s.
-
-    Args:
-        limits: Of a part: at most `AT_ONCE` messages.
-    """
+    """Sends dead letters again, at most `rate` messages/s."""
 
     def __init__(
         self,
         source: RocketMqSettings,
         place: LetterPlace,
-        limits: Limits,
         rate: int,
         ids: LetterIds,
         on_ended: Callable[[int], None],
         stack: ExitStack,
     ) -> None:
         self._place = place
-        self._limits = limits
         self._rate = rate
         self._ids = ids
         self._on_ended = on_ended
@@ -61,15 +55,18 @@ class LetterSender:
         self._brokers: dict[str, Iterator[str]] = {}
         """The brokers of each topic in turn."""
 
-    def run(self, chosen: Chosen) -> Replayed:
+    def run(self, chosen: Chosen, limits: Limits) -> Replayed:
         """Send the chosen letters.
+
+        Args:
+            limits: Of a part: at most `AT_ONCE` messages.
 
         Raises:
             UnavailableError: A broker does not answer or does not take them, or a topic is gone; acknowledged messages
                 are recorded.
         """
         delivered = left = 0
-        for stream in self._place.streams(chosen, "topic", self._limits):
+        for stream in self._place.streams(chosen, "topic", limits):
             for part in stream.parts:
                 begun_s, letters = time.monotonic(), self._place.load(part)
                 sent = self._sent(part, letters)

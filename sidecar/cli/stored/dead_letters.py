@@ -215,12 +215,12 @@ def replay(
             limits = Limits(most, settings.batch.max_bytes)
             with progress("replayed", count) as move_on:
                 if rocketmq is not None and ids is not None:
-                    done = LetterSender(rocketmq, letters, limits, rate, ids, move_on, stack).run(picked)
+                    done = LetterSender(rocketmq, letters, rate, ids, move_on, stack).run(picked, limits)
                 elif ids is not None:
-                    done = LetterProducer(settings, letters, limits, token, rate, ids, move_on, stack).run(picked)
+                    done = LetterProducer(settings, letters, token, rate, ids, move_on, stack).run(picked, limits)
                 else:
                     tell = partial(say, err=True)
-                    done = ReceiverReplay(settings, letters, limits, rate, move_on, tell, stack).run(picked)
+                    done = ReceiverReplay(settings, letters, rate, move_on, tell, stack).run(picked, limits)
     if as_json:
         say_json({"chosen": count, "duplicates": dropped, **done._asdict()})
     elif dry_run:
