@@ -76,7 +76,9 @@ def replay(folder: Path) -> tuple[Replayed, list[int]]:
     with ExitStack() as stack:
         beside = stack.enter_context(closing(LettersBeside(folder, lambda _: None)))
         ids, limits = LetterIds(settings, "t", as_new=False), Limits(2, 1 << 20)
-        return LetterProducer(settings, StatePlace(beside), "t", RATE, ids, ended.append, stack).run(Chosen()), ended
+        return LetterProducer(settings, StatePlace(beside), "t", RATE, ids, ended.append, stack).run(
+            Chosen(), limits
+        ), ended
 
 
 ENDS = ["send_offsets_to_transaction", "commit_transaction"]
