@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from sidecar.core.json_text import loads
 
 PREFIX: Final = "delta.constraints."
 _LENGTH: Final = re.compile(r"(?:var)?char\((\d+)\)")
 SQL_CHARS_MAX: Final = 200
-
-
-class SchemaField(Protocol):
-    """A column of a table, of Spark or of deltalake."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def nullable(self) -> bool: ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The column's other properties in the table."""
-        ...
 
 
 class Constraint(NamedTuple):
@@ -54,11 +39,11 @@ class Constraint(NamedTuple):
         return f"the row violates the constraint {self.name} of the table"
 
 
-def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[SchemaField]) -> list[Constraint]:
+def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Any]) -> list[Constraint]:
     """The constraints of a table: CHECK, NOT NULL, lengths of texts, invariants.
 
     Args:
-        fields: The table's columns; nested fields are not checked.
+        fields: The table's columns, of Spark or of deltalake; nested fields are not checked.
     """
     checks = (
         Constraint(f"{name.removeprefix(PREFIX)} ({sql[:SQL_CHARS_MAX]})", sql)
@@ -68,7 +53,7 @@ def constraints_of(configuration: Mapping[str, str | None], fields: Iterable[Sch
     return [*checks, *(found for field in fields for found in _of_field(field))]
 
 
-def _of_field(field: SchemaField) -> Iterator[Constraint]:
+def _of_field(field: Any) -> Iterator[Constraint]:
     if not field.nullable:
         yield Constraint(f"NOT NULL of {field.name}", "{} IS NOT NULL", field.name)
     if limit := _LENGTH.fullmatch(str(field.metadata.get("__CHAR_VARCHAR_TYPE_STRING", ""))):

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 
 from sidecar.core.json_text import loads
 from sidecar.errors import ConfigError
-from sidecar.sinks.table.constraints import SQL_CHARS_MAX, Constraint, SchemaField
+from sidecar.sinks.table.constraints import SQL_CHARS_MAX, Constraint
 from sidecar.sinks.table.layout import Column as ColumnOf
 from sidecar.zone.layout import UNSAFE
 from sidecar.zone.table import DATE, DATES_END_S, HOUR, LABEL, LABEL_CHARS_MAX, LABEL_HASH, LABELS
@@ -240,7 +240,7 @@ def _is_text() -> Column:
 # Constraints of the table
 
 
-def generated(fields: Iterable[SchemaField]) -> list[Constraint]:
+def generated(fields: Iterable[StructField]) -> list[Constraint]:
     """Columns that the table computes: a row with another value in one violates it."""
     found = ((field.name, str(field.metadata.get("delta.generationExpression", ""))) for field in fields)
     return [
