@@ -21,6 +21,7 @@ from sidecar.runtime.lane import is_built
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.ranges.kafka import QUEUE_KBYTES, fetch, fetch_by_lane
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run import task
 from sidecar.spark.run.deliver import Task
 from sidecar.spark.run.folder import RunFolder
@@ -163,7 +164,7 @@ def filled(
     for batch, (start, end) in enumerate(ranges):
         found = plan.broker.read(folder, tp, start, end)
         assert (found.lane is not None) == (lane == "on")
-        place = TaskRange(tp, found, lambda: None, start, end, "5c09e5c0", "1d5c09e0", batch, kept)
+        place = TaskRange(Span(tp, "", start, end), found, lambda: None, "5c09e5c0", "1d5c09e0", batch, kept)
         batches += task.rows_of(plan, place)
         of_batch = kept.books.of(batch)
         assert of_batch is not None and of_batch["lane"] == [""] * (lane == "on")

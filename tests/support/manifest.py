@@ -68,8 +68,7 @@ class Lines:
     def rows_of(self, share: Share) -> list[Row]:
         """What a task would deliver of a share."""
         entry = self.entries[share.entry.writer][share.entry.seq]
-        drop = {share.entry.covers[index].place: BitMap64.deserialize(bitmap) for index, bitmap in share.drop}
-        left = ((cover.place, cover.offsets() - drop.get(cover.place, BitMap64())) for cover in entry.covers)
+        left = ((cover.place, cover.offsets() - share.drop.get(cover.place, BitMap64())) for cover in entry.covers)
         return [(where, offset) for where, offsets in left for offset in offsets]
 
 

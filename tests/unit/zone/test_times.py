@@ -17,6 +17,7 @@ from sidecar.core.parts import Batch
 from sidecar.sinks.table.by_deltalake import steps
 from sidecar.spark.ranges import rows
 from sidecar.zone.columns import record_batches
+from sidecar.zone.schema import times_of
 from tests.support.delta import sink
 from tests.support.landing import Sent, part
 
@@ -52,7 +53,7 @@ def of_lane(times_ms: list[int | None]) -> pa.Array:
     return rows._lane_times(table)
 
 
-@pytest.mark.parametrize("column", [of_zone, rows._times, of_lane])
+@pytest.mark.parametrize("column", [of_zone, times_of, of_lane])
 def test_times_outside_of_the_years_1_to_9999_are_null(column: Any) -> None:
     """The others are kept to the millisecond, wherever rows are made."""
     assert column(list(TIMES)).to_pylist() == list(TIMES.values())

@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.config.model import Settings
 from sidecar.spark.ranges.broker import RangeMessages
+from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.task import ARROW_COLUMNS, TaskRange, rows_of, runs
 from tests.support.spark.tasks import TP, batches, plan_of
@@ -20,7 +21,8 @@ def test_books_are_kept_by_the_query_of_the_table_alone(tmp_path: Path, query: s
     sink = {"parquet": {"path": str(tmp_path / "rows")}}
     settings = Settings.model_validate({"source": {"kafka": kafka}, "sink": sink, "state": {"dir": "state"}})
     folder, read = RunFolder(tmp_path / query), runs(batches([(i, "t", b"x") for i in range(10)]), TP)
-    place = TaskRange(TP, RangeMessages(ARROW_COLUMNS, read, None), lambda: None, 0, 10, "scope", "ids", 0, folder)
+    found = RangeMessages(ARROW_COLUMNS, read, None)
+    place = TaskRange(Span(TP, "", 0, 10), found, lambda: None, "scope", "ids", 0, folder)
     plan = plan_of(settings, tmp_path, query=query)
     assert sum(batch.num_rows for batch in rows_of(plan, place)) == 10
     assert folder.books.batches() == kept

@@ -283,7 +283,7 @@ def test_a_share_without_duplicates_carries_no_bitmap(lines: Lines) -> None:
     land(lines, "a", 1)
     (share,) = Query(lines).planner.plan({}, {"a": 0})
     assert isinstance(share, Share)
-    assert (share.drop, share.entry.covers, share.entry.parts) == ((), (), ())
+    assert (share.drop, share.entry.covers, share.entry.parts) == ({}, (), ())
 
 
 def test_a_consumer_is_registered_before_it_reads(lines: Lines) -> None:
