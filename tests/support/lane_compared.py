@@ -32,7 +32,7 @@ from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.spark.query.options import COLUMNS, Query
 from sidecar.spark.query.task import read_span
-from sidecar.spark.ranges.broker import broker_of
+from sidecar.spark.ranges import broker_of
 from sidecar.spark.ranges.walk import Span
 from tests.support.kafka import Broker, produce, unique
 from tests.support.lane import client, lane_of

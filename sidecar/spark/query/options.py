@@ -22,7 +22,8 @@ from sidecar.config.tags import Dedup, Tags
 from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal_of_fields
 from sidecar.spark.query.offsets import Option, Place, parse_place
-from sidecar.spark.ranges.broker import ON_GAP, BrokerRanges, OnGap, broker_of
+from sidecar.spark.ranges import broker_of
+from sidecar.spark.ranges.broker import ON_GAP, BrokerRanges, OnGap
 from sidecar.zone.schema import DDL_OF, SCHEMA
 
 Broker: TypeAlias = Literal["kafka", "rocketmq"]

@@ -22,7 +22,6 @@ from sidecar.spark.workers import configure_log
 
 if TYPE_CHECKING:
     from sidecar.config.failures import DeadLetterSettings
-    from sidecar.config.model import Settings
     from sidecar.config.source.kafka import KafkaSettings
     from sidecar.config.source.rocketmq import RocketMqSettings
     from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
@@ -209,24 +208,6 @@ class BrokerRanges:
             keeper: Stores them if no topic is named.
             stack: Closes the client that reads messages again.
         """
-
-
-def broker_of(settings: Settings, lane_refusal: str, *, retried: bool) -> BrokerRanges:
-    """The broker of these settings; its client is imported for it alone.
-
-    Args:
-        lane_refusal: The reason why the lane cannot read its messages; empty if it can. Kafka only.
-        retried: Whether messages that the consumer group handed back are read too. RocketMQ only.
-    """
-    letters, row_format = settings.dead_letters, settings.sink.chosen.row_format
-    if settings.source.rocketmq is not None:
-        from sidecar.runtime.build import pushed_expression
-        from sidecar.spark.ranges.rocketmq import RocketMqRanges
-
-        return RocketMqRanges(letters, row_format, settings.source.rocketmq, pushed_expression(settings), retried)
-    from sidecar.spark.ranges.kafka import KafkaRanges
-
-    return KafkaRanges(letters, row_format, settings.source.kafka, lane_refusal)
 
 
 def patiently(plan: Callable[[], T], patience_s: float | None = None) -> T:

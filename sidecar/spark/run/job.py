@@ -23,12 +23,12 @@ from sidecar.runtime.lane import refusal_on_spark
 from sidecar.spark import driver
 from sidecar.spark.driver import LastingQuery, QueryError
 from sidecar.spark.failures import AGAIN, failure_of
+from sidecar.spark.ranges import broker_of
 from sidecar.spark.ranges.broker import (
     START_OVER,
     BrokerRanges,
     LogExtent,
     Places,
-    broker_of,
     by_topic,
     expired,
     gap,

@@ -12,7 +12,8 @@ import pyarrow as pa
 from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.lane import refusal_on_spark
-from sidecar.spark.ranges.broker import BrokerRanges, broker_of
+from sidecar.spark.ranges import broker_of
+from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.run.deliver import RangeDelivery, Task
 from sidecar.spark.run.folder import RunFolder
 from sidecar.spark.run.outcome import Outcome
