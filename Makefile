@@ -23,7 +23,7 @@ kafka = $(foreach name,$(1),tests/integration/test_$(name).py)
 CORE := tests/unit/core tests/unit/daemon tests/unit/runtime tests/unit/test_threaded.py tests/property tests/simulation
 
 .DEFAULT_GOAL := help
-.PHONY: help fastlane wheels test test-all test-python lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
+.PHONY: help fastlane wheels test test-core test-others test-all test-python lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
 
 help:
 	@echo "make demo    show the daemon at work on generated messages, and the books at the end; SINK=http skips Spark; SOURCE=rocketmq"
@@ -45,10 +45,15 @@ help:
 	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
 	@echo "make chaos   random kills, rebalances and outages, and a soak under all of them: HOURS=1"
 
-# Beside each other: at its first use mypy is busy for a minute, and the jars for two.
+# Beside each other: at its first use mypy is busy for a minute, and the jars for two. Then tests of the core take what others leave.
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j 2 lint jars
-	@$(PYTEST) -n 2 -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@$(MAKE) --no-print-directory -j 2 test-core test-others
+
+test-core:
+	@nice $(PYTEST) -n 2 -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+test-others:
 	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(CORE))
 
 # Only the folders that have slow tests: to collect all takes each worker 10 s more.
