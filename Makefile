@@ -45,15 +45,14 @@ help:
 	@echo "make prove-rocketmq   the same for RocketMQ: kills, outages, retried messages, members"
 	@echo "make chaos   random kills, rebalances and outages, and a soak under all of them: HOURS=1"
 
-# Beside each other: at its first use mypy is busy for a minute, and the jars for two. Then tests of the core take what others leave.
+# Beside each other: the jars take two minutes at their first use, mypy one, and tests of the core the time in which others wait.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory -j 2 lint jars
-	@$(MAKE) --no-print-directory -j 2 test-core test-others
+	@$(MAKE) --no-print-directory -j 3 lint test-core test-others
 
-test-core:
+test-core: $(INSTALLED)
 	@nice $(PYTEST) -n 2 -m "not slow" $(CORE) --cov=sidecar.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
-test-others:
+test-others: jars
 	@$(PYTEST) --no-loadscope-reorder -m "not slow and not proof" tests $(addprefix --ignore=,$(CORE))
 
 # Only the folders that have slow tests: to collect all takes each worker 10 s more.
