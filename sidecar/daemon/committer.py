@@ -122,7 +122,9 @@ class Committer:
                 self.committed(dict.fromkeys(tps, False), 0.0)
 
     def _kept(self, store: str, *, ok: bool) -> bool:
-        return self._noted(store, f"delayed messages cannot be stored: {self._delays.problem}", ok=ok)
+        problem = self._delays.problem
+        reason = f"delayed messages cannot be stored: {problem}" if problem else "cancelled messages are being sought"
+        return self._noted(store, reason, ok=ok)
 
     def _noted(self, step: str, reason: str, *, ok: bool) -> bool:
         """Whether a step succeeded, after its failure was noted."""

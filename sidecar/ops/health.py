@@ -26,7 +26,7 @@ class ProblemKind(NamedTuple):
 
 _HEALS = "; the daemon resumes by itself"
 _STATE_DISK = f"free space on the disk of state.dir, or repair it{_HEALS}"
-_DELAY = f"check Kafka, PostgreSQL, or the disk or folder of state.dir, whichever the reason names{_HEALS}"
+_DELAY = f"check Kafka, PostgreSQL, the clock, or the disk or folder of state.dir, whichever the reason names{_HEALS}"
 _BROKER = f"check the broker and the network{_HEALS}"
 _UNCOMMITTED = "{late} could not be committed for {seconds:.0f} s: {reason}"
 _UNREAD = "nothing is read: {reason}"

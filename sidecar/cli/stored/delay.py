@@ -91,8 +91,8 @@ def count(path: str, sought: dict[str, Any], as_json: bool) -> None:
     table = FittedTable(
         [FittedColumn("due"), *numbers("messages")], [(text, f"{number:,}") for text, number in counts.items()]
     )
-    of_store = f"the next is due at {held['next_due'] or '?'}, {held['disk_bytes']:,} bytes of disk" if is_all else ""
-    show_(table, *filter(None, [of_store]))
+    next_due = f"the next is due at {held['next_due']}, " if is_all and held["next_due"] else ""
+    show_(table, *([f"{next_due}{held['disk_bytes']:,} bytes of disk"] if is_all else []))
 
 
 @delay.command("list", epilog=example("sidecar delay list -c sidecar.yaml --from 2027-01-31T12:00:00Z --limit 10"))

@@ -54,6 +54,8 @@ class CommitEntries:
         """Whether a commit took marks and no commit succeeded since: the ledger may not have them yet."""
         self._errors: list[ClaimEnd] = []
         self._barriers: list[Barrier] = []
+        self._next: Barrier | None = None
+        """The barrier for the next commit that begins; None if nothing has asked for one yet."""
 
     def read(self, newest: Fingerprint) -> None:
         """Record the last message read: its fingerprint becomes durable with the next commit, and not before."""
@@ -81,15 +83,18 @@ class CommitEntries:
         self._errors += intent.withheld_errors
 
     def barrier(self) -> Barrier:
-        """Add a barrier, which becomes durable with a commit that begins from now on."""
-        self._barriers.append(Barrier())
-        return self._barriers[-1]
+        """The barrier that becomes durable with a commit that begins from now on."""
+        if self._next is None:
+            self._next = Barrier()
+            self._barriers.append(self._next)
+        return self._next
 
     def begin_commit(self, state: PartitionState, intents: Iterable[Intent], *, proves: bool) -> BegunCommit | None:
         """Begin a commit of this state, with all entries that are due so far; None if nothing changed."""
         if not (proves or state != self._durable or self._marks or self._begun_marks or self._barriers):
             return None
         self._commits += 1
+        self._next = None
         if self._newest is not None:
             trail = extended(self._lineage.fingerprints, self._newest)
             self._lineage = replace(self._lineage, fingerprints=trail)
@@ -117,6 +122,7 @@ class CommitEntries:
         for barrier in self._barriers:
             barrier.durable = True
         self._barriers.clear()
+        self._next = None
 
     def acknowledged(self, begun: BegunCommit) -> bool:
         """Handle a successful commit. Return whether another one is due, for entries that may be written now."""

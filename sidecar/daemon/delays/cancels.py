@@ -125,16 +125,18 @@ class Cancels:
         if self._turn(last) is not Turn.GO_ON:
             self._begin_anew(search)
             return True
+        positions: list[int] = []
         try:
             for cancelled in search.steps:
-                if cancelled:
-                    positions = [held.position for held in cancelled]
-                    self._changes.made(last.tp, search.number, positions, patience_ms=SETTLE_DELAY_MS)
+                positions += [held.position for held in cancelled]
                 if time.monotonic() >= until_s:
                     return False
         except StateError:
             self._begin_anew(search)
             raise
+        finally:
+            if positions:
+                self._changes.made(last.tp, search.number, positions, patience_ms=SETTLE_DELAY_MS)
         self._search = None
         self._when_durable(partial(self._pipeline.cancelled, last.tp, last.token))
         return True

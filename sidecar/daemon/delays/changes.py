@@ -41,7 +41,8 @@ class HeldChanges:
         self._pipeline = pipeline
         self._store = store
         self._when_durable = when_durable
-        self._proving: list[tuple[_Change, Barrier]] = []
+        self._proving: dict[Barrier, list[_Change]] = {}
+        """Durable changes by the commit that they wait for; those of one barrier are of one ownership."""
         self._now_ms = 0.0
 
     def made(
@@ -67,9 +68,13 @@ class HeldChanges:
     def tend(self, now_ms: float) -> None:
         """Report the changes that are final."""
         self._now_ms = now_ms
-        proving, self._proving = self._proving, []
-        for change, barrier in proving:
-            self._prove(change, barrier)
+        for barrier, changes in list(self._proving.items()):
+            is_owned = self._pipeline.epoch(changes[0].tp) == changes[0].source
+            turn = turn_of_change(is_owned=is_owned, is_proved=barrier.durable)
+            if turn is not Turn.WAIT:
+                del self._proving[barrier]
+                for change in changes:
+                    self._end(change, is_final=turn is Turn.GO_ON)
 
     def _durable(self, change: _Change) -> None:
         """Handle a durable change; its messages are durable too, and count as delayed since then."""
@@ -77,18 +82,12 @@ class HeldChanges:
             self._pipeline.count_cancelled(change.tp.store, len(change.cancelled))
         if self._pipeline.epoch(change.tp) == change.source:
             barrier = self._pipeline.prove(change.tp, self._now_ms + change.patience_ms)
-            self._proving.append((change, barrier))
+            self._proving.setdefault(barrier, []).append(change)
         else:
             change.tell(False)  # noqa: FBT003
 
-    def _prove(self, change: _Change, barrier: Barrier) -> None:
-        is_owned = self._pipeline.epoch(change.tp) == change.source
-        match turn_of_change(is_owned=is_owned, is_proved=barrier.durable):
-            case Turn.DROP:
-                change.tell(False)  # noqa: FBT003
-            case Turn.WAIT:
-                self._proving.append((change, barrier))
-            case Turn.GO_ON:
-                for position in change.cancelled:
-                    self._store.forget_cancelled(change.number, position)
-                change.tell(True)  # noqa: FBT003
+    def _end(self, change: _Change, *, is_final: bool) -> None:
+        if is_final:
+            for position in change.cancelled:
+                self._store.forget_cancelled(change.number, position)
+        change.tell(is_final)

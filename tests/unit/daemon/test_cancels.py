@@ -182,3 +182,25 @@ def test_a_cancelled_message_is_forgotten_after_a_commit_that_began_later(scene:
     scene.sync()
     scene.changes.tend(0.0)
     assert scene.store.forgotten == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_step_of_a_search_is_one_change(scene: Scene) -> None:
+    """However many messages it finds: each change is looked at again until a commit has proved it."""
+    scene.ask(b"x", 1)
+    assert scene.cancels.step(inf)
+    made, told = scene.durable
+    made()
+    assert (scene.core.books[TP.store].cancelled, scene.core.puts.idle) == (6, False)
+    told()
+    assert scene.core.puts.idle
+
+
+def test_changes_wait_together_for_the_next_commit(scene: Scene) -> None:
+    """What waits grows with the commits that fail, and not with the changes."""
+    first = scene.core.prove(TP, 0.0)
+    assert scene.core.prove(TP, 0.0) is first
+    scene.core.begin_commit([TP])
+    later = scene.core.prove(TP, 0.0)
+    assert later is not first
+    scene.core.committed({TP: True}, 0.0)
+    assert (first.durable, later.durable) == (True, False)
