@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,18 +19,24 @@ from sidecar.delay.stored import IDENTITY, identity_of
 from sidecar.errors import NoStateError, StateError, UnavailableError
 from sidecar.state.folder import holder_of
 
+CONFIGURATION = "rocksdict-config.json"
+
 
 class _ReadOnly:
     """The `Pairs` of a database that is not changed."""
 
     def __init__(self, path: Path, *, is_new: bool) -> None:
         self._path = path
+        self._links = ""
         found = options(skips_damage=True)
-        with self.errors("read"), tempfile.TemporaryDirectory(prefix="sidecar-delay-") as other:
+        with self.errors("read"):
+            self._links = tempfile.mkdtemp(prefix="sidecar-delay-")
+            weakref.finalize(self, shutil.rmtree, self._links, ignore_errors=True)
             if is_new:
-                self._rows = Rdict(other, found)
+                self._rows = Rdict(self._links, found)
             else:
-                self._rows = Rdict(str(path / ROWS), found, access_type=AccessType.read_only())
+                _link(path / ROWS, Path(self._links))
+                self._rows = Rdict(self._links, found, access_type=AccessType.read_only())
 
     def get(self, key: bytes) -> bytes | None:
         found: bytes | None = self._rows.get(key)
@@ -47,13 +55,23 @@ class _ReadOnly:
                 yield
         except DamageError as error:
             raise StateError(
-                f"delayed messages: {self._path / ROWS} is damaged: {error}",
+                f"delayed messages: {self._path / ROWS} is damaged: "
+                + str(error).replace(self._links, str(self._path / ROWS)),
                 hint="start the daemon, which keeps what can be read, and says what cannot",
             ) from error
         except FileNotFoundError as error:
             raise _changed(self._path) from error
         except OSError as error:
             raise _unreadable(self._path, error) from error
+
+
+def _link(rows: Path, folder: Path) -> None:
+    """Link the files of a database in another folder: whoever opens one writes its configuration, even to read it."""
+    for each in rows.iterdir():
+        if each.name == CONFIGURATION:
+            shutil.copy(each, folder)
+        else:
+            (folder / each.name).symlink_to(each.absolute())
 
 
 class OfflineStore(HeldRows):

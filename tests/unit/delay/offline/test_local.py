@@ -46,6 +46,20 @@ def test_a_process_can_start_while_the_folder_is_read(tmp_path: Path) -> None:
         offline.check()
 
 
+def test_no_file_is_written(tmp_path: Path) -> None:
+    """So a folder can be read on a file system that is read-only, or by a user who must not change what it has."""
+
+    def found() -> dict[Path, tuple[int, int]]:
+        return {each: (each.stat().st_mtime_ns, each.stat().st_ino) for each in folder.rglob("*")}
+
+    folder = killed(held(tmp_path / "store", 5, 6))
+    before = found()
+    offline = OfflineStore(folder)
+    assert len(offline.listed(0, 0, END, 10, None)) == 2
+    offline.check()
+    assert found() == before
+
+
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     """It is not created."""
     with pytest.raises(NoStateError, match="there is no store"):
