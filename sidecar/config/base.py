@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -14,6 +15,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     PlainSerializer,
     SecretStr,
@@ -23,7 +26,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 PORT_MAX = 65_535
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
@@ -100,6 +103,34 @@ class Model(BaseModel):
     """A section: unknown keys are errors, text is never silently a number, nothing changes later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LazySection:
+    """Metadata of a section whose model is imported with the first file that has the section."""
+
+    module: str
+    name: str
+
+    @property
+    def model(self) -> type[Model]:
+        model: type[Model] = getattr(import_module(f"sidecar.config.{self.module}"), self.name)
+        return model
+
+    def _read(self, value: Any, info: ValidationInfo) -> Model:
+        return self.model.model_validate(value, context=info.context)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # The handler gives a model its place in `$defs` only inside of another schema.
+        return handler(core_schema.definitions_schema(self.model.__pydantic_core_schema__, []))
+
+
+def lazy(module: str, name: str) -> Any:
+    """A type of fields that stands for a model of a module that is not imported yet."""
+    return Annotated[Any, LazySection(module, name)]
 
 
 class OneOf(Model):

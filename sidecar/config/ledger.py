@@ -10,13 +10,11 @@ from sidecar.config.base import Model, NotOnSpark, OneOf
 from sidecar.config.postgresql import DatabaseSettings
 from sidecar.config.units import Duration
 
-CLAIM_TIMEOUT = Duration("1s", "1d")
-
 
 class Remembering(Model):
     """How long a ledger remembers."""
 
-    claim_timeout_ms: Annotated[int, CLAIM_TIMEOUT] = Field(
+    claim_timeout_ms: Annotated[int, Duration("1s", "1d")] = Field(
         default=600_000,
         alias="claim_timeout",
         description="How long a message with the same id waits while the outcome of the claimed message is "

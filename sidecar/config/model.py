@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -31,18 +31,22 @@ from sidecar.config.base import (
     Secret,
     Text,
     address,
+    lazy,
     problem,
     refused,
 )
-from sidecar.config.delay import Delay
 from sidecar.config.failures import DeadLetterPlace, DeadLetterSettings, HandBack, RetrySettings
-from sidecar.config.ledger import CLAIM_TIMEOUT
 from sidecar.config.sinks import SinkSection
 from sidecar.config.source.section import SourceSection
-from sidecar.config.spark import Spark
 from sidecar.config.state_dir import default_dir
 from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
 from sidecar.config.units import Duration, Size
+
+if TYPE_CHECKING:
+    from sidecar.config.delay import Delay
+    from sidecar.config.spark import Spark
+else:
+    Delay, Spark = lazy("delay", "Delay"), lazy("spark", "Spark")
 
 
 class StateSettings(Model):
@@ -170,6 +174,9 @@ class Admin(Model):
         return token
 
 
+_DRAIN = Duration("0ms", "1h")
+
+
 class LogSettings(Model):
     """Log output."""
 
@@ -223,9 +230,9 @@ class Settings(Model):
     log: Annotated[LogSettings, OnSpark("applies, on driver and executors")] = Field(
         default=LogSettings(), description="Log output."
     )
-    drain_timeout_ms: Annotated[
-        int, Duration("0ms", "1h"), OnSpark("applies: how long a stop waits for the micro-batch")
-    ] = Field(default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight.")
+    drain_timeout_ms: Annotated[int, _DRAIN, OnSpark("applies: how long a stop waits for the micro-batch")] = Field(
+        default=20_000, alias="drain_timeout", description="How long a stop waits for messages in flight."
+    )
 
     @field_validator("batch")
     @classmethod
@@ -369,7 +376,7 @@ class Settings(Model):
         if ledger is None or 3 * limit_ms <= ledger.remembering.claim_timeout_ms:
             return self
         name = "sqlite" if ledger.sqlite else "postgresql"
-        least, actual = (CLAIM_TIMEOUT.text(ms) for ms in (3 * limit_ms, ledger.remembering.claim_timeout_ms))
+        least, actual = (_DRAIN.text(ms) for ms in (3 * limit_ms, ledger.remembering.claim_timeout_ms))
         text = f"must be at least three times {what} {least}"
         given = "claim_timeout_ms" in ledger.remembering.model_fields_set
         path = ("dedup", "ledger", name, *(["claim_timeout"] if given else []))

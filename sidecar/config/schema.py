@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from sidecar.config.base import KeyKind, Model, NotOnSpark, OnSpark
+from sidecar.config.base import KeyKind, LazySection, Model, NotOnSpark, OnSpark
 from sidecar.config.model import Settings
 from sidecar.config.tags import MessageField
 from sidecar.config.units import Quantity
@@ -77,9 +77,16 @@ def _walk(model: type[Model], path: tuple[str, ...]) -> Iterator[Option]:
 
 def _section(info: FieldInfo) -> type[Model] | None:
     """The model of a section, also if a word may replace it."""
-    kinds = [getattr(kind, "__origin__", kind) for kind in (*get_args(info.annotation), info.annotation)]
-    kinds += [getattr(kind, "__origin__", kind) for outer in kinds for kind in get_args(outer)]
+    kinds = list(map(_bare, (*get_args(info.annotation), info.annotation)))
+    kinds += [_bare(kind) for outer in kinds for kind in get_args(outer)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Model)), None)
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its metadata."""
+    marks = getattr(kind, "__metadata__", ())
+    lazy = next((mark.model for mark in marks if isinstance(mark, LazySection)), None)
+    return lazy or getattr(kind, "__origin__", kind)
 
 
 def _is_secret(info: FieldInfo) -> bool:
@@ -91,6 +98,8 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> str:
     for mark in metadata:
         if isinstance(mark, KeyKind):
             return mark.text
+        if isinstance(mark, LazySection):
+            return "section"
         if isinstance(mark, Quantity):
             return f"{mark.noun}, {mark.minimum} to {mark.maximum}"
     arguments = get_args(annotation)

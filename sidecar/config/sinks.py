@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,7 +22,6 @@ from sidecar.config.base import (
     FilePath,
     Int,
     KeyKind,
-    Location,
     Model,
     NotOnSpark,
     OneOf,
@@ -30,20 +29,17 @@ from sidecar.config.base import (
     Secret,
     Text,
     TlsFiles,
+    lazy,
     matching,
-    refused,
 )
-from sidecar.config.table_layout import (
-    COLUMNS_KEPT,
-    MAINTENANCE,
-    PARTITION_BY,
-    PROPERTIES,
-    Maintenance,
-    PartitionBy,
-    Properties,
-    RowColumns,
-)
-from sidecar.config.units import Duration, Size
+from sidecar.config.units import Duration
+
+if TYPE_CHECKING:
+    from sidecar.config.table_layout import DeltaSinkSettings, ParquetSink, SparkSinkSettings
+else:
+    DeltaSinkSettings, ParquetSink, SparkSinkSettings = (
+        lazy("table_layout", name) for name in ("DeltaSinkSettings", "ParquetSink", "SparkSinkSettings")
+    )
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
 FORMAT = "Row format: `envelope` (JSON with origin, key, tag, headers), or the bare value as `ndjson` or `json_array`."
@@ -66,8 +62,6 @@ OWN_HEADERS = frozenset(
 """Headers that HTTP framing and the contract use, in addition to all that begin with ``sidecar-``."""
 
 
-ZONE = r"(?!.*://)[^\0]*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/\0]+)*/?"
-ZONE_NEEDED = "needs a folder, or s3://BUCKET/PREFIX: no other object store is supported"
 NO_ICEBERG = "Iceberg has no runtime for Spark 4.2 yet; use delta or parquet"
 
 
@@ -323,118 +317,6 @@ class FileSinkSettings(SinkSettings):
 
     def summary(self) -> str:
         return f"{self.format} to {self.path}"
-
-
-class RetentionSettings(Model):
-    """What a landing zone keeps after all consumers have read it; unread data is always kept."""
-
-    age_ms: Annotated[int, Duration("1m", "365d")] = Field(
-        default=86_400_000,
-        alias="age",
-        description="How long data is kept after all consumers have read it, and how long a repeated batch is "
-        "recognized.",
-    )
-    max_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
-        default=100 << 30,
-        description="Maximum data of this process. Above it, data that was read is deleted at once, or intake "
-        "stops until more is read.",
-    )
-
-
-class SparkSinkSettings(SinkSettings):
-    """Writes batches as files for Spark."""
-
-    extra = "spark"
-    packages = ("pyarrow",)
-
-    landing: Annotated[Location, AfterValidator(matching(ZONE, ZONE_NEEDED))] = Field(
-        description="Folder of the landing zone, or `s3://BUCKET/PREFIX`; several processes may share it."
-    )
-    format: Literal["arrow", "parquet"] = Field(
-        default="arrow", description="Format of the data files; `parquet` is smaller, and other tools can read it."
-    )
-    retention: RetentionSettings = Field(
-        default=RetentionSettings(), description="Retention of data that all consumers have read."
-    )
-
-    @property
-    def joins_groups(self) -> bool:
-        """A file for each group would be small."""
-        return True
-
-    def summary(self) -> str:
-        return f"{self.format} files to {self.landing}"
-
-
-class DeltaSinkSettings(SinkSettings):
-    """Appends batches to a Delta table, in the daemon without Spark."""
-
-    extra = "delta"
-    packages = ("deltalake", "pyarrow")
-
-    path: Location = Field(description="Path or URL of the table; created if missing.")
-    partition_by: PartitionBy | None = Field(
-        default=None, description=f"{PARTITION_BY}`[date]` by default; a table that exists keeps its own."
-    )
-    columns: RowColumns | None = Field(default=None, description=COLUMNS_KEPT.strip())
-    properties: Properties = Field(default={}, description=PROPERTIES)
-    maintenance: Maintenance = Field(default=Maintenance(), description=MAINTENANCE)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_clusters(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and "cluster_by" in data:
-            text = (
-                "is not for this sink: deltalake, with which the daemon writes, does not cluster; Spark does, with "
-                "spark.table.cluster_by"
-            )
-            raise refused(text, data["cluster_by"], "cluster_by")
-        return data
-
-    @property
-    def table(self) -> TableTarget:
-        return TableTarget("delta", self.path)
-
-    @property
-    def joins_groups(self) -> bool:
-        """A file for each group would be small."""
-        return True
-
-    @property
-    def batches_at_once(self) -> int:
-        """Deliveries that may wait for the same commit."""
-        return 32
-
-    @property
-    def one_by_one(self) -> bool:
-        """A table has no order, and many batches of one group may wait for the same commit."""
-        return False
-
-    def summary(self) -> str:
-        return f"rows to the Delta table {self.path}"
-
-
-class ParquetSink(SinkSettings):
-    """Appends rows to a Parquet table, on Spark."""
-
-    only_on_spark = (
-        "only `sidecar spark run` fills a Parquet table, whose log is Spark's; the daemon can fill a Delta table "
-        "(sink.delta), or a landing zone for `sidecar spark ingest` (sink.spark)"
-    )
-
-    path: Location = Field(description="Folder of the table: a path, or a URL that Spark can write to.")
-
-    @property
-    def table(self) -> TableTarget:
-        return TableTarget("parquet", self.path)
-
-    @property
-    def joins_groups(self) -> bool:
-        """A file for each group would be small."""
-        return True
-
-    def summary(self) -> str:
-        return f"rows to the Parquet table {self.path}"
 
 
 class SinkSection(OneOf):

@@ -1,4 +1,4 @@
-"""Keys of a table that daemon and jobs on Spark share: layout, properties, checks and meaning. Opens no table."""
+"""Tables and landing zones: the sinks that fill them, and keys that jobs on Spark share. Opens no table."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from sidecar.config.base import KeyKind, Model, Text
-from sidecar.config.units import Duration
+from sidecar.config.base import KeyKind, Location, Model, Text, matching, refused
+from sidecar.config.sinks import SinkSettings, TableTarget
+from sidecar.config.units import Duration, Size
 
 LOG_RETENTION: Final = "delta.logRetentionDuration"
 FILE_RETENTION: Final = "delta.deletedFileRetentionDuration"
@@ -158,6 +159,122 @@ class Maintenance(Model):
     def is_on(self) -> bool:
         """Whether any operation is configured."""
         return self != Maintenance()
+
+
+ZONE = r"(?!.*://)[^\0]*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/\0]+)*/?"
+ZONE_NEEDED = "needs a folder, or s3://BUCKET/PREFIX: no other object store is supported"
+
+
+class RetentionSettings(Model):
+    """What a landing zone keeps after all consumers have read it; unread data is always kept."""
+
+    age_ms: Annotated[int, Duration("1m", "365d")] = Field(
+        default=86_400_000,
+        alias="age",
+        description="How long data is kept after all consumers have read it, and how long a repeated batch is "
+        "recognized.",
+    )
+    max_bytes: Annotated[int, Size("1MiB", "1024GiB")] = Field(
+        default=100 << 30,
+        description="Maximum data of this process. Above it, data that was read is deleted at once, or intake "
+        "stops until more is read.",
+    )
+
+
+class SparkSinkSettings(SinkSettings):
+    """Writes batches as files for Spark."""
+
+    extra = "spark"
+    packages = ("pyarrow",)
+
+    landing: Annotated[Location, AfterValidator(matching(ZONE, ZONE_NEEDED))] = Field(
+        description="Folder of the landing zone, or `s3://BUCKET/PREFIX`; several processes may share it."
+    )
+    format: Literal["arrow", "parquet"] = Field(
+        default="arrow", description="Format of the data files; `parquet` is smaller, and other tools can read it."
+    )
+    retention: RetentionSettings = Field(
+        default=RetentionSettings(), description="Retention of data that all consumers have read."
+    )
+
+    @property
+    def joins_groups(self) -> bool:
+        """A file for each group would be small."""
+        return True
+
+    def summary(self) -> str:
+        return f"{self.format} files to {self.landing}"
+
+
+class DeltaSinkSettings(SinkSettings):
+    """Appends batches to a Delta table, in the daemon without Spark."""
+
+    extra = "delta"
+    packages = ("deltalake", "pyarrow")
+
+    path: Location = Field(description="Path or URL of the table; created if missing.")
+    partition_by: PartitionBy | None = Field(
+        default=None, description=f"{PARTITION_BY}`[date]` by default; a table that exists keeps its own."
+    )
+    columns: RowColumns | None = Field(default=None, description=COLUMNS_KEPT.strip())
+    properties: Properties = Field(default={}, description=PROPERTIES)
+    maintenance: Maintenance = Field(default=Maintenance(), description=MAINTENANCE)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_clusters(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "cluster_by" in data:
+            text = (
+                "is not for this sink: deltalake, with which the daemon writes, does not cluster; Spark does, with "
+                "spark.table.cluster_by"
+            )
+            raise refused(text, data["cluster_by"], "cluster_by")
+        return data
+
+    @property
+    def table(self) -> TableTarget:
+        return TableTarget("delta", self.path)
+
+    @property
+    def joins_groups(self) -> bool:
+        """A file for each group would be small."""
+        return True
+
+    @property
+    def batches_at_once(self) -> int:
+        """Deliveries that may wait for the same commit."""
+        return 32
+
+    @property
+    def one_by_one(self) -> bool:
+        """A table has no order, and many batches of one group may wait for the same commit."""
+        return False
+
+    def summary(self) -> str:
+        return f"rows to the Delta table {self.path}"
+
+
+class ParquetSink(SinkSettings):
+    """Appends rows to a Parquet table, on Spark."""
+
+    only_on_spark = (
+        "only `sidecar spark run` fills a Parquet table, whose log is Spark's; the daemon can fill a Delta table "
+        "(sink.delta), or a landing zone for `sidecar spark ingest` (sink.spark)"
+    )
+
+    path: Location = Field(description="Folder of the table: a path, or a URL that Spark can write to.")
+
+    @property
+    def table(self) -> TableTarget:
+        return TableTarget("parquet", self.path)
+
+    @property
+    def joins_groups(self) -> bool:
+        """A file for each group would be small."""
+        return True
+
+    def summary(self) -> str:
+        return f"rows to the Parquet table {self.path}"
 
 
 class TableLayout(NamedTuple):

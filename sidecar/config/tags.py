@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -24,14 +24,19 @@ from sidecar.config.base import (
     OnSpark,
     Text,
     kind,
+    lazy,
     plain,
     refused,
     words,
 )
-from sidecar.config.ledger import LedgerSettings
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages import fields
 from sidecar.core.messages.tags import TagError, TagFilter, parse_expression
+
+if TYPE_CHECKING:
+    from sidecar.config.ledger import LedgerSettings
+else:
+    LedgerSettings = lazy("ledger", "LedgerSettings")
 
 
 class MessageField(OneOf):

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sidecar import files, threads
-from sidecar.config.sinks import DeltaSinkSettings
-from sidecar.config.table_layout import TableLayout, layout_of
+from sidecar.config.table_layout import DeltaSinkSettings, TableLayout, layout_of
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 from sidecar.sinks.base import Context

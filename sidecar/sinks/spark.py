@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from sidecar import files
-from sidecar.config.sinks import SparkSinkSettings
+from sidecar.config.table_layout import SparkSinkSettings
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
 from sidecar.errors import ConfigError, SidecarError, StateError, ZoneError

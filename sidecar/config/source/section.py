@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
-from sidecar.config.base import OneOf
+from sidecar.config.base import OneOf, lazy
 from sidecar.config.source.base import SourceSettings
 from sidecar.config.source.kafka import KafkaSettings
-from sidecar.config.source.rocketmq import RocketMqSettings
+
+if TYPE_CHECKING:
+    from sidecar.config.source.rocketmq import RocketMqSettings
+else:
+    RocketMqSettings = lazy("source.rocketmq", "RocketMqSettings")
 
 
 class SourceSection(OneOf):
