@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from functools import partial
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.commit_order import (
@@ -31,19 +31,12 @@ WAIT_S = 0.05
 """How long to wait for reports of the threads before checking again whether the awaited step has ended."""
 
 
-class StepEnded(NamedTuple):
-    """End of the step under way, sent to the inbox; `ok` if everything that the step writes is durable."""
-
-    ok: bool
-
-
 class Committer:
     """Makes settled state durable when the pipeline requests it. Main thread only.
 
     Args:
         pipeline: Requests commits, and is notified of their ends.
         writer: Writes the journal of message ids.
-        inbox: Receives a `StepEnded` for each step.
         watch: Reports whether the state folder is in its place.
     """
 
@@ -52,7 +45,7 @@ class Committer:
         pipeline: Pipeline,
         source: Source,
         writer: Worker,
-        inbox: Inbox[StepEnded],
+        inbox: Inbox,
         ids: NoIdKeeper,
         ledger: NoLedger,
         watch: StateWatch,
@@ -83,9 +76,12 @@ class Committer:
         self._pipeline.count_unwritten(self._order.unwritten_bytes)
         return step
 
-    def ended(self, ended: StepEnded) -> None:
-        """Perform the next step after the step under way ended."""
-        step = self._end(ok=ended.ok)
+    def _tell(self, ok: bool) -> None:
+        """Have the next step performed: the step under way ended, and all that it writes is durable or not."""
+        self._inbox.put(partial(self._ended, ok))
+
+    def _ended(self, ok: bool, _: float) -> None:
+        step = self._end(ok=ok)
         if step is not None:
             self._do(step)
 
@@ -103,14 +99,14 @@ class Committer:
         match step:
             case Journal():
                 self._record.commits.began(IDS)
-                self._writer.do(lambda: self._inbox.put(StepEnded(self._write(step))))
+                self._writer.do(lambda: self._tell(self._write(step)))
             case Settle(marks):
                 self._record.commits.began(LEDGER)
-                self._ledger.settle(marks, lambda ok: self._inbox.put(StepEnded(self._noted(LEDGER, "", ok=ok))))
+                self._ledger.settle(marks, lambda ok: self._tell(self._noted(LEDGER, "", ok=ok)))
             case Keep(items):
                 store = self._delays.takeovers.step
                 self._record.commits.began(store)
-                self._delays.keep(items, lambda ok: self._inbox.put(StepEnded(self._kept(store, ok=ok))))
+                self._delays.keep(items, lambda ok: self._tell(self._kept(store, ok=ok)))
             case Publish(items):
                 self._published = step
                 self._record.commits.began(COMMIT)

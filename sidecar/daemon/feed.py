@@ -53,17 +53,15 @@ class Feed:
         """Take assigned partitions: the core gets them at once, or when their ids are loaded."""
         known = self._snapshots.load() if assignments else {}
         pairs = [(assignment, known.get(assignment.tp)) for assignment in assignments]
-        self._begin([pair for pair in pairs if self._ids.take_partition(*pair)])
+        self._begin([pair for pair in pairs if self._ids.take_partition(*pair, self._loaded)])
         if self._loading:
             self._pause()
 
-    def loaded(self, taken: TakenPartition) -> None:
-        """Give the core a partition whose ids are loaded."""
+    def _loaded(self, taken: TakenPartition) -> None:
         self._begin([(taken.assignment, taken.known)])
         self._go_on(taken)
 
-    def give(self, taken: TakenPartition) -> None:
-        """Give the core a partition whose delayed messages were restored."""
+    def _restored(self, taken: TakenPartition) -> None:
         self._give([(taken.assignment, taken.known)])
 
     def _go_on(self, taken: TakenPartition) -> None:
@@ -72,7 +70,7 @@ class Feed:
             self._read(item)
 
     def _begin(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
-        self._give([each for each in assignments if self._takeovers.begin_takeover(*each) is None])
+        self._give([each for each in assignments if self._takeovers.begin_takeover(*each, self._restored) is None])
 
     def _give(self, assignments: Iterable[tuple[Assignment, PartitionSnapshot | None]]) -> None:
         is_stale = False

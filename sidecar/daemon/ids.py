@@ -6,11 +6,11 @@ The core does not have a partition yet while its ids are being restored: its mes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import NamedTuple
 
 import structlog
 from typing_extensions import override
@@ -20,11 +20,10 @@ from sidecar.core.pipeline.commit_order import SettledIds
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.core.windows.dedup import KEY_BYTES
-from sidecar.daemon.taken import EVERY_GENERATION, NoIdKeeper, TakenPartition, overdue
+from sidecar.daemon.taken import EVERY_GENERATION, Give, NoIdKeeper, TakenPartition, overdue
 from sidecar.errors import SidecarError
 from sidecar.ops.health import Problem, problem
 from sidecar.ops.snapshot import IdsStatus
-from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Ids, IdSegment, PartitionSnapshot, StoredIds
@@ -42,23 +41,6 @@ LOOK_EVERY_S = 1.0
 CLOSE_S = 0.5
 
 log = structlog.get_logger()
-
-
-class IdsChanged(NamedTuple):
-    """Partitions whose stored ids other programs have changed. Goes to the inbox."""
-
-    tps: set[TopicPartition]
-
-
-class IdsSorted(NamedTuple):
-    """The stored ids of a partition; None if they could not be read. Goes to the inbox."""
-
-    tp: TopicPartition
-    number: int
-    """Number of the taking that the result belongs to."""
-    stored: StoredIds | None
-    reason: str = ""
-    """Why they could not be read."""
 
 
 @dataclass(slots=True)
@@ -118,33 +100,38 @@ class IdJournal:
 class Sorter:
     """Sorts ids on its own threads: that may take seconds, and commits wait for the writer."""
 
-    def __init__(self, stored: Ids, inbox: Inbox[IdsChanged | IdsSorted]) -> None:
+    def __init__(self, stored: Ids, inbox: Inbox) -> None:
         self._stored = stored
         self._inbox = inbox
         self._worker = Worker("sorter", SORTERS)
 
-    def sort(self, tp: TopicPartition, number: int, *, merge: bool) -> None:
-        """Begin to sort a partition's ids; an `IdsSorted` reports the end. From any thread."""
+    def sort(
+        self, tp: TopicPartition, sorted_: Callable[[StoredIds | None, str, float], object], *, merge: bool
+    ) -> None:
+        """Begin to sort a partition's ids; from any thread.
+
+        Args:
+            sorted_: The inbox gets a call with the ids, or with None and the reason why they could not be read.
+        """
 
         def job() -> None:
+            stored, reason = None, ""
             try:
                 stored = self._stored.sort(tp, merge=merge)
             except Exception as error:  # noqa: BLE001  # the partition waits for an answer, and is tried again
                 reason = str(error) if isinstance(error, SidecarError) else f"{type(error).__name__}: {error}"
-                self._inbox.put(IdsSorted(tp, number, None, reason))
-                return
-            self._inbox.put(IdsSorted(tp, number, stored))
+            self._inbox.put(partial(sorted_, stored, reason))
 
         self._worker.do(job)
 
-    def look(self) -> None:
-        """Begin to look for changes by other programs; an `IdsChanged` reports them."""
+    def look(self, changed: Callable[[set[TopicPartition], float], object]) -> None:
+        """Begin to look for partitions whose ids other programs have changed; the inbox gets a call with them."""
 
         def job() -> None:
-            changed = set()
+            tps = set()
             with suppress(SidecarError):  # the folder is gone, which is reported anyway
-                changed = self._stored.changed()
-            self._inbox.put(IdsChanged(changed))
+                tps = self._stored.changed()
+            self._inbox.put(partial(changed, tps))
 
         self._worker.do(job)
 
@@ -161,9 +148,7 @@ class IdKeeper(NoIdKeeper):
         pipeline: The core, which has the windows.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, stored: Ids, writer: Worker, inbox: Inbox[IdsChanged | IdsSorted], memory_bytes: int
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, stored: Ids, writer: Worker, inbox: Inbox, memory_bytes: int) -> None:
         super().__init__(stored, writer)
         self._journal = IdJournal(stored)
         self._sorter = Sorter(stored, inbox)
@@ -178,65 +163,62 @@ class IdKeeper(NoIdKeeper):
     def close(self) -> None:
         self._sorter.close()
 
-    @override
-    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
-        def sorted_ids(mail: IdsSorted, _: float) -> None:
-            if (taken := self._sorted(mail)) is not None:
-                give(taken)
-
-        return {IdsChanged: lambda mail, _: self._changed(mail), IdsSorted: sorted_ids}
-
     # Restoring
 
     @override
-    def take_partition(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:
+    def take_partition(self, assignment: Assignment, known: PartitionSnapshot | None, then: Give) -> bool:
         self._number += 1
         self._kept[assignment.tp] = _Kept(self._number)
-        taken = self.loading[assignment.tp] = TakenPartition(assignment, known, self._number, time.monotonic())
+        taken = self.loading[assignment.tp] = TakenPartition(assignment, known, self._number, time.monotonic(), then)
         self._restore(taken)
         return False
 
     def _restore(self, taken: TakenPartition) -> None:
         taken.retry_at_s = None
-        assignment = taken.assignment
+        tp, resumed = taken.assignment.tp, taken.assignment.resumed
+        sorted_ = partial(self._sorted, tp, taken.number)
 
         def write() -> None:
             try:
-                self._journal.begin_partition(assignment.tp, resumed=assignment.resumed)
+                self._journal.begin_partition(tp, resumed=resumed)
             except SidecarError as error:
-                self._inbox.put(IdsSorted(assignment.tp, taken.number, None, str(error)))
+                self._inbox.put(partial(sorted_, None, str(error)))
             else:
-                self._sorter.sort(assignment.tp, taken.number, merge=False)
+                self._sorter.sort(tp, sorted_, merge=False)
 
         self._writer.do(write)
 
-    def _sorted(self, result: IdsSorted) -> TakenPartition | None:
-        """Handle a sorter's result; return the partition that waited for it, to be given to the core now."""
-        kept = self._kept.get(result.tp)
-        if kept is None or kept.number != result.number:
-            return None
-        taken = self.loading.get(result.tp)
+    def _sorted(self, tp: TopicPartition, number: int, stored: StoredIds | None, reason: str, _: float) -> None:
+        """Take a sorter's result; give the core the partition that waited for it.
+
+        Args:
+            number: Number of the taking that the result belongs to.
+        """
+        kept = self._kept.get(tp)
+        if kept is None or kept.number != number:
+            return
+        taken = self.loading.get(tp)
         kept.sorting = False
-        if result.stored is None:
+        if stored is None:
             if taken is None:
-                kept.tell_filed(result.tp, result.reason)
+                kept.tell_filed(tp, reason)
             else:
-                taken.retry_at_s, taken.failed = time.monotonic() + RETRY_S, result.reason
-                log.error("ids.not_loaded", **result.tp.fields(), reason=result.reason)
-            return None
-        kept.tell_filed(result.tp, result.stored.problem)
+                taken.retry_at_s, taken.failed = time.monotonic() + RETRY_S, reason
+                log.error("ids.not_loaded", **tp.fields(), reason=reason)
+            return
+        kept.tell_filed(tp, stored.problem)
         if taken is None:
-            self._pipeline.install_ids(result.tp, result.stored.runs)
-            return None
-        del self.loading[result.tp]
-        self._restored(taken, result.stored)
-        if sum(map(len, result.stored.runs.values())) > FILES_MAX:
-            self._sort(result.tp, kept, merge=True)
-        return taken
+            self._pipeline.install_ids(tp, stored.runs)
+            return
+        del self.loading[tp]
+        self._restored(taken, stored)
+        if sum(map(len, stored.runs.values())) > FILES_MAX:
+            self._sort(tp, kept, merge=True)
+        taken.then(taken)
 
     def _sort(self, tp: TopicPartition, kept: _Kept, *, merge: bool) -> None:
         kept.sorting = True
-        self._sorter.sort(tp, kept.number, merge=merge)
+        self._sorter.sort(tp, partial(self._sorted, tp, kept.number), merge=merge)
 
     def _restored(self, taken: TakenPartition, stored: StoredIds) -> None:
         tp = taken.assignment.tp
@@ -259,14 +241,14 @@ class IdKeeper(NoIdKeeper):
                 self._restore(taken)
         if self._number and now_s >= self._look_at_s:
             self._look_at_s = inf
-            self._sorter.look()
+            self._sorter.look(self._changed)
 
-    def _changed(self, change: IdsChanged) -> None:
+    def _changed(self, tps: set[TopicPartition], _: float) -> None:
         """Have changed files repaired, unless the whole folder is gone; look-ups use the mapped files meanwhile."""
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
         if self._pipeline.state_lost:
             return
-        for tp in change.tps & self._kept.keys() - self.loading.keys():
+        for tp in tps & self._kept.keys() - self.loading.keys():
             if not self._kept[tp].sorting:
                 self._sort(tp, self._kept[tp], merge=False)
 

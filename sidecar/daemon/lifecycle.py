@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -37,7 +37,7 @@ from sidecar.runtime.build import HELD_SHARE, build, pipeline_groups_of, plan_me
 from sidecar.runtime.dead_letters import DeadLetterWriter, open_dead_letters
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.no_ledger import NoLedger
-from sidecar.runtime.worker import Senders, Worker
+from sidecar.runtime.worker import Call, Senders, Worker
 from sidecar.sources.base import Source, TakesBack
 from sidecar.sources.context import ExchangeTable, SourceContext, build_source, place_id
 from sidecar.state.interface import Rules, State
@@ -213,7 +213,7 @@ class Daemon:
     def _build(self, stack: ExitStack, rules: Rules, state: Store, writer: Worker) -> _Parts:
         """Build the parts of the daemon, from the ledger to the status; none of them connects."""
         settings = self._settings
-        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         dedup, group = settings.dedup, settings.source.group_id
 
         def owner() -> Owner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from functools import partial
 
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
@@ -16,24 +16,14 @@ from sidecar.state.interface import PartitionSnapshot, State
 EVERY_S = 5.0
 
 
-class Snapped(NamedTuple):
-    """The end of a snapshot's write. Goes to the inbox."""
-
-    reason: str
-    """The reason of a failure; empty if it was written."""
-
-
 class Snapshots:
     """The snapshots of the owned partitions; only for the main thread.
 
     Args:
         pipeline: Knows which offsets are settled.
-        inbox: Takes a `Snapped` for each write in the background.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox[Snapped], record: LoopRecord
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, state: State, writer: Worker, inbox: Inbox, record: LoopRecord) -> None:
         self.assignments: dict[TopicPartition, Assignment] = {}
         """Assignments of the partitions that are written."""
         self._pipeline = pipeline
@@ -56,12 +46,11 @@ class Snapshots:
         rows = [] if self._writing else self._rows()
         if rows:
             self._writing = True
-            self._writer.do(lambda: self._inbox.put(Snapped(self._save(rows))))
+            self._writer.do(lambda: self._inbox.put(partial(self._ended, self._save(rows))))
 
-    def ended(self, snapped: Snapped) -> None:
-        """Handle the end of the write under way."""
+    def _ended(self, reason: str, _: float) -> None:
         self._writing = False
-        self._record.snapped(snapped.reason)
+        self._record.snapped(reason)
 
     def now(self) -> None:
         """Write a snapshot, and wait for it."""

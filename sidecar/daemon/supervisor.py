@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from typing import Any
 
 import structlog
 
@@ -23,19 +22,19 @@ from sidecar.core.effects import (
     Unpark,
 )
 from sidecar.core.pipeline.pipeline import Pipeline
-from sidecar.core.records import group_label
-from sidecar.daemon.committer import Committer, StepEnded
+from sidecar.core.records import Answer, group_label
+from sidecar.daemon.committer import Committer
 from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.rebalances import RebalanceListener
 from sidecar.daemon.record import LoopRecord
-from sidecar.daemon.snapshots import Snapped, Snapshots
+from sidecar.daemon.snapshots import Snapshots
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.daemon.taken import MEMORY_BYTES, NoIdKeeper
-from sidecar.runtime.dead_letters import DeadLetterWriter, LettersStored
-from sidecar.runtime.loop import Perform, PipelineLoop, Receive, write_report
-from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
-from sidecar.runtime.worker import Answered, Senders, Worker
+from sidecar.runtime.dead_letters import DeadLetterWriter
+from sidecar.runtime.loop import Perform, PipelineLoop, write_report
+from sidecar.runtime.no_ledger import NoLedger
+from sidecar.runtime.worker import Call, Senders, Worker
 from sidecar.sources.base import Source
 from sidecar.state.interface import State
 
@@ -46,7 +45,6 @@ class Supervisor:
     """Runs the pipeline until `drain` is called and all is settled, or the drain time is over.
 
     Args:
-        inbox: Takes the results of senders and writer.
         state: The state that outlives the process.
     """
 
@@ -55,7 +53,7 @@ class Supervisor:
         pipeline: Pipeline,
         source: Source,
         senders: Senders,
-        inbox: queue.SimpleQueue[Any],
+        inbox: queue.SimpleQueue[Call],
         writer: Worker,
         state: State,
         dead_letter_writer: DeadLetterWriter,
@@ -82,10 +80,20 @@ class Supervisor:
         def send(effect: Send) -> None:
             batch = effect.batch
             log.debug("batch.sent", group=group_label(batch.group), messages=batch.count, attempt=batch.attempt)
-            senders.send(batch)
+            senders.send(batch, answered)
+
+        def answered(batch_id: int, answer: Answer, now_ms: float) -> None:
+            record.send_seconds.observe(answer.elapsed_ms / 1000)
+            pipeline.answered(batch_id, answer, now_ms, time.time_ns() // 1_000_000)
 
         def store(effect: StoreDeadLetters) -> None:
-            dead_letter_writer.store(effect.token, delays.owned.traced(effect.letters))
+            letters = delays.owned.traced(effect.letters)
+
+            def stored(reason: str, now_ms: float) -> None:
+                record.letters_stored(effect.token, reason, len(letters), now_ms / 1000)
+                pipeline.stored(effect.token, ok=not reason, now_ms=now_ms)
+
+            dead_letter_writer.store(letters, stored)
 
         def reload(effect: Reload) -> None:
             tp = effect.tp
@@ -96,34 +104,17 @@ class Supervisor:
             else:
                 source.reload(tp)
 
-        def answered(mail: Answered, now_ms: float) -> None:
-            record.send_seconds.observe(mail.answer.elapsed_ms / 1000)
-            pipeline.answered(mail.batch_id, mail.answer, now_ms, time.time_ns() // 1_000_000)
-
-        def stored(mail: LettersStored, now_ms: float) -> None:
-            record.letters_stored(mail.token, mail.reason, mail.letters, now_ms / 1000)
-            pipeline.stored(mail.token, ok=not mail.reason, now_ms=now_ms)
-
         performers: dict[type, Perform] = {
             Send: send,
             Commit: lambda effect: committer.begin_commit(effect.items),
-            Claim: ledger.claim,
+            Claim: lambda effect: ledger.claim(effect, pipeline.claimed),
             StoreDeadLetters: store,
             **dict.fromkeys((HoldUntilDue, CancelHeld, Park, Fetch, Unpark), delays.perform),
             Flow: lambda effect: feed.flow(effect.paused),
             Reload: reload,
             Report: write_report,
         }
-        receivers: dict[type, Receive] = {
-            Answered: answered,
-            ClaimAnswered: lambda mail, now_ms: pipeline.claimed(mail.number, mail.verdicts, now_ms),
-            LettersStored: stored,
-            Snapped: lambda mail, _: snapshots.ended(mail),
-            StepEnded: lambda mail, _: committer.ended(mail),
-            **ids.receivers(feed.loaded),
-            **delays.receivers(feed.give),
-        }
-        self._loop = loop = PipelineLoop(pipeline, inbox, performers, receivers)
+        self._loop = loop = PipelineLoop(pipeline, inbox, performers)
         self.listener = RebalanceListener(pipeline, record, committer, ids, feed, snapshots, loop.take, delays)
         """The source's listener."""
         self._tended = watch, snapshots, ids, ledger

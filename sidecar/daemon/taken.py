@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from sidecar.core.effects import CommitItem
 from sidecar.core.pipeline.commit_order import SettledIds
@@ -14,13 +15,13 @@ from sidecar.core.records import Run, TopicPartition
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.ops.health import Problem, first_of
 from sidecar.ops.snapshot import IdsStatus
-from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, ReadPast
 from sidecar.state.interface import Ids, PartitionSnapshot
 
 EVERY_GENERATION = 1 << 62
 MEMORY_BYTES = 64 << 20
+Give: TypeAlias = "Callable[[TakenPartition], None]"
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class TakenPartition:
     known: PartitionSnapshot | None
     number: int
     since_s: float
+    then: Give
+    """Gives it to the core."""
     retry_at_s: float | None = None
     failed: str = ""
     """Why the last attempt failed."""
@@ -56,12 +59,8 @@ class NoIdKeeper:
     def close(self) -> None:
         """Stop sorting."""
 
-    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:  # noqa: ARG002
-        """Handlers of the inbox's messages; they give the core partitions whose ids are loaded."""
-        return {}
-
-    def take_partition(self, assignment: Assignment, known: PartitionSnapshot | None) -> bool:  # noqa: ARG002
-        """Take a partition; return whether the core may have it at once."""
+    def take_partition(self, assignment: Assignment, known: PartitionSnapshot | None, then: Give) -> bool:  # noqa: ARG002
+        """Take a partition; return whether the core may have it at once. Otherwise `then` gets it later."""
         if not assignment.resumed:  # ids of an earlier configuration would outlive an operator's reset
             self._writer.wait(lambda: self._stored.drop_before(assignment.tp, EVERY_GENERATION))
         return True

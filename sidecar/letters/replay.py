@@ -13,14 +13,14 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.effects import Report, Send
 from sidecar.core.parts import HISTORY_MAX
-from sidecar.core.records import DeadLetter
+from sidecar.core.records import Answer, DeadLetter
 from sidecar.core.replays import EndPart, HalvePart, ReplayedPart, ReplayPipeline
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LETTER_COLUMNS, framed
 from sidecar.letters.plan import LetterPlace, Replayed, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
 from sidecar.runtime.loop import Perform, PipelineLoop
-from sidecar.runtime.worker import Answered, Senders
+from sidecar.runtime.worker import Call, Senders
 from sidecar.state.beside import Chosen
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import ReplayPart
@@ -72,16 +72,16 @@ class ReceiverReplay:
         self._pipeline = ReplayPipeline(
             replace(delivery_rules(settings, sink.framer.separator), park_after_ms=None), random.random
         )
-        inbox: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         senders = Senders(sink, settings.sink.chosen.batches_at_once, inbox)
         stack.callback(senders.close, SENDERS_PATIENCE_S)
         performers: dict[type, Perform] = {
-            Send: lambda effect: senders.send(effect.batch),
+            Send: lambda effect: senders.send(effect.batch, self._answered),
             HalvePart: self._halve,
             EndPart: self._end,
             Report: self._report,
         }
-        self._loop = PipelineLoop(self._pipeline, inbox, performers, {Answered: self._answered})
+        self._loop = PipelineLoop(self._pipeline, inbox, performers)
         self._parts: dict[ReplayedPart, tuple[ReplayPart, dict[int, StoredLetter]]] = {}
         """The parts that have not ended, with their letters by offset."""
         self._delivered = self._refused = 0
@@ -132,8 +132,8 @@ class ReceiverReplay:
                 hint="correct the receiver and run this command again: it resumes where it stopped",
             )
 
-    def _answered(self, answered: Answered, now_ms: float) -> None:
-        self._pipeline.answered(answered.batch_id, answered.answer, now_ms, int(time.time() * 1000))
+    def _answered(self, batch_id: int, answer: Answer, now_ms: float) -> None:
+        self._pipeline.answered(batch_id, answer, now_ms, int(time.time() * 1000))
 
     def _halve(self, effect: HalvePart) -> None:
         part, letters = self._parts.pop(effect.part)

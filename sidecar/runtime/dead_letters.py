@@ -6,7 +6,8 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
 
 import confluent_kafka as ck
 import orjson
@@ -333,34 +334,21 @@ LINES_MAX = 10
 log = structlog.get_logger()
 
 
-class LettersStored(NamedTuple):
-    """The end of storing dead letters."""
-
-    token: int
-    reason: str
-    """The reason of a failure; empty if they are durable."""
-    letters: int
-
-
 class DeadLetterWriter:
-    """Stores dead letters one list after the other: each may wait seconds for the broker.
+    """Stores dead letters one list after the other: each may wait seconds for the broker."""
 
-    Args:
-        inbox: Takes a `LettersStored` for each list.
-    """
-
-    def __init__(self, store: DeadLetterStore, inbox: Inbox[LettersStored]) -> None:
+    def __init__(self, store: DeadLetterStore, inbox: Inbox) -> None:
         self._store = store
         self._inbox = inbox
         self._thread = Worker("dead-letters")
         self.tap: Callable[[Sequence[DeadLetter]], None] | None = None
         """Called with dead letters while a tap is open."""
 
-    def store(self, token: int, letters: Sequence[DeadLetter]) -> None:
-        """Begin to store these letters."""
+    def store(self, letters: Sequence[DeadLetter], stored: Callable[[str, float], object]) -> None:
+        """Begin to store; the inbox gets a call with the reason of a failure, empty if the letters are durable."""
         if self.tap is not None:
             self.tap(letters)
-        self._thread.do(lambda: self._inbox.put(LettersStored(token, self._try(letters), len(letters))))
+        self._thread.do(lambda: self._inbox.put(partial(stored, self._try(letters))))
 
     def _try(self, letters: Sequence[DeadLetter]) -> str:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,7 @@ from sidecar.core.claims import ClaimEnd, Exchanged
 from sidecar.core.effects import Claim
 from sidecar.errors import ConfigError, SidecarError, extra
 from sidecar.owner import Owner
-from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
+from sidecar.runtime.no_ledger import Claimed, NoLedger
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.state.interface import Damage
 
@@ -32,21 +33,11 @@ log = structlog.get_logger()
 
 
 class LedgerWorker(NoLedger):
-    """Calls the ledger on a separate thread, one call after the other.
-
-    Args:
-        inbox: Takes a `ClaimAnswered` for each claim.
-    """
+    """Calls the ledger on a separate thread, one call after the other."""
 
     is_there = True
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        limits: Remembering,
-        keys_max: int,
-        inbox: Inbox[ClaimAnswered],
-    ) -> None:
+    def __init__(self, ledger: Ledger, limits: Remembering, keys_max: int, inbox: Inbox) -> None:
         self.transactions: Counter[tuple[str, str]] = Counter()
         self._ledger = ledger
         self._limits = limits
@@ -61,10 +52,10 @@ class LedgerWorker(NoLedger):
         self._thread = Worker("ledger")
 
     @override
-    def claim(self, effect: Claim) -> None:
+    def claim(self, effect: Claim, claimed: Claimed) -> None:
         def job() -> None:
             verdicts = self._try("claim", lambda: self._ledger.claim(effect.wants, self._limits.claim_timeout_ms))
-            self._inbox.put(ClaimAnswered(effect.number, verdicts))
+            self._inbox.put(partial(claimed, effect.number, verdicts))
 
         self._thread.do(job)
 
@@ -144,7 +135,7 @@ def open_ledger_worker(
     group: str,
     keys_max: int,
     folder: Path,
-    inbox: Inbox[ClaimAnswered],
+    inbox: Inbox,
     owner: Callable[[], Owner] | None = None,
 ) -> LedgerWorker:
     """The worker of the configured ledger, which connects at the first call.

@@ -1,19 +1,15 @@
-"""An engine without a ledger, and the answer to a claim. Imports no ledger."""
+"""An engine without a ledger. Imports no ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 from sidecar.core.claims import ClaimEnd
 from sidecar.core.effects import Claim
 
-
-class ClaimAnswered(NamedTuple):
-    """The ledger's verdicts on a claim; None if it gave none."""
-
-    number: int
-    verdicts: list[list[int]] | None
+Claimed: TypeAlias = Callable[[int, list[list[int]] | None, float], object]
+"""Takes a claim's number and the ledger's verdicts, None if it gave none."""
 
 
 class NoLedger:
@@ -25,8 +21,8 @@ class NoLedger:
     transactions: Mapping[tuple[str, str], int] = {}
     """Number of transactions by kind and result."""
 
-    def claim(self, effect: Claim) -> None:
-        """Claim rows; the answer goes to the inbox."""
+    def claim(self, effect: Claim, claimed: Claimed) -> None:
+        """Claim rows; the inbox gets a call with the answer."""
         raise NotImplementedError(effect)
 
     def settle(self, marks: Sequence[ClaimEnd], settled: Callable[[bool], None]) -> None:

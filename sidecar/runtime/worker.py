@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from sidecar import threads
 from sidecar import threads as all_threads
@@ -19,14 +19,15 @@ from sidecar.core.records import Answer, Verdict
 from sidecar.sinks.base import Sink
 
 T = TypeVar("T")
-Told = TypeVar("Told", contravariant=True)
+Call: TypeAlias = Callable[[float], object]
+"""Takes a result, on the thread that decides, with its monotonic time in milliseconds."""
 
 
-class Inbox(Protocol[Told]):
+class Inbox(Protocol):
     """The queue of workers' results for the thread that decides."""
 
-    def put(self, told: Told, /) -> None:
-        """Add a result, from any thread."""
+    def put(self, call: Call, /) -> None:
+        """Have this called, from any thread."""
         ...
 
 
@@ -92,42 +93,32 @@ class Worker:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
 
 
-class Answered(NamedTuple):
-    """The sink's answer to one batch."""
-
-    batch_id: int
-    answer: Answer
-
-
 class Senders:
-    """Threads that deliver batches.
+    """Threads that deliver batches."""
 
-    Args:
-        inbox: Takes an `Answered` for each batch.
-    """
-
-    def __init__(self, sink: Sink, concurrency: int, inbox: Inbox[Answered]) -> None:
+    def __init__(self, sink: Sink, concurrency: int, inbox: Inbox) -> None:
         self.sink = sink
         """The sink for the next batches."""
         self._inbox = inbox
         self._threads = Worker("sender", concurrency)
 
-    def send(self, batch: Batch) -> None:
-        """Deliver a batch; its answer goes to the inbox."""
-        self._threads.do(partial(self._deliver, self.sink, batch))
+    def send(self, batch: Batch, answered: Callable[[int, Answer, float], object]) -> None:
+        """Deliver a batch; the inbox gets a call with its id and the answer."""
+        self._threads.do(partial(self._deliver, self.sink, batch, answered))
 
     def replace(self, sink: Sink, concurrency: int) -> None:
         """Deliver later batches to another sink, with so many threads; the present one ends its own, and is closed."""
         threads.start(partial(_retire, self.sink, self._threads), "sender-retiring")
         self.sink, self._threads = sink, Worker("sender", concurrency)
 
-    def _deliver(self, sink: Sink, batch: Batch) -> None:
+    def _deliver(self, sink: Sink, batch: Batch, answered: Callable[[int, Answer, float], object]) -> None:
         begun_s = time.perf_counter()
         try:
             answer = sink.deliver(batch)
         except Exception as error:  # noqa: BLE001  # a mistake in a sink must not end a sender
             answer = Answer(Verdict.RETRY, f"the sink failed: {type(error).__name__}: {error}")
-        self._inbox.put(Answered(batch.id, replace(answer, elapsed_ms=(time.perf_counter() - begun_s) * 1000)))
+        answer = replace(answer, elapsed_ms=(time.perf_counter() - begun_s) * 1000)
+        self._inbox.put(partial(answered, batch.id, answer))
 
     def close(self, patience_s: float) -> None:
         """Close the sink and end the threads; batches that are being sent are given up."""

@@ -51,13 +51,13 @@ from sidecar.daemon.delays.owned import name_of
 from sidecar.daemon.delays.parked import unpacked
 from sidecar.daemon.delays.questions import Answer as Told
 from sidecar.daemon.delays.questions import One, Question
-from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
-from sidecar.daemon.delays.writing import Synced
+from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.delay.changelog.interface import Restorer
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.columns import BothColumns
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.rows import PARKED_FROM, Held
+from sidecar.runtime.worker import Call
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity, decode, encode
@@ -337,9 +337,9 @@ class Host:
             store, restorer, partial(name_of, "g"), self.jobs.append, self, self._world.wall_ms, self._world.clock
         )
 
-    def put(self, told: Adopt | TakeoverEnded | Synced) -> None:
-        """The inbox: a takeover goes on, or a write has ended."""
-        self.delays.receivers(lambda taken: self._give(taken.assignment))[type(told)](told, self._world.now_ms)
+    def put(self, call: Call) -> None:
+        """The inbox: a takeover goes on."""
+        call(self._world.now_ms)
 
     def restore(self) -> None:
         """The takeover is run."""
@@ -356,7 +356,7 @@ class Host:
         found = self._bare() if self._world.bare else self._committed()
         self.incarnation, self.position = found.incarnation, found.state.watermark
         self.paused: frozenset[TopicPartition] = frozenset()
-        if self.delays.takeovers.begin_takeover(found, None) is None:
+        if self.delays.takeovers.begin_takeover(found, None, lambda taken: self._give(taken.assignment)) is None:
             self._give(found)
 
     def _committed(self) -> Assignment:
@@ -534,7 +534,7 @@ class Host:
         if self.job is not None:
             job, self.job = self.job, None
             error = OSError(5, "broken") if self._chance() < lost else None
-            self.put(Synced(job, error))
+            self.delays.synced(job, error, self._world.now_ms)
 
     def calm(self) -> None:
         """For some time nothing comes, and what was begun goes on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
@@ -16,12 +16,11 @@ from sidecar.config.model import Settings
 from sidecar.core.effects import CancelHeld, CommitItem, Fetch, HoldUntilDue, Park, Unpark
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.daemon.record import STORE
-from sidecar.daemon.taken import TakenPartition
+from sidecar.daemon.taken import Give, TakenPartition
 from sidecar.errors import extra
 from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, first_of, problem
 from sidecar.ops.snapshot import DelayStatus
-from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import PartitionSnapshot
@@ -69,12 +68,13 @@ class NoTakeovers:
         reason = f"the changelog of {first_of(self._elsewhere)} may hold messages: set delay.store to changelog again"
         return [problem("delay", reason=f"{reason}, or to postgresql")]
 
-    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:  # noqa: ARG002
-        """Handlers of the inbox's messages; they give the core partitions that were taken over."""
-        return {}
-
-    def begin_takeover(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition | None:  # noqa: ARG002
-        """Begin to take a partition over; None if the core gets it at once."""
+    def begin_takeover(
+        self,
+        assignment: Assignment,  # noqa: ARG002
+        known: PartitionSnapshot | None,  # noqa: ARG002
+        then: Give,  # noqa: ARG002
+    ) -> TakenPartition | None:
+        """Begin to take a partition over, which `then` gets later; None if the core gets it at once."""
         return None
 
     def proved(self) -> list[TakenPartition]:
@@ -131,13 +131,9 @@ class NoDelays:
         """Why delayed messages wait, or cannot be held; empty if nothing is wrong."""
         return ""
 
-    def asks(self, inbox: Inbox[Any], settings: Callable[[], Settings]) -> Mapping[str, Ask]:  # noqa: ARG002
+    def asks(self, inbox: Inbox, settings: Callable[[], Settings]) -> Mapping[str, Ask]:  # noqa: ARG002
         """Functions that answer an operator, by the name in the address."""
         return {}
-
-    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
-        """Handlers of the inbox's messages; they give the core partitions that were taken over."""
-        return self.takeovers.receivers(give)
 
     def problems(self) -> list[Problem]:
         """The present problems."""

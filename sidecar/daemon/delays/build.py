@@ -18,8 +18,7 @@ from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.left import LeftBehind, LeftMessages, Reads, left_here
 from sidecar.daemon.delays.offline import left_behind
 from sidecar.daemon.delays.owned import name_of, tp_of
-from sidecar.daemon.delays.takeovers import Adopt, TakeoverEnded, Takeovers
-from sidecar.daemon.delays.writing import Synced
+from sidecar.daemon.delays.takeovers import Takeovers
 from sidecar.delay.changelog.cache import LocalCache
 from sidecar.delay.changelog.interface import Changelog, Restorer
 from sidecar.delay.changelog.kafka.producer import KafkaChangelog
@@ -70,14 +69,13 @@ def open_delays(
     pipeline: Pipeline,
     columns: Columns,
     rules: Rules,
-    inbox: Inbox[Synced | Adopt | TakeoverEnded],
+    inbox: Inbox,
     tell: Tell,
     owner: Callable[[], Owner],
 ) -> Delays:
     """Open the store of delayed messages.
 
     Args:
-        inbox: Takes the results of threads.
         owner: The group with its cluster, once that is known.
 
     Raises:
@@ -87,7 +85,7 @@ def open_delays(
     syncs = stack.enter_context(closing(Worker("delay")))
 
     def begin(job: Job) -> None:
-        syncs.do(lambda: inbox.put(_synced(job)))
+        syncs.do(lambda: inbox.put(partial(delays.synced, job, _error_of(job))))
 
     delays = Delays(pipeline, store, columns, plan.group_id, rules, plan.delay.disk_max_bytes, begin, takeovers)
     if isinstance(store, PartitionStore):
@@ -101,7 +99,7 @@ def open_delays(
 
 
 def _open_store(
-    stack: ExitStack, plan: DelayPlan, inbox: Inbox[Adopt | TakeoverEnded], tell: Tell, owner: Callable[[], Owner]
+    stack: ExitStack, plan: DelayPlan, inbox: Inbox, tell: Tell, owner: Callable[[], Owner]
 ) -> tuple[HeldStore, NoTakeovers]:
     if plan.delay.store == "local":
         return stack.enter_context(closing(PartitionStore(plan.folder / "delay"))), NoTakeovers()
@@ -125,10 +123,10 @@ def _open_changelog(
     return changelog, stack.enter_context(closing(KafkaRestorer(topics)))
 
 
-def _synced(job: Job) -> Synced:
-    """Run a job of the store, on its thread."""
+def _error_of(job: Job) -> OSError | None:
+    """Run a job of the store, on its thread; return its error."""
     try:
         job.run()
     except OSError as error:
-        return Synced(job, error)
-    return Synced(job, None)
+        return error
+    return None

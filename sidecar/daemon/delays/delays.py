@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
 
 import structlog
 from typing_extensions import override
@@ -37,8 +36,7 @@ from sidecar.daemon.delays.parked import ParkedParts
 from sidecar.daemon.delays.questions import Answer, Listing, Peeked, Question, Questions
 from sidecar.daemon.delays.requests import Requests
 from sidecar.daemon.delays.takeovers import wall_clock
-from sidecar.daemon.delays.writing import Synced, Writing
-from sidecar.daemon.taken import TakenPartition
+from sidecar.daemon.delays.writing import Writing
 from sidecar.delay.columns import packed_headers
 from sidecar.delay.interface import HeldStore, Job
 from sidecar.delay.rows import NO_TIMESTAMP, Leave, Unread, held_of
@@ -47,7 +45,6 @@ from sidecar.ops.admin import Ask
 from sidecar.ops.health import Problem, problem
 from sidecar.ops.snapshot import DelayStatus
 from sidecar.runtime.build import sought_of
-from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import RUN_BYTES, Assignment
 from sidecar.state.interface import Rules
@@ -242,7 +239,7 @@ class Delays(NoDelays):
 
     Args:
         disk_max_bytes: Size of the store above which partitions are not read.
-        begin: Runs a job on the writer's thread, and brings back a `Synced`.
+        begin: Runs a job on the writer's thread; `synced` follows on the main thread.
         cancel_s: Time after which a search for messages that are cancelled makes way for other work.
     """
 
@@ -284,20 +281,19 @@ class Delays(NoDelays):
         """Looks for messages that are not delivered."""
 
     @override
-    def asks(self, inbox: Inbox[Any], settings: Callable[[], Settings]) -> Mapping[str, Ask]:
+    def asks(self, inbox: Inbox, settings: Callable[[], Settings]) -> Mapping[str, Ask]:
         def listed(peek: Callable[[int], Peeked], asked: Listing) -> Answer:
             return listing(peek, asked, sought_of(settings(), asked.tag, asked.group))
 
-        return {"delay": Questions(inbox.put, listed).ask}
+        def put(question: Question) -> None:
+            inbox.put(lambda _: self.requests.ask(question))
 
-    @override
-    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
-        def ended(synced: Synced, now_ms: float) -> None:
-            self._now_ms = now_ms
-            self._writing.ended(synced)
+        return {"delay": Questions(put, listed).ask}
 
-        own = {Synced: ended, Question: lambda question, _: self.requests.ask(question)}
-        return {**self.takeovers.receivers(give), **own}
+    def synced(self, job: Job, error: OSError | None, now_ms: float) -> None:
+        """Handle the end of a write of the store."""
+        self._now_ms = now_ms
+        self._writing.ended(job, error)
 
     @override
     def problems(self) -> list[Problem]:

@@ -68,7 +68,7 @@ class Peeked(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Goes to the inbox."""
+    """Waits for its answer from the main thread."""
 
     asked: One | Peek
     answer: Future[Any]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
-from typing import NamedTuple
 
 import structlog
 from typing_extensions import override
@@ -20,7 +19,7 @@ from sidecar.core.delays import SEQUENCE_BITS, is_outdated, offset_kept_below
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoTakeovers
 from sidecar.daemon.record import CHANGELOG
-from sidecar.daemon.taken import TakenPartition, overdue
+from sidecar.daemon.taken import Give, TakenPartition, overdue
 from sidecar.delay.changelog.interface import FencingRestorer, Restorer
 from sidecar.delay.changelog.notes import Note
 from sidecar.delay.changelog.reach import DoubtError, Handed, PutReach
@@ -29,7 +28,6 @@ from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.changelog.takeover import FencedTakeover, Start, TakenOver, Takeover
 from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError, SidecarError, StateError
-from sidecar.runtime.loop import Receive
 from sidecar.runtime.worker import Inbox
 from sidecar.sources.base import Assignment
 from sidecar.state.interface import PartitionSnapshot
@@ -66,22 +64,6 @@ class _Attempt:
     is_over: bool = False
 
 
-class Adopt(NamedTuple):
-    """Messages of a partition that is being taken over. Goes to the inbox."""
-
-    attempt: _Attempt
-    rows: list[Held]
-    is_anew: bool
-    """Whether messages adopted before do not count."""
-
-
-class TakeoverEnded(NamedTuple):
-    """The end of a takeover. Goes to the inbox."""
-
-    attempt: _Attempt
-    result: TakenOver | Exception
-
-
 class Takeovers(NoTakeovers):
     """The partitions that are being taken over; only for the main thread.
 
@@ -99,7 +81,7 @@ class Takeovers(NoTakeovers):
         restorer: Restorer,
         name_of: Callable[[TopicPartition], bytes],
         do: Callable[[Callable[[], None]], None],
-        inbox: Inbox[Adopt | TakeoverEnded],
+        inbox: Inbox,
         wall_ms: Callable[[], int] = wall_clock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,16 +117,8 @@ class Takeovers(NoTakeovers):
         pass
 
     @override
-    def receivers(self, give: Callable[[TakenPartition], None]) -> Mapping[type, Receive]:
-        def ended(told: TakeoverEnded, _: float) -> None:
-            if (taken := self.ended(told)) is not None:
-                give(taken)
-
-        return {Adopt: lambda told, _: self.adopt(told), TakeoverEnded: ended}
-
-    @override
-    def begin_takeover(self, assignment: Assignment, known: PartitionSnapshot | None) -> TakenPartition:
-        taken = self.loading[assignment.tp] = TakenPartition(assignment, known, 0, self._clock())
+    def begin_takeover(self, assignment: Assignment, known: PartitionSnapshot | None, then: Give) -> TakenPartition:
+        taken = self.loading[assignment.tp] = TakenPartition(assignment, known, 0, self._clock(), then)
         self._begin(taken)
         return taken
 
@@ -153,46 +127,75 @@ class Takeovers(NoTakeovers):
         number, note = self._store.begin_partition(self._name_of(tp))
         attempt = self._attempts[tp] = _Attempt(taken, number, note, has_rows=note is not None)
         now, doubted = self._wall_ms() << SEQUENCE_BITS, self._doubted.pop(tp, None)
-        self._do(partial(_run, attempt, now, doubted, self._restorer, self._inbox))
+        self._do(partial(self._run, attempt, now, doubted))
 
-    def adopt(self, told: Adopt) -> None:
-        """Hand messages to the store."""
-        attempt, self._adopted_s = told.attempt, self._clock()
+    def _run(self, attempt: _Attempt, now: int, doubted: PutReach | None) -> None:
+        """Take a partition over, on another thread."""
+
+        def adopt(rows: list[Held], is_anew: bool) -> None:
+            attempt.room.acquire()
+            if attempt.is_over:
+                raise _AbandonedError
+            self._inbox.put(partial(self._adopt, attempt, rows, is_anew))
+
+        restorer, assignment = self._restorer, attempt.taken.assignment
+        state = assignment.state
+        below = offset_kept_below(state, assignment.held_below)
+        start = Start(state.stores, _lineage(assignment), below, state.seen, now)
+        takeover = Takeover(restorer, assignment.tp, start, adopt, attempt.note)
+        if isinstance(restorer, FencingRestorer):
+            handed = Handed(state.watermark, assignment.continues, assignment.end, doubted)
+            takeover = FencedTakeover(restorer, assignment.tp, start, adopt, handed=handed)
+        result: TakenOver | Exception
+        try:
+            result = takeover.run()
+        except _AbandonedError:
+            return
+        except Exception as error:  # noqa: BLE001  # raised again by `_ended`, on the main thread
+            result = error
+        self._inbox.put(partial(self._ended, attempt, result))
+
+    def _adopt(self, attempt: _Attempt, rows: list[Held], is_anew: bool, _: float) -> None:
+        """Hand messages to the store.
+
+        Args:
+            is_anew: Whether messages adopted before do not count.
+        """
+        self._adopted_s = self._clock()
         if not attempt.is_over:
             try:
-                if told.is_anew and attempt.has_rows:
+                if is_anew and attempt.has_rows:
                     name = self._name_of(attempt.taken.assignment.tp)
                     attempt.number = self._store.begin_anew(name, attempt.number)
                     attempt.has_rows = False
-                if told.rows:
+                if rows:
                     attempt.has_rows = True
-                    self._store.adopt(attempt.number, told.rows)
+                    self._store.adopt(attempt.number, rows)
             except StateError as error:
                 self._failed(attempt, error)
         attempt.room.release()
 
-    def ended(self, told: TakeoverEnded) -> TakenPartition | None:
-        """Handle the end of an attempt; return the partition to give to the core now.
+    def _ended(self, attempt: _Attempt, result: TakenOver | Exception, _: float) -> None:
+        """Take the end of an attempt; give the core a partition that was taken over.
 
         Raises:
             ConfigError: The changelog cannot be used.
         """
-        attempt, result = told
         if attempt.is_over:
-            return None
+            return
         if isinstance(result, DoubtError):
             self._doubted[attempt.taken.assignment.tp] = result.reach
-            return None
+            return
         if isinstance(result, SidecarError) and not isinstance(result, ConfigError):
             self._failed(attempt, result)
-            return None
+            return
         if isinstance(result, Exception):
             raise result
         assignment = attempt.taken.assignment
         tp = assignment.tp
         if assignment.is_remembered and is_outdated(assignment.state, result.store, result.last_named):
             self.outdated.add(tp)
-            return None
+            return
         del self._attempts[tp]
         attempt.is_over, attempt.taken.failed = True, ""
         self._store.own(self._name_of(tp), attempt.number, tp, _lineage(assignment), result)
@@ -202,7 +205,7 @@ class Takeovers(NoTakeovers):
         held = self._store.rows.held(attempt.number)
         is_local = result.note is not None
         log.info("delay.restored", **tp.fields(), count=held, seconds=seconds, read=result.read, local=is_local)
-        return attempt.taken
+        attempt.taken.then(attempt.taken)
 
     def _failed(self, attempt: _Attempt, error: SidecarError) -> None:
         self._end(attempt)
@@ -247,30 +250,3 @@ class Takeovers(NoTakeovers):
 
 def _lineage(assignment: Assignment) -> RecordLineage:
     return RecordLineage(assignment.incarnation, topic_hash(assignment.topic_id))
-
-
-def _run(
-    attempt: _Attempt, now: int, doubted: PutReach | None, restorer: Restorer, inbox: Inbox[Adopt | TakeoverEnded]
-) -> None:
-    """Take a partition over, on another thread."""
-
-    def adopt(rows: list[Held], is_anew: bool) -> None:
-        attempt.room.acquire()
-        if attempt.is_over:
-            raise _AbandonedError
-        inbox.put(Adopt(attempt, rows, is_anew))
-
-    assignment = attempt.taken.assignment
-    state = assignment.state
-    below = offset_kept_below(state, assignment.held_below)
-    start = Start(state.stores, _lineage(assignment), below, state.seen, now)
-    takeover = Takeover(restorer, assignment.tp, start, adopt, attempt.note)
-    if isinstance(restorer, FencingRestorer):
-        handed = Handed(state.watermark, assignment.continues, assignment.end, doubted)
-        takeover = FencedTakeover(restorer, assignment.tp, start, adopt, handed=handed)
-    try:
-        inbox.put(TakeoverEnded(attempt, takeover.run()))
-    except _AbandonedError:
-        pass
-    except Exception as error:  # noqa: BLE001  # raised again by `Takeovers.ended`, on the main thread
-        inbox.put(TakeoverEnded(attempt, error))

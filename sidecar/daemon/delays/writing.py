@@ -10,13 +10,6 @@ from sidecar.delay.interface import Job, StoreWrites
 from sidecar.errors import StateError
 
 
-class Synced(NamedTuple):
-    """The end of a write of the store. Goes to the inbox."""
-
-    job: Job
-    error: OSError | None
-
-
 class _WaitingCall(NamedTuple):
     changes: int
     """The number of changes that must be durable."""
@@ -29,7 +22,7 @@ class Writing:
     """The writes of a store; only for the main thread.
 
     Args:
-        begin: Runs a job on the writer's thread, and brings back a `Synced`.
+        begin: Runs a job on the writer's thread; `ended` follows on the main thread.
     """
 
     def __init__(self, writes: StoreWrites, begin: Callable[[Job], None]) -> None:
@@ -63,15 +56,15 @@ class Writing:
         if self._job is not None:
             self._begin(self._job)
 
-    def ended(self, synced: Synced) -> None:
+    def ended(self, job: Job, error: OSError | None) -> None:
         """Handle the end of a write.
 
         Raises:
             StateError: The last writes can no longer be made durable: the next process repeats the log.
         """
         self._job = None
-        self._writes.ended_sync(synced.job, synced.error)
-        self.problem = "" if synced.error is None else str(synced.error)
+        self._writes.ended_sync(job, error)
+        self.problem = "" if error is None else str(error)
         self.sync()
 
     def _check(self) -> None:

@@ -11,22 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
 from sidecar.core.claims import ClaimEnd, ClaimState
 from sidecar.core.effects import Claim, Report, Send, StoreDeadLetters
 from sidecar.core.ranges import Halve, RangePipeline
-from sidecar.core.records import Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
+from sidecar.core.records import Answer, Columns, DeadLetter, Fragment, Run, TopicPartition, group_label
 from sidecar.errors import SidecarError
 from sidecar.runtime.build import ReadingPlan
 from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import open_ledger_worker
 from sidecar.runtime.loop import PipelineLoop, write_report
-from sidecar.runtime.no_ledger import ClaimAnswered, NoLedger
-from sidecar.runtime.worker import Answered, Inbox, Senders
+from sidecar.runtime.no_ledger import NoLedger
+from sidecar.runtime.worker import Call, Inbox, Senders
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.folder import RunFolder
@@ -36,12 +36,6 @@ from sidecar.spark.run.plan import RunPlan
 AGAIN_S = 0.5
 
 
-class MarksAnswered(NamedTuple):
-    """Whether the last call made the marks durable in the ledger."""
-
-    ok: bool
-
-
 class Claims:
     """Claims rows of a range, and reports deliveries to the ledger until it has recorded them.
 
@@ -49,7 +43,7 @@ class Claims:
     only once no attempt can send the message's part again. The driver reports `errors`.
     """
 
-    def __init__(self, reading: ReadingPlan, inbox: Inbox[ClaimAnswered | MarksAnswered], stack: ExitStack) -> None:
+    def __init__(self, reading: ReadingPlan, inbox: Inbox, stack: ExitStack) -> None:
         self.errors: list[ClaimEnd] = []
         """The ends of claims of dead letters."""
         self._inbox = inbox
@@ -73,13 +67,12 @@ class Claims:
             (self.errors if mark.state is ClaimState.ERROR else self._due).append(mark)
         if self._due and not self._asked and now_s >= self._again_at_s:
             self._asked, self._due = self._due, []
-            self.worker.settle(self._asked, lambda ok: self._inbox.put(MarksAnswered(ok)))
+            self.worker.settle(self._asked, lambda ok: self._inbox.put(partial(self._answered, ok)))
 
-    def answered(self, *, ok: bool, now_s: float) -> None:
-        """Take the ledger's answer."""
+    def _answered(self, ok: bool, now_ms: float) -> None:
         if not ok:
             self._due[:0] = self._asked
-            self._again_at_s = now_s + AGAIN_S
+            self._again_at_s = now_ms / 1000 + AGAIN_S
         self._asked = []
 
 
@@ -187,7 +180,7 @@ class RangeDelivery:
         assert plan.rules is not None, "a table is not delivered to"
         reading, sink = plan.reading.open(columns)
         self.reading = reading = replace(reading, bitmap_ids=False)  # only sorted runs can be kept as increments
-        inbox: queue.SimpleQueue[Answered | ClaimAnswered | MarksAnswered] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._claims = Claims(plan.reading, inbox, stack)
         self._senders = Senders(sink, plan.rules.concurrency, inbox)
         stack.callback(self._senders.close, SENDERS_PATIENCE_S)
@@ -212,16 +205,11 @@ class RangeDelivery:
             self._pipeline,
             inbox,
             performers={
-                Send: lambda effect: self._senders.send(effect.batch),
+                Send: lambda effect: self._senders.send(effect.batch, self._answered),
                 Halve: self._halve,
                 StoreDeadLetters: self._store,
                 Report: write_report,
-                Claim: self._claims.worker.claim,
-            },
-            receivers={
-                Answered: self._answered,
-                ClaimAnswered: lambda mail, now_ms: self._pipeline.claimed(mail.number, mail.verdicts, now_ms),
-                MarksAnswered: lambda mail, now_ms: self._claims.answered(ok=mail.ok, now_s=now_ms / 1000),
+                Claim: lambda effect: self._claims.worker.claim(effect, self._pipeline.claimed),
             },
         )
         self._windows: Windows | None = None
@@ -305,8 +293,8 @@ class RangeDelivery:
         since_s = now_s - longest.since_ms / 1000
         return f"group {group_label(longest.name)} fails for {since_s:.0f} s: {longest.reason}"
 
-    def _answered(self, mail: Answered, now_ms: float) -> None:
-        self._pipeline.answered(mail.batch_id, mail.answer, now_ms, int(time.time() * 1000))
+    def _answered(self, batch_id: int, answer: Answer, now_ms: float) -> None:
+        self._pipeline.answered(batch_id, answer, now_ms, int(time.time() * 1000))
 
     def _halve(self, effect: Halve) -> None:
         self._folder.halves.add_parts(self._task.batch, self._task.tp, effect.parts)

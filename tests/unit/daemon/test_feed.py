@@ -67,8 +67,8 @@ def test_a_partition_goes_to_the_core_at_once() -> None:
 def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
     """It is paused with its copies, and what came of it is read when it is given; others are not held up."""
     fed = Fed()
-    fed.ids.take_partition.side_effect = lambda found, _: found.tp == OTHER
-    taken = TakenPartition(assignment(), None, 0, 0.0)
+    fed.ids.take_partition.side_effect = lambda found, *_: found.tp == OTHER
+    taken = TakenPartition(assignment(), None, 0, 0.0, print)
     fed.ids.loading = {TP: taken}
     fed.feed.take_partitions([assignment(), assignment(OTHER)])
     assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER]
@@ -77,7 +77,8 @@ def test_a_partition_whose_ids_are_being_loaded_waits() -> None:
     fed.feed.poll()
     assert [call.args[0].tp for call in fed.pipeline.read.call_args_list] == [OTHER]
     fed.ids.loading = {}
-    fed.feed.loaded(taken)
+    *_, then = fed.ids.take_partition.call_args_list[0].args
+    then(taken)
     assert [call.args[0] for call in fed.pipeline.assign.call_args_list] == [OTHER, TP]
     assert fed.pipeline.read.call_args.args[0] == Run(TP, ["m"], 5, 5)
     assert fed.pipeline.read_past.call_args.args[:2] == (TP, 9)

@@ -16,7 +16,7 @@ import structlog.testing
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import PartitionState, Stores
 from sidecar.core.records import Run, TopicPartition
-from sidecar.daemon.delays.takeovers import RETRY_S, Adopt, TakeoverEnded, Takeovers
+from sidecar.daemon.delays.takeovers import RETRY_S, Takeovers
 from sidecar.daemon.feed import Feed
 from sidecar.daemon.record import OVERDUE_S
 from sidecar.daemon.taken import TakenPartition
@@ -35,6 +35,7 @@ from sidecar.delay.changelog.records import (
 from sidecar.delay.changelog.store import ChangelogStore
 from sidecar.delay.rows import Held
 from sidecar.errors import ConfigError, UnavailableError
+from sidecar.runtime.worker import Call
 from sidecar.sources.base import Assignment, ReadPast
 from tests.support.model_changelog import ModelCache, ModelChangelog, ModelLog
 from tests.support.model_table import ModelTable, ModelTables
@@ -77,6 +78,16 @@ class Log(ModelLog):
             yield records[first : first + self.batch]
 
 
+class Counted(Takeovers):
+    """Takeovers whose ends are counted."""
+
+    ends = 0
+
+    def _ended(self, *args: Any) -> None:
+        self.ends += 1
+        super()._ended(*args)
+
+
 class Scene:
     """Takeovers, with the threads that they need."""
 
@@ -85,10 +96,11 @@ class Scene:
         self.cache = ModelCache()
         self.changelog = ModelChangelog(self.log)
         self.store = ChangelogStore(self.cache, self.changelog)
-        self.inbox: queue.SimpleQueue[Adopt | TakeoverEnded] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.given: list[TakenPartition] = []
         self.now_s = 100.0
         self.threads: list[threading.Thread] = []
-        self.takeovers = Takeovers(
+        self.takeovers = Counted(
             self.store, self.log, name_of, self._do, self.inbox, lambda: 1_000, lambda: self.now_s
         )  # fmt: skip
 
@@ -105,12 +117,11 @@ class Scene:
         return epoch
 
     def handle(self) -> TakenPartition | None:
-        """Handle messages of the inbox up to the end of an attempt; its partition, if it was taken over."""
-        while True:
-            told = self.inbox.get(timeout=10)
-            if isinstance(told, TakeoverEnded):
-                return self.takeovers.ended(told)
-            self.takeovers.adopt(told)
+        """Make the inbox's calls up to the end of an attempt; its partition, if it was taken over."""
+        ends, given = self.takeovers.ends, len(self.given)
+        while self.takeovers.ends == ends:
+            self.inbox.get(timeout=10)(0.0)
+        return self.given[-1] if len(self.given) > given else None
 
     def held(self, tp: TopicPartition = TP) -> int:
         """Number of messages of an owned partition."""
@@ -119,7 +130,7 @@ class Scene:
     def recover(self, after_s: float) -> None:
         """Take the partition over at the second attempt, when this time has passed."""
         self.log.error = UnavailableError("no broker answers")
-        self.takeovers.begin_takeover(assignment(), None)
+        self.takeovers.begin_takeover(assignment(), None, self.given.append)
         self.handle()
         self.log.error = None
         self.now_s += after_s
@@ -151,7 +162,7 @@ def scene() -> Iterator[Scene]:
 def test_messages_of_earlier_owners_are_restored(scene: Scene) -> None:
     """The store has them before the core has the partition."""
     epoch = scene.owner(1, 2, 3)
-    begun = scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    begun = scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     assert (scene.handle(), scene.held()) == (begun, 3)
 
 
@@ -159,7 +170,7 @@ def test_more_messages_than_fit_into_the_inbox_are_restored(scene: Scene) -> Non
     """The thread waits until the main thread has taken some."""
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
-    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     scene.handle()
     assert scene.held() == 20
 
@@ -169,7 +180,7 @@ def test_what_waits_for_the_main_thread_is_bounded(scene: Scene, monkeypatch: py
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
-    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     wait_until(lambda: scene.inbox.qsize() == 2, 10, "two calls wait")
     scene.threads[0].join(0.05)
     assert scene.inbox.qsize() == 2
@@ -186,14 +197,14 @@ def test_what_was_adopted_before_a_later_commit_was_found_does_not_count(
     scene.log.add(ChangelogEntry(message_key(3_000 << 20, first, 2), value))
     scene.log.batch = 1
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"")))
-    scene.takeovers.begin_takeover(assignment(TP, first), None)
+    scene.takeovers.begin_takeover(assignment(TP, first), None, scene.given.append)
     scene.handle()
     assert scene.held() == 1
 
 
 def test_the_end_of_a_takeover_is_told(scene: Scene) -> None:
     """With the number of messages and the time that it took."""
-    scene.takeovers.begin_takeover(assignment(TP, scene.owner(1, 2)), None)
+    scene.takeovers.begin_takeover(assignment(TP, scene.owner(1, 2)), None, scene.given.append)
     scene.now_s += 3
     with structlog.testing.capture_logs() as lines:
         scene.handle()
@@ -203,7 +214,7 @@ def test_the_end_of_a_takeover_is_told(scene: Scene) -> None:
 
 def test_a_changelog_that_is_another_one_is_told(scene: Scene) -> None:
     """All that the earlier one held is lost."""
-    scene.takeovers.begin_takeover(assignment(TP, 50, store=8), None)
+    scene.takeovers.begin_takeover(assignment(TP, 50, store=8), None, scene.given.append)
     with structlog.testing.capture_logs() as lines:
         scene.handle()
     assert "delay.changelog_lost" in [line["event"] for line in lines]
@@ -211,7 +222,7 @@ def test_a_changelog_that_is_another_one_is_told(scene: Scene) -> None:
 
 def test_a_partition_is_loading_until_its_epoch_is_proved(scene: Scene) -> None:
     """Nothing is read of it before the changelog has it."""
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.handle()
     before = (set(scene.takeovers.loading), scene.takeovers.proved())
     scene.commit()
@@ -221,7 +232,7 @@ def test_a_partition_is_loading_until_its_epoch_is_proved(scene: Scene) -> None:
 
 def test_a_proved_partition_is_returned_once(scene: Scene) -> None:
     """What came meanwhile is handed over once."""
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.handle()
     scene.commit()
     scene.takeovers.proved()
@@ -231,7 +242,7 @@ def test_a_proved_partition_is_returned_once(scene: Scene) -> None:
 def test_a_broker_that_is_down_is_told(scene: Scene) -> None:
     """And the partition is not given to the core."""
     scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     with structlog.testing.capture_logs() as lines:
         assert scene.handle() is None
     assert [(line["event"], line["reason"]) for line in lines] == [("delay.not_restored", "no broker answers")]
@@ -241,7 +252,7 @@ def test_what_failed_is_tried_again(scene: Scene) -> None:
     """After a second, and with the messages that came since it began."""
     epoch = scene.owner(1)
     scene.log.error = UnavailableError("no broker answers")
-    begun = scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    begun = scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     scene.handle()
     scene.log.error = None
     scene.now_s += RETRY_S
@@ -252,7 +263,7 @@ def test_what_failed_is_tried_again(scene: Scene) -> None:
 def test_what_failed_is_not_tried_again_at_once(scene: Scene) -> None:
     """A broker that is down is not asked hundreds of times."""
     scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.handle()
     scene.now_s += RETRY_S / 2
     scene.takeovers.tend()
@@ -261,7 +272,7 @@ def test_what_failed_is_not_tried_again_at_once(scene: Scene) -> None:
 
 def test_a_takeover_under_way_is_not_begun_twice(scene: Scene) -> None:
     """Each one claims the changelog."""
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.now_s += 60
     scene.takeovers.tend()
     assert len(scene.threads) == 1
@@ -270,7 +281,7 @@ def test_a_takeover_under_way_is_not_begun_twice(scene: Scene) -> None:
 def test_a_second_attempt_is_begun_once(scene: Scene) -> None:
     """Each one claims the changelog."""
     scene.log.error = UnavailableError("no broker answers")
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.handle()
     scene.now_s += RETRY_S
     for _ in range(2):
@@ -282,7 +293,7 @@ def test_a_full_disk_is_tried_again(scene: Scene) -> None:
     """Nothing of the failed attempt counts."""
     epoch = scene.owner(1, 2)
     scene.cache.refuses = True
-    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     scene.handle()
     scene.cache.refuses = False
     scene.now_s += RETRY_S
@@ -294,21 +305,21 @@ def test_a_full_disk_is_tried_again(scene: Scene) -> None:
 def test_a_changelog_that_cannot_be_used_ends_the_daemon(scene: Scene) -> None:
     """Only a person can change that."""
     scene.log.error = ConfigError("cleanup.policy=delete", hint="run")
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     with pytest.raises(ConfigError, match="cleanup"):
         scene.handle()
 
 
 def test_a_partition_that_is_gone_is_forgotten(scene: Scene) -> None:
     """The end of its takeover comes later, and gives nothing to the core."""
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.takeovers.forget_partitions([TP])
     assert (scene.handle(), dict(scene.takeovers.loading)) == (None, {})
 
 
 def test_a_partition_that_goes_before_it_is_proved_is_forgotten(scene: Scene) -> None:
     """Else it would be paused for ever."""
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.handle()
     scene.store.leave(scene.store.number(name_of(TP)))
     scene.takeovers.forget_partitions([TP])
@@ -318,10 +329,9 @@ def test_a_partition_that_goes_before_it_is_proved_is_forgotten(scene: Scene) ->
 def test_a_forgotten_takeover_leaves_no_messages(scene: Scene) -> None:
     """What it adopted would take up the disk."""
     epoch = scene.owner(1, 2)
-    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
-    for told in (scene.inbox.get(timeout=10), scene.inbox.get(timeout=10)):
-        assert isinstance(told, Adopt)
-        scene.takeovers.adopt(told)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
+    for _ in range(2):
+        scene.inbox.get(timeout=10)(0.0)
     before = sum(map(scene.cache.held, scene.cache.numbers()))
     scene.takeovers.forget_partitions([TP])
     assert (before, sum(map(scene.cache.held, scene.cache.numbers()))) == (2, 0)
@@ -330,7 +340,7 @@ def test_a_forgotten_takeover_leaves_no_messages(scene: Scene) -> None:
 def test_the_error_of_a_forgotten_takeover_ends_nothing(scene: Scene) -> None:
     """The topic is the next owner's."""
     scene.log.error = ConfigError("cleanup.policy=delete", hint="run")
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     scene.takeovers.forget_partitions([TP])
     assert scene.handle() is None
 
@@ -340,7 +350,7 @@ def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene, mo
     monkeypatch.setattr(takeover, "ROWS_AT_ONCE", 1)
     epoch = scene.owner(*range(20))
     scene.log.batch = 1
-    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     wait_until(lambda: scene.inbox.qsize() == 2, 10, "it waits")
     scene.takeovers.forget_partitions([TP])
     scene.threads[0].join(10)
@@ -350,16 +360,16 @@ def test_a_forgotten_takeover_does_not_wait_for_the_main_thread(scene: Scene, mo
 def test_a_partition_that_comes_back_is_taken_over_again(scene: Scene) -> None:
     """What the first takeover brings does not count."""
     epoch = scene.owner(1, 2)
-    scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     scene.takeovers.forget_partitions([TP])
-    again = scene.takeovers.begin_takeover(assignment(TP, epoch), None)
+    again = scene.takeovers.begin_takeover(assignment(TP, epoch), None, scene.given.append)
     ended = [taken for taken in (scene.handle(), scene.handle()) if taken is not None]
     assert (ended, scene.held()) == ([again], 2)
 
 
 def test_a_partition_that_waits_for_long_is_a_problem(scene: Scene) -> None:
     """A large changelog takes its time; nobody has to do anything."""
-    scene.takeovers.begin_takeover(assignment(), None)
+    scene.takeovers.begin_takeover(assignment(), None, scene.given.append)
     before = scene.takeovers.problem
     scene.now_s += OVERDUE_S
     assert (before, scene.takeovers.problem) == ("", "orders[0] is not read yet: they are being restored")
@@ -369,7 +379,7 @@ def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
     """And the number of other partitions."""
     scene.log.error = UnavailableError("no broker answers")
     for tp in (TP, OTHER):
-        scene.takeovers.begin_takeover(assignment(tp), None)
+        scene.takeovers.begin_takeover(assignment(tp), None, scene.given.append)
         scene.handle()
     scene.now_s += OVERDUE_S
     assert scene.takeovers.problem == "orders[0] and 1 more is not read yet: no broker answers"
@@ -378,7 +388,7 @@ def test_the_problem_has_the_reason_of_the_failure(scene: Scene) -> None:
 def test_a_reason_ends_with_the_takeover(scene: Scene) -> None:
     """Another partition that waits later does so for its own."""
     scene.recover(RETRY_S)
-    scene.takeovers.begin_takeover(assignment(OTHER), None)
+    scene.takeovers.begin_takeover(assignment(OTHER), None, scene.given.append)
     scene.now_s += OVERDUE_S
     assert scene.takeovers.problem == "orders[1] is not read yet: they are being restored"
 
@@ -399,7 +409,7 @@ def test_a_folder_before_a_later_owner_in_the_changelog_is_not_believed(scene: S
     """The broker lost that owner's commits too, which removed the parts that the folder counts."""
     first, second = scene.owner(), scene.owner()
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"state")))
-    scene.takeovers.begin_takeover(remembered(first, 1), None)
+    scene.takeovers.begin_takeover(remembered(first, 1), None, scene.given.append)
     assert scene.handle() is None
     assert (scene.takeovers.outdated, list(scene.takeovers.stale())) == ({TP}, [TP])
     scene.takeovers.forget_partitions([TP])
@@ -411,7 +421,7 @@ def test_a_folder_of_the_last_owner_or_without_parked_parts_is_believed(scene: S
     """Which delayed messages count, the changelog tells."""
     first, second = scene.owner(), scene.owner()
     scene.log.add(state_entry(second, KeptState(is_proved=True, watermark=0, seen=0, state=b"state")))
-    scene.takeovers.begin_takeover(remembered(second if parked else first, parked), None)
+    scene.takeovers.begin_takeover(remembered(second if parked else first, parked), None, scene.given.append)
     assert scene.handle() is not None
     assert not scene.takeovers.outdated
 
@@ -458,7 +468,7 @@ def test_an_assigned_partition_is_taken_over_before_the_core_has_it() -> None:
 def test_a_partition_that_is_taken_over_is_paused() -> None:
     """What came in a poll or two waits; more would take memory."""
     fed = Fed()
-    fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0)}
+    fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0, print)}
     fed.feed.take_partitions([assignment()])
     assert fed.source.pause.call_args.args == (frozenset({TP}),)
 
@@ -466,7 +476,7 @@ def test_a_partition_that_is_taken_over_is_paused() -> None:
 def test_messages_that_come_meanwhile_are_read_afterwards_in_order() -> None:
     """Before those that come later, each once."""
     fed = Fed()
-    taken = TakenPartition(assignment(), None, 0, 0.0)
+    taken = TakenPartition(assignment(), None, 0, 0.0, print)
     fed.takeovers.loading = {TP: taken}
     fed.poll(run(0), ReadPast(TP, 5))
     fed.poll(run(5))
@@ -480,7 +490,7 @@ def test_messages_that_come_meanwhile_are_read_afterwards_in_order() -> None:
 def test_other_partitions_are_read_meanwhile() -> None:
     """A large changelog holds up its partition alone."""
     fed = Fed()
-    fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0)}
+    fed.takeovers.loading = {TP: TakenPartition(assignment(), None, 0, 0.0, print)}
     fed.poll(run(0), run(3, OTHER))
     assert fed.read == [run(3, OTHER)]
 
@@ -488,7 +498,9 @@ def test_other_partitions_are_read_meanwhile() -> None:
 def test_the_core_has_the_partition_when_it_was_taken_over() -> None:
     """It commits the epoch then."""
     fed = Fed()
-    fed.feed.give(TakenPartition(assignment(), None, 0, 0.0))
+    fed.feed.take_partitions([assignment()])
+    *_, then = fed.takeovers.begin_takeover.call_args.args
+    then(TakenPartition(assignment(), None, 0, 0.0, then))
     assert fed.pipeline.assign.call_args.args[0] == TP
 
 
@@ -523,15 +535,15 @@ def test_an_offset_that_does_not_fit_is_asked_for_again(scene: Scene) -> None:
         message_entry(lineage, Held(0, 0, 0, 0, NO_TAGS, None, b"", b"")).value,
     )
     table.write(epoch, [message, PutReach(lineage, 2, 4).entry()])
-    takeovers = Takeovers(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)
+    takeovers = Counted(scene.store, tables, name_of, scene._do, scene.inbox, lambda: 1_000, lambda: scene.now_s)
     scene.takeovers = takeovers
     lower = replace(assignment(), state=PartitionState(1, 1), continues=True, end=10)
-    takeovers.begin_takeover(lower, None)
+    takeovers.begin_takeover(lower, None, scene.given.append)
     assert scene.handle() is None
     assert list(takeovers.stale()) == [TP]
     takeovers.forget_partitions([TP])  # the source is asked
     assert takeovers.stale() == {}
-    takeovers.begin_takeover(lower, None)
+    takeovers.begin_takeover(lower, None, scene.given.append)
     assert scene.handle() is not None
     scene.store.committed(scene.store.number(name_of(TP)), 0)
     assert takeovers.stale() == {}

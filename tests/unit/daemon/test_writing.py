@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from sidecar.daemon.delays.writing import Synced, Writing
+from sidecar.daemon.delays.writing import Writing
 from sidecar.errors import StateError
 
 
@@ -64,7 +64,7 @@ class Scene:
 
     def end(self, error: OSError | None = None) -> None:
         """The write under way ends."""
-        self.writing.ended(Synced(self.begun[-1], error))
+        self.writing.ended(self.begun[-1], error)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.errors import StateError
-from sidecar.runtime.dead_letters import DeadLettersInState, DeadLetterWriter, LettersStored, Originals
+from sidecar.runtime.dead_letters import DeadLettersInState, DeadLetterWriter, Originals
+from sidecar.runtime.worker import Call
 from tests.support.memory_state import MemoryState
 
 
@@ -32,16 +33,17 @@ class Slow:
 
 def test_a_close_waits_for_what_is_being_stored_and_drops_the_rest() -> None:
     """When `close` returns nothing is written any more, so that the state may be closed."""
-    store, inbox = Slow(), queue.SimpleQueue[object]()
+    store, inbox, told = Slow(), queue.SimpleQueue[Call](), list[str]()
     dead_letter_writer = DeadLetterWriter(store, inbox)
-    dead_letter_writer.store(1, [])
-    dead_letter_writer.store(2, [])
+    for _ in range(2):
+        dead_letter_writer.store([], lambda reason, _: told.append(reason))
     assert store.begun.wait(10)
     threading.Timer(0.1, store.may_end.set).start()
     dead_letter_writer.close()
     dead_letter_writer.close()
     assert store.stored == 1
-    assert (inbox.get_nowait(), inbox.empty()) == (LettersStored(1, "", 0), True)
+    inbox.get_nowait()(0.0)
+    assert (told, inbox.empty()) == ([""], True)
 
 
 def test_a_store_that_is_closed_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +55,13 @@ def test_a_store_that_is_closed_writes_nothing(monkeypatch: pytest.MonkeyPatch) 
         begun.set()
         assert may_end.wait(10)
 
-    inbox: queue.SimpleQueue[LettersStored] = queue.SimpleQueue()
+    inbox, told = queue.SimpleQueue[Call](), list[str]()
     writer = DeadLetterWriter(DeadLettersInState(state.letters, Originals("ndjson", fetch)), inbox)
-    writer.store(1, [DeadLetter(TopicPartition("orders", 0), 7, "9f3ac2d1", "paid", "bad", b"row")])
+    letter = DeadLetter(TopicPartition("orders", 0), 7, "9f3ac2d1", "paid", "bad", b"row")
+    writer.store([letter], lambda reason, _: told.append(reason))
     assert begun.wait(10)
     writer.close()
     may_end.set()
-    assert inbox.get(timeout=10).reason == str(StateError("dead letters are stored no more: the process ends"))
+    inbox.get(timeout=10)(0.0)
+    assert told == [str(StateError("dead letters are stored no more: the process ends"))]
     assert state.letters.count() == 0

@@ -11,7 +11,7 @@ from sidecar.core.effects import Send
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.replays import ReplayPipeline
 from sidecar.runtime.loop import PipelineLoop
-from sidecar.runtime.worker import Answered
+from sidecar.runtime.worker import Call
 from tests.support.shell import ACK, Shell, rows
 
 
@@ -20,30 +20,27 @@ def test_an_effect_without_a_performer_is_named_at_the_start(left_out: type) -> 
     """Otherwise the loop would end with the first such effect, perhaps after days."""
     performers = {effect: print for effect in Pipeline.EFFECTS if effect is not left_out}
     with pytest.raises(AssertionError, match=f"no performer of {left_out.__name__}$"):
-        PipelineLoop(Shell().pipeline, queue.SimpleQueue(), performers, {})
+        PipelineLoop(Shell().pipeline, queue.SimpleQueue(), performers)
 
 
 def test_each_pipeline_has_effects_of_its_own() -> None:
     """A replay needs no performer of a commit; what performs its effects does not do for the daemon's pipeline."""
     performers = dict.fromkeys(ReplayPipeline.EFFECTS, print)
-    PipelineLoop(cast(Pipeline, ReplayPipeline), queue.SimpleQueue(), performers, {})
+    PipelineLoop(cast(Pipeline, ReplayPipeline), queue.SimpleQueue(), performers)
     with pytest.raises(AssertionError, match=r"no performer of .*\bCommit\b"):
-        PipelineLoop(Shell().pipeline, queue.SimpleQueue(), performers, {})
+        PipelineLoop(Shell().pipeline, queue.SimpleQueue(), performers)
 
 
 def test_effects_are_performed_and_answers_taken() -> None:
     """Until nothing is left to do."""
-    inbox, sent, shell = queue.SimpleQueue[Any](), list[int](), Shell()
+    inbox, sent, shell = queue.SimpleQueue[Call](), list[int](), Shell()
 
     def send(effect: Send) -> None:
         sent.append(effect.batch.count)
-        inbox.put(Answered(effect.batch.id, ACK))
-
-    def answered(mail: Answered, _: float) -> None:
-        shell.pipeline.answered(mail.batch_id, mail.answer, shell.now_ms, 0)
+        inbox.put(lambda _: shell.pipeline.answered(effect.batch.id, ACK, shell.now_ms, 0))
 
     performers = {**dict.fromkeys(Pipeline.EFFECTS, shell._do), Send: send}
-    loop = PipelineLoop(shell.pipeline, inbox, performers, {Answered: answered})
+    loop = PipelineLoop(shell.pipeline, inbox, performers)
     shell.read(*rows(0, 4))
     for _ in range(50):
         shell.now_ms += 100
@@ -59,9 +56,9 @@ def test_the_loop_goes_on_while_an_inbox_is_filled_as_fast_as_it_is_emptied() ->
 
     class Full(queue.SimpleQueue[Any]):
         def get_nowait(self) -> Any:
-            return "more"
+            return taken.append
 
-    taken: list[str] = []
+    taken: list[float] = []
     performers = dict.fromkeys(Pipeline.EFFECTS, print)
-    PipelineLoop(Shell().pipeline, Full(), performers, {str: lambda mail, _: taken.append(mail)}).take()
+    PipelineLoop(Shell().pipeline, Full(), performers).take()
     assert taken

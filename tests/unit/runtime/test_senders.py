@@ -6,11 +6,10 @@ import queue
 import sys
 import threading
 from collections import deque
-from typing import Any
 
 from sidecar.core.parts import Batch
 from sidecar.core.records import Answer, Verdict
-from sidecar.runtime.worker import Senders, Worker
+from sidecar.runtime.worker import Call, Senders, Worker
 from tests.support.process import wait_until
 
 PATIENCE_S = 10.0
@@ -32,7 +31,7 @@ def test_a_sender_lets_go_of_what_it_has_sent() -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     senders = Senders(Taking(), 4, inbox)  # type: ignore[arg-type]
     batches = [Batch(number, "g", []) for number in range(4)]
-    deque(map(senders.send, batches), 0)
+    deque((senders.send(batch, print) for batch in batches), 0)
     for _ in range(4):
         inbox.get(timeout=PATIENCE_S)
     counts = [3] * 4  # the list's, this loop's and the call's
@@ -54,17 +53,22 @@ def test_another_sink_gets_what_comes_later() -> None:
         def close(self) -> None:
             closed.set()
 
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    inbox, told = queue.SimpleQueue[Call](), list[tuple[int, str]]()
+
+    def answered(batch_id: int, answer: Answer, _: float) -> None:
+        told.append((batch_id, answer.reason))
+
     senders = Senders(Slow(), 1, inbox)  # type: ignore[arg-type]
-    senders.send(Batch(1, "g", []))
+    senders.send(Batch(1, "g", []), answered)
     assert entered.wait(PATIENCE_S)
     senders.replace(Taking(), 1)  # type: ignore[arg-type]
-    senders.send(Batch(2, "g", []))
-    assert inbox.get(timeout=PATIENCE_S).batch_id == 2
+    senders.send(Batch(2, "g", []), answered)
+    inbox.get(timeout=PATIENCE_S)(0.0)
+    assert told == [(2, "")]
     assert not closed.is_set()
     go_on.set()
-    first = inbox.get(timeout=PATIENCE_S)
-    assert (first.batch_id, first.answer.reason) == (1, "slow")
+    inbox.get(timeout=PATIENCE_S)(0.0)
+    assert told == [(2, ""), (1, "slow")]
     assert closed.wait(PATIENCE_S)
     senders.close(PATIENCE_S)
 
