@@ -20,18 +20,15 @@ from sidecar.sources.rocketmq.wire.messages import properties
 from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError
 
 
-class _Id(click.ParamType[MessageId]):
-    name = "ID"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessageId:
-        try:
-            return decode(value.strip())
-        except ValueError as error:
-            self.fail(f"{value!r} {error}", param, ctx)
+def _id(value: str) -> MessageId:
+    try:
+        return decode(value.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} {error}") from error
 
 
 @click.command(epilog=example("sidecar msgid C0A8016400002A9F0000000000000B5C"))
-@click.argument("message_id", type=_Id(), metavar="ID")
+@click.argument("message_id", type=_id, metavar="ID")
 @click.option("--broker", metavar="HOST:PORT", help="Fetch the message from this broker; for a broker's id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def msgid(message_id: MessageId, broker: str | None, as_json: bool) -> None:

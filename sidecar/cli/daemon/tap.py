@@ -17,17 +17,15 @@ from sidecar.ops.snapshot import TAP_OUTCOMES
 EVERY_S = 0.3
 
 
-class _ShareType(click.ParamType[int]):
-    name = "PERCENT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            share = float(str(value).removesuffix("%"))
-        except ValueError:
-            share = 0
-        if not 0.0001 <= share <= 100:
-            self.fail(f"{value!r} is no percentage from 0.0001% to 100%", param, ctx)
-        return round(100 / share)
+def _step(value: str) -> int:
+    """The share of messages as a number of which one is shown."""
+    try:
+        share = float(value.removesuffix("%"))
+    except ValueError:
+        share = 0
+    if not 0.0001 <= share <= 100:
+        raise click.BadParameter(f"{value!r} is no percentage from 0.0001% to 100%")
+    return round(100 / share)
 
 
 @click.command(
@@ -39,7 +37,13 @@ class _ShareType(click.ParamType[int]):
 )
 @click.option("--group", help="Only those of this tag group.")
 @click.option(
-    "--sample", "step", type=_ShareType(), default="100%", show_default=True, help="Share of messages to show."
+    "--sample",
+    "step",
+    type=_step,
+    default="100%",
+    show_default=True,
+    metavar="PERCENT",
+    help="Share of messages to show.",
 )
 @click.option("--count", type=click.IntRange(1), help="End after this number; by default at Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import click
@@ -23,15 +23,12 @@ class MessagePlace(NamedTuple):
         return f"{self.tp.topic}:{self.tp.queue}:{self.offset}"
 
 
-class _PlaceType(click.ParamType[MessagePlace]):
-    name = "PLACE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessagePlace:
-        match = _PLACE.fullmatch(value)
-        if not match:
-            self.fail(f"{value!r} is not TOPIC:PARTITION:OFFSET, as in `sidecar delay list` and in rows", param, ctx)
-        topic, broker, partition, offset = match.groups(default="")
-        return MessagePlace(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
+def _place(value: str) -> MessagePlace:
+    match = _PLACE.fullmatch(value)
+    if not match:
+        raise click.BadParameter(f"{value!r} is not TOPIC:PARTITION:OFFSET, as in `sidecar delay list` and in rows")
+    topic, broker, partition, offset = match.groups(default="")
+    return MessagePlace(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
 
 
-place_argument = click.argument("place", type=_PlaceType(), metavar="TOPIC:PARTITION:OFFSET")
+place_argument = click.argument("place", type=_place, metavar="TOPIC:PARTITION:OFFSET")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 from rich.cells import cell_len
@@ -28,17 +28,12 @@ FACT_COLUMNS = 30
 """Width of a value with its name, up to which several share a line."""
 
 
-class TimeType(click.ParamType[int]):
-    """A time in milliseconds since 1970."""
-
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a time."""
-        at_ms = value if isinstance(value, int) else parse_instant(value.encode())
-        if at_ms is None:
-            self.fail(f"{value!r} is neither milliseconds since 1970 nor like 2027-01-31T12:00:00Z", param, ctx)
-        return at_ms
+def time_ms(value: str | int) -> int:
+    """Parse a time of the command line, in milliseconds since 1970."""
+    at_ms = value if isinstance(value, int) else parse_instant(value.encode())
+    if at_ms is None:
+        raise click.BadParameter(f"{value!r} is neither milliseconds since 1970 nor like 2027-01-31T12:00:00Z")
+    return at_ms
 
 
 class FittedColumn(NamedTuple):

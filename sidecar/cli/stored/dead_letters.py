@@ -11,7 +11,7 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.printing import FittedColumn, FittedTable, TimeType, agreed, numbers, progress
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, agreed, numbers, progress, time_ms
 from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
@@ -47,8 +47,8 @@ def filters(command: Command) -> Command:
         click.option("--group", help="Only those of this tag group."),
         click.option("--topic", help="Only those of this topic."),
         click.option("--reason", help="Only those whose reason contains this text."),
-        click.option("--from", "from_ms", type=TimeType(), metavar="TIME", help="Only those first tried since then."),
-        click.option("--until", "until_ms", type=TimeType(), metavar="TIME", help="Only those first tried before."),
+        click.option("--from", "from_ms", type=time_ms, metavar="TIME", help="Only those first tried since then."),
+        click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Only those first tried before."),
         click.option("--id", "ids", type=click.IntRange(0), multiple=True, help="Only this one; may be repeated."),
     ]
     for option in reversed(options):

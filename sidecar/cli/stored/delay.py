@@ -12,7 +12,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import answered, counted, held_now, listed, owner_of
 from sidecar.cli.shared.output import say, say_json
 from sidecar.cli.shared.places import MessagePlace, place_argument
-from sidecar.cli.shared.printing import FittedColumn, FittedTable, TimeType, numbers
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, numbers, time_ms
 from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
@@ -33,7 +33,7 @@ SOUGHT = ("topic", "partition", "tag", "group", "first_ms", "end_ms")
 """The options that select messages."""
 ALL = dict.fromkeys(SOUGHT) | {"first_ms": 0, "end_ms": END_MS}
 due_option = click.option(
-    "--due", "due_ms", type=TimeType(), required=True, metavar="TIME", help="Due time, or a time in the same hour."
+    "--due", "due_ms", type=time_ms, required=True, metavar="TIME", help="Due time, or a time in the same hour."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -61,10 +61,10 @@ def sought_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--tag", help="Only messages with this tag."),
             click.option("--group", help="Only messages of this tag group."),
             click.option(
-                "--from", "first_ms", type=TimeType(), default=0, metavar="TIME", help="Only messages due from then on."
+                "--from", "first_ms", type=time_ms, default=0, metavar="TIME", help="Only messages due from then on."
             ),
             click.option(
-                "--until", "end_ms", type=TimeType(), default=END_MS, metavar="TIME",
+                "--until", "end_ms", type=time_ms, default=END_MS, metavar="TIME",
                 help="Only messages due before that time.",
             ),
         ]

@@ -27,20 +27,17 @@ class OffsetTarget(NamedTuple):
     offset: int | None = None
 
 
-class _TargetType(click.ParamType[OffsetTarget]):
-    name = "TARGET"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> OffsetTarget:
-        if value in ("earliest", "latest"):
-            return OffsetTarget(word=value)
-        if value.isdecimal():
-            return OffsetTarget(offset=int(value))
-        at_ms = parse_instant(value.encode())
-        if at_ms is None:
-            self.fail(
-                f"{value!r} is neither earliest, latest, an offset, nor a time like 2027-01-31T12:00:00Z", param, ctx
-            )
-        return OffsetTarget(at_ms=at_ms)
+def _target(value: str) -> OffsetTarget:
+    if value in ("earliest", "latest"):
+        return OffsetTarget(word=value)
+    if value.isdecimal():
+        return OffsetTarget(offset=int(value))
+    at_ms = parse_instant(value.encode())
+    if at_ms is None:
+        raise click.BadParameter(
+            f"{value!r} is neither earliest, latest, an offset, nor a time like 2027-01-31T12:00:00Z"
+        )
+    return OffsetTarget(at_ms=at_ms)
 
 
 class Move(NamedTuple):
@@ -95,7 +92,7 @@ def show(path: str, as_json: bool) -> None:
 @offsets.command(epilog=example("sidecar offsets reset -c sidecar.yaml --to 2027-01-31T12:00:00Z --dry-run"))
 @config_option
 @click.option(
-    "--to", "target", type=_TargetType(), required=True, metavar="TARGET",
+    "--to", "target", type=_target, required=True, metavar="TARGET",
     help="earliest, latest, a time like 2027-01-31T12:00:00Z, or an offset.",
 )  # fmt: skip
 @click.option("--topic", help="Only this topic.")
