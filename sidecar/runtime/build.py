@@ -27,8 +27,7 @@ from sidecar.core.records import Columns, Message, TopicPartition
 from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.sinks.base import Context, Sink, build_sink, open_sink
 from sidecar.sinks.formats import TagsOf
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane import LaneColumns
+from sidecar.sources.kafka.columns import KafkaColumns, LaneColumns
 
 if TYPE_CHECKING:
     from sidecar.delay.sought import Sought

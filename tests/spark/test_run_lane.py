@@ -18,8 +18,8 @@ from sidecar.config.model import Settings
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.errors import UnavailableError
 from sidecar.runtime.lane import is_built
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane import FastLane, LaneColumns
+from sidecar.sources.kafka.columns import KafkaColumns, LaneColumns
+from sidecar.sources.kafka.lane import FastLane
 from sidecar.spark.ranges.kafka import QUEUE_KBYTES, fetch, fetch_by_lane
 from sidecar.spark.ranges.walk import Span
 from sidecar.spark.run import task

@@ -28,8 +28,8 @@ from sidecar.core.partition_state import PartitionState
 from sidecar.core.records import Columns, Run, TopicPartition
 from sidecar.runtime.build import build_parts
 from sidecar.runtime.lane import refusal_of_fields
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane import FastLane, LaneColumns
+from sidecar.sources.kafka.columns import KafkaColumns, LaneColumns
+from sidecar.sources.kafka.lane import FastLane
 from sidecar.spark.query.options import COLUMNS, Query
 from sidecar.spark.query.task import read_span
 from sidecar.spark.ranges import broker_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sidecar.config.source.kafka import KafkaSettings as Settings
 from sidecar.sources.context import SourceContext
-from sidecar.sources.kafka.lane import FastLane, lane_for
+from sidecar.sources.kafka.config import lane_for
 from sidecar.sources.kafka.source import KafkaSource
 
 
@@ -15,7 +15,7 @@ def build(settings: Settings, context: SourceContext) -> KafkaSource:
         ConfigError: `lane` is `on`, and the fast lane cannot be used.
     """
     lane = lane_for(settings.lane, context.lane_refusal, context.queue_bytes)
-    if isinstance(lane, FastLane):
+    if not isinstance(lane, str):
         context.tell("lane.used", "info", {})
     elif settings.lane != "off":
         context.tell("lane.not_used", "info", {"reason": lane})

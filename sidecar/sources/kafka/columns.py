@@ -6,13 +6,17 @@ import contextlib
 import gc
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, Message
 from typing_extensions import override
 
 from sidecar.core.records import GetterColumns, Header, Run, TopicPartition
+
+if TYPE_CHECKING:
+    import sidecar_fastlane as fastlane
 
 
 class Failed(NamedTuple):
@@ -80,6 +84,31 @@ def hash_of(leader_epoch: int | None, timestamp: tuple[int, int], parts: Sequenc
     for part in parts:
         whole.update(part or b"")
     return int(whole.intdigest())
+
+
+class LaneColumns(GetterColumns):
+    """`records.Columns` for messages of the fast lane."""
+
+    def __init__(self) -> None:
+        offset, key, headers, value = map(attrgetter, ("offset", "key", "headers", "value"))
+        super().__init__(offset, _lane_timestamp, key, headers, value)
+
+    @override
+    def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
+        offsets = getattr(messages, "offsets", None)  # of `LaneMessages`, which makes no message of it
+        return super().offsets(messages) if offsets is None else offsets()
+
+    def digest(self, message: fastlane.Message) -> int:
+        """The same hash as `digest_of`."""
+        parts = [message.key, message.value]
+        for name, value in message.headers or ():
+            parts += [name.encode("utf-8", "surrogateescape"), value]
+        return hash_of(message.leader_epoch, message.timestamp, parts)
+
+
+def _lane_timestamp(message: fastlane.Message) -> int | None:
+    kind, at_ms = message.timestamp
+    return at_ms if kind else None
 
 
 def runs_and_errors(messages: list[Message], *, one_topic: bool = False) -> list[Run | Failed]:

@@ -1,4 +1,4 @@
-"""Configuration of the clients, by user settings and Sidecar's needs, and their refusals. Connects to nothing."""
+"""Configuration of the clients and of the fast lane, and their refusals. Connects to nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import confluent_kafka as ck
 
 from sidecar.config.base import HIDDEN, secret_name
 from sidecar.config.source.kafka import SESSION_TIMEOUT_MS, KafkaSettings
+from sidecar.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sidecar.sources.kafka.lane import FastLane
 
 HEARTBEAT_MS = 500
 """The time of a takeover is promised, and a rebalance stops commits until each member hears of it."""
@@ -80,6 +84,29 @@ def consumer_config(settings: KafkaSettings, queue_bytes: int, client_id: str = 
         "topic.metadata.refresh.interval.ms": 5_000,  # new and recreated topics
         "debug": f"metadata,{settings.properties.get('debug', '')}".rstrip(","),  # see `MadeAgain`
     }
+
+
+def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: int) -> FastLane | str:
+    """The lane, or the reason why there is none.
+
+    Args:
+        refusal: The settings that the lane does not support; empty if there are none.
+
+    Raises:
+        ConfigError: It must be used, and cannot.
+    """
+    if wanted == "off":
+        return "source.kafka.lane is off"
+    try:
+        if refusal:
+            raise ConfigError(f"the fast lane does not do {refusal}", hint="set source.kafka.lane: off")
+        from sidecar.sources.kafka.lane import FastLane, load
+
+        return FastLane(load(), queue_bytes)
+    except ConfigError as error:
+        if wanted == "on":
+            raise
+        return str(error)
 
 
 def refused(

@@ -4,46 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError
-from typing_extensions import override
 
-from sidecar.core.records import NO_ID, GetterColumns, Run, TopicPartition
+from sidecar.core.records import NO_ID, Run, TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
-from sidecar.sources.kafka.columns import Failed, hash_of
+from sidecar.sources.kafka.columns import Failed
 
 if TYPE_CHECKING:
     import sidecar_fastlane as fastlane
     from sidecar_fastlane.columns import Table
-
-
-class LaneColumns(GetterColumns):
-    """`records.Columns` for messages of the lane."""
-
-    def __init__(self) -> None:
-        offset, key, headers, value = map(attrgetter, ("offset", "key", "headers", "value"))
-        super().__init__(offset, _timestamp, key, headers, value)
-
-    @override
-    def offsets(self, messages: Sequence[fastlane.Message]) -> Iterable[int]:
-        if isinstance(messages, LaneMessages):
-            return messages.offsets()
-        return super().offsets(messages)
-
-    def digest(self, message: fastlane.Message) -> int:
-        """The same hash as `columns.digest_of`."""
-        parts = [message.key, message.value]
-        for name, value in message.headers or ():
-            parts += [name.encode("utf-8", "surrogateescape"), value]
-        return hash_of(message.leader_epoch, message.timestamp, parts)
-
-
-def _timestamp(message: fastlane.Message) -> int | None:
-    kind, at_ms = message.timestamp
-    return at_ms if kind else None
 
 
 class LaneMessages(Sequence["fastlane.Message"]):
@@ -188,27 +160,6 @@ class FastLane:
         if tp is None:
             tp = self._tps[place] = TopicPartition(*place)
         return tp
-
-
-def lane_for(wanted: Literal["auto", "on", "off"], refusal: str, queue_bytes: int) -> FastLane | str:
-    """The lane, or the reason why there is none.
-
-    Args:
-        refusal: The settings that the lane does not support; empty if there are none.
-
-    Raises:
-        ConfigError: It must be used, and cannot.
-    """
-    if wanted == "off":
-        return "source.kafka.lane is off"
-    try:
-        if refusal:
-            raise ConfigError(f"the fast lane does not do {refusal}", hint="set source.kafka.lane: off")
-        return FastLane(load(), queue_bytes)
-    except ConfigError as error:
-        if wanted == "on":
-            raise
-        return str(error)
 
 
 def load() -> fastlane.Library:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
@@ -21,13 +21,15 @@ from sidecar.core.records import TopicPartition
 from sidecar.errors import StateError
 from sidecar.sources.base import SESSION, Listener
 from sidecar.sources.kafka.group import evict_predecessors, leave_behind_nothing, members_called
-from sidecar.sources.kafka.lane import FastLane
 from sidecar.sources.kafka.reach import forbidden, is_forbidden, text_of
 from sidecar.sources.kafka.start import KafkaStartOffsets
 from sidecar.sources.kafka.topics import TopicIds
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import State
 from sidecar.state.offset_map import Identity
+
+if TYPE_CHECKING:
+    from sidecar.sources.kafka.lane import FastLane
 
 ASK_EVERY_S = 5.0
 TIMEOUT_S = 3.0

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
@@ -19,10 +19,9 @@ from sidecar.core.partition.room import METADATA_CHARACTERS
 from sidecar.core.records import Columns, Original, Run, TopicPartition
 from sidecar.sources.base import Listener, ReadPast
 from sidecar.sources.context import SourceContext
-from sidecar.sources.kafka.columns import Failed, KafkaColumns, runs_and_errors
+from sidecar.sources.kafka.columns import Failed, KafkaColumns, LaneColumns, runs_and_errors
 from sidecar.sources.kafka.config import client_config, consumer_config
 from sidecar.sources.kafka.fetch import KafkaFetcher
-from sidecar.sources.kafka.lane import FastLane, LaneColumns
 from sidecar.sources.kafka.offsets import Offsets
 from sidecar.sources.kafka.partitions import Ends, Membership, Partitions
 from sidecar.sources.kafka.reach import await_topics, is_credentials, metadata_characters, text_of
@@ -31,6 +30,9 @@ from sidecar.sources.kafka.topics import MadeAgain, TopicIds, is_mock
 from sidecar.sources.troubles import Troubles
 from sidecar.state.interface import Rules
 from sidecar.state.offset_map import Identity, encode
+
+if TYPE_CHECKING:
+    from sidecar.sources.kafka.lane import FastLane
 
 CHUNK_MESSAGES = 500
 BUSY_WAIT_S, IDLE_WAIT_S = 0.005, 0.05
@@ -243,6 +245,7 @@ class KafkaSource:
     """
 
     name = "Kafka"
+    no_lane: str | None
     metadata_characters = METADATA_CHARACTERS
     idle_poll_s = IDLE_WAIT_S
 
@@ -255,8 +258,7 @@ class KafkaSource:
         return self._client.lane.memory_bytes if self._client.lane is not None else 0
 
     def __init__(self, settings: KafkaSettings, context: SourceContext, lane: FastLane | str) -> None:
-        taken = lane if isinstance(lane, FastLane) else None
-        self.no_lane: str | None = "" if isinstance(lane, FastLane) else lane
+        taken, self.no_lane = (None, lane) if isinstance(lane, str) else (lane, "")
         self.columns: Columns = LaneColumns() if taken else KafkaColumns()
         self._settings = settings
         self._context = context

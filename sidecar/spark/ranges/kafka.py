@@ -25,11 +25,11 @@ from sidecar.config.source.kafka import KafkaSettings
 from sidecar.core.records import Columns, Header, Run, TopicPartition
 from sidecar.errors import PositionError, UnavailableError
 from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, dead_letter_store
-from sidecar.sources.kafka.columns import Failed, KafkaColumns
-from sidecar.sources.kafka.config import client_config
+from sidecar.sources.kafka.columns import Failed, KafkaColumns, LaneColumns
+from sidecar.sources.kafka.config import client_config, lane_for
 from sidecar.sources.kafka.fetch import KafkaFetcher
 from sidecar.sources.kafka.group import members_of
-from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, FastLane, LaneColumns, lane_for
+from sidecar.sources.kafka.lane import CHUNK_OF_FEW_GROUPS, FastLane
 from sidecar.sources.kafka.offsets import Offsets, is_meant
 from sidecar.sources.kafka.reach import await_topics, is_credentials, is_forbidden, text_of
 from sidecar.sources.kafka.topics import TIMEOUT_S, MadeAgain, TopicIds

@@ -8,8 +8,7 @@ import pytest
 
 from sidecar.core.records import Columns
 from sidecar.runtime.build import build_reading
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane import LaneColumns
+from sidecar.sources.kafka.columns import KafkaColumns, LaneColumns
 from tests.support.spark.tasks import make_settings
 
 BY_HEADER: dict[str, Any] = {"tags": {"from": {"header": "tag"}}}

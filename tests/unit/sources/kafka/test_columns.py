@@ -10,8 +10,7 @@ from confluent_kafka import KafkaError
 
 from sidecar.core.records import Run, TopicPartition
 from sidecar.sources.kafka import columns as module
-from sidecar.sources.kafka.columns import Failed, KafkaColumns, digest_of, runs_and_errors, runs_of
-from sidecar.sources.kafka.lane import LaneColumns
+from sidecar.sources.kafka.columns import Failed, KafkaColumns, LaneColumns, digest_of, runs_and_errors, runs_of
 
 
 class Message:

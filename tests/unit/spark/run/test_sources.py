@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.sources.kafka.columns import KafkaColumns
-from sidecar.sources.kafka.lane import LaneColumns
+from sidecar.sources.kafka.columns import KafkaColumns, LaneColumns
 from sidecar.spark.ranges import kafka as module
 from sidecar.spark.ranges.broker import RangeMessages
 from tests.support.spark.tasks import TP, job_broker, make_settings
