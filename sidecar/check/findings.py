@@ -8,14 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sidecar import threads
-from sidecar.errors import (
-    EXIT_CANNOT_CREATE,
-    EXIT_CONFIG,
-    EXIT_NO_PERMISSION,
-    EXIT_OK,
-    EXIT_UNAVAILABLE,
-    SidecarError,
-)
+from sidecar.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_PERMISSION, EXIT_OK, EXIT_UNAVAILABLE, SidecarError
 
 TOTAL_S = 12.0
 """Limit of all checks together, also if nothing answers."""

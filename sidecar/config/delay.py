@@ -126,9 +126,7 @@ class Delay(Model):
         description="A fixed delay for topics, from the message's timestamp. A due time in the message wins over it.",
     )
     max_ms: Annotated[int, _DELAY] = Field(
-        default=30 * 86_400_000,
-        alias="max",
-        description="Longest time from a message's timestamp to its due time.",
+        default=30 * 86_400_000, alias="max", description="Longest time from a message's timestamp to its due time."
     )
     beyond_max: Literal["dead_letter", "clamp", "now"] = Field(
         default="dead_letter",
@@ -147,9 +145,7 @@ class Delay(Model):
         "process only. For RocketMQ, `local` is the default, and there is no `changelog`.",
     )
     changelog: ChangelogSettings | None = Field(
-        default=None,
-        validate_default=True,
-        description="The compacted topics of `delay.store: changelog`.",
+        default=None, validate_default=True, description="The compacted topics of `delay.store: changelog`."
     )
     postgresql: DatabaseSettings | None = Field(
         default=None,

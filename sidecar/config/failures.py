@@ -63,14 +63,10 @@ class RetrySettings(Model):
     """How a batch is retried after a failure that its messages did not cause."""
 
     backoff_ms: Annotated[int, _WAIT] = Field(
-        default=200,
-        alias="backoff",
-        description="Wait before the second attempt, doubled each time, with full jitter.",
+        default=200, alias="backoff", description="Wait before the second attempt, doubled each time, with full jitter."
     )
     backoff_max_ms: Annotated[int, _WAIT] = Field(
-        default=5_000,
-        alias="backoff_max",
-        description="Longest wait; at least `retry.backoff`.",
+        default=5_000, alias="backoff_max", description="Longest wait; at least `retry.backoff`."
     )
     give_up_after: Annotated[
         GiveUp,

@@ -145,8 +145,7 @@ class Admin(Model):
     """Health, status and metrics."""
 
     listen: _Listen = Field(
-        default=_LISTEN,
-        description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback.",
+        default=_LISTEN, description="`HOST:PORT`, or `off`. There is no authentication: keep it on loopback."
     )
     probes: _Listen = Field(
         default=None,
@@ -207,8 +206,7 @@ class Settings(Model):
     delay: Annotated[
         Delay | None, NotOnSpark("a task cannot hold messages until they are due; run the daemon for that")
     ] = Field(
-        default=None,
-        description="Holds messages until their due time. Without it, all messages are delivered at once.",
+        default=None, description="Holds messages until their due time. Without it, all messages are delivered at once."
     )
     memory: MemorySettings = Field(default=MemorySettings(), description="Memory limits.")
     batch: BatchSettings = Field(default=BatchSettings(), description="When a batch is cut.")

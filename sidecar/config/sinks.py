@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PlainSerializer,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
 from sidecar.config.base import (
     HIDDEN,

@@ -22,7 +22,7 @@ _REASONS: Final = {
     FILE_RETENTION: "readers and writers under way need the files",
 }
 _RESERVED: Final = {
-    "delta.setTransactionRetentionDuration": "these entries record which micro-batches the table has, however old",
+    "delta.setTransactionRetentionDuration": "these entries record which micro-batches the table has, however old"
 }
 _HOURS: Final = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
 _PART: Final = r"(\d{1,9})\s+(week|day|hour|minute|second)s?"

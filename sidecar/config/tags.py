@@ -5,30 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from sidecar.config.base import (
-    Int,
-    KeyKind,
-    Model,
-    NotOnSpark,
-    OneOf,
-    OnSpark,
-    Text,
-    kind,
-    lazy,
-    plain,
-    refused,
-    words,
-)
+from sidecar.config.base import Int, KeyKind, Model, NotOnSpark, OneOf, OnSpark, Text, kind, lazy, plain, refused, words
 from sidecar.config.units import Duration, Size
 from sidecar.core.messages import fields
 from sidecar.core.messages.tags import TagError, TagFilter, parse_expression

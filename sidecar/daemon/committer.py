@@ -7,16 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from sidecar.core.effects import CommitItem
-from sidecar.core.pipeline.commit_order import (
-    CommitOrder,
-    Journal,
-    Keep,
-    Publish,
-    Refuse,
-    Settle,
-    SettledIds,
-    Step,
-)
+from sidecar.core.pipeline.commit_order import CommitOrder, Journal, Keep, Publish, Refuse, Settle, SettledIds, Step
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import TopicPartition
 from sidecar.daemon.delays.absent import NoDelays
@@ -29,6 +20,8 @@ from sidecar.sources.base import Source
 
 WAIT_S = 0.05
 """How long to wait for reports of the threads before checking again whether the awaited step has ended."""
+
+SOUGHT = "cancelled messages are being sought"
 
 
 class Committer:
@@ -105,8 +98,14 @@ class Committer:
                 self._ledger.settle(marks, lambda ok: self._tell(self._noted(LEDGER, "", ok=ok)))
             case Keep(items):
                 store = self._delays.takeovers.step
+
+                def kept(ok: bool) -> None:
+                    problem = self._delays.problem
+                    reason = f"delayed messages cannot be stored: {problem}" if problem else SOUGHT
+                    self._tell(self._noted(store, reason, ok=ok))
+
                 self._record.commits.began(store)
-                self._delays.keep(items, lambda ok: self._tell(self._kept(store, ok=ok)))
+                self._delays.keep(items, kept)
             case Publish(items):
                 self._published = step
                 self._record.commits.began(COMMIT)
@@ -116,11 +115,6 @@ class Committer:
                     self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
             case Refuse(tps):
                 self.committed(dict.fromkeys(tps, False), 0.0)
-
-    def _kept(self, store: str, *, ok: bool) -> bool:
-        problem = self._delays.problem
-        reason = f"delayed messages cannot be stored: {problem}" if problem else "cancelled messages are being sought"
-        return self._noted(store, reason, ok=ok)
 
     def _noted(self, step: str, reason: str, *, ok: bool) -> bool:
         """Whether a step succeeded, after its failure was noted."""

@@ -240,14 +240,7 @@ class DemoStage:
     """
 
     def __init__(
-        self,
-        total: int,
-        folder: Path,
-        audience: Audience,
-        *,
-        keep: bool,
-        rocketmq: bool = False,
-        delays: bool = False,
+        self, total: int, folder: Path, audience: Audience, *, keep: bool, rocketmq: bool = False, delays: bool = False
     ) -> None:
         if rocketmq and not (CLONE / f"{NODE.replace('.', '/')}.py").is_file():
             raise UnavailableError(

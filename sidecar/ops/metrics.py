@@ -237,8 +237,7 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
             due.add_metric([within], count)
         yield due
         next_due = GaugeMetricFamily(
-            "sidecar_delayed_next_due_timestamp_seconds",
-            "Due time of the delayed message that is due next.",
+            "sidecar_delayed_next_due_timestamp_seconds", "Due time of the delayed message that is due next."
         )
         if now.delay.next_due is not None:
             next_due.add_metric([], datetime.fromisoformat(now.delay.next_due).timestamp())
@@ -252,9 +251,7 @@ def _health(now: StatusSnapshot) -> Iterator[Metric]:
         health.add_metric([state], state == now.health.state)
     yield health
     problem = GaugeMetricFamily(
-        "sidecar_problem",
-        "1 while there is such a problem.",
-        labels=["reason", "state", "next_step"],
+        "sidecar_problem", "1 while there is such a problem.", labels=["reason", "state", "next_step"]
     )
     present = {problem.kind for problem in now.problems}
     for name, kind in KINDS.items():

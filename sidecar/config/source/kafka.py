@@ -7,13 +7,7 @@ import warnings
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from sidecar.config.base import Expanded, KeyKind, OnSpark, Text, hide_secrets, matching
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics

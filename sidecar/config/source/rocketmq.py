@@ -7,13 +7,7 @@ import re
 import sys
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from sidecar.config.base import Bool, KeyKind, OnSpark, Secret, Text, TlsFiles, matching, refused
 from sidecar.config.source.base import SERVERS_SCHEMA, SourceSettings, Start, servers, unique_topics

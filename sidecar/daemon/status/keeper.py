@@ -50,12 +50,7 @@ class StatusKeeper:
     """
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        state: State,
-        group_id: str,
-        budget_bytes: int,
-        reload: ConfigReload,
+        self, supervisor: Supervisor, state: State, group_id: str, budget_bytes: int, reload: ConfigReload
     ) -> None:
         self._supervisor = supervisor
         self._state = state

@@ -90,10 +90,7 @@ class Taps:
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        letters: DeadLetterWriter,
-        origin: Callable[[TopicPartition, int], int | None],
+        self, pipeline: Pipeline, letters: DeadLetterWriter, origin: Callable[[TopicPartition, int], int | None]
     ) -> None:
         self._pipeline, self._letters, self._origin = pipeline, letters, origin
         self._taps: Mapping[str, Tap] = {}

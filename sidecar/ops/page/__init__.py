@@ -150,10 +150,7 @@ def _optional(now: StatusSnapshot, wall_s: float) -> Iterator[Html]:
 
 
 def _retries(now: StatusSnapshot, wall_s: float) -> str:
-    columns = (
-        *map(HtmlColumn, ("group", "attempts", "since", "next try")),
-        HtmlColumn("reason", is_number=False),
-    )
+    columns = (*map(HtmlColumn, ("group", "attempts", "since", "next try")), HtmlColumn("reason", is_number=False))
     rows = [
         (
             group_label(wait.group),
