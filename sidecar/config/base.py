@@ -93,7 +93,6 @@ class Expanded(str):
 
     @classmethod
     def of(cls, text: str, written: str) -> Self:
-        """Text with its form in the file."""
         self = cls(text)
         self.written = written
         return self

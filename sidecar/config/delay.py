@@ -80,7 +80,6 @@ class ChangelogSettings(Model):
     )
 
     def replicas(self, brokers: int) -> int:
-        """The replication factor of a new topic, given the number of brokers."""
         return self.replication_factor if self.model_fields_set & {"replication_factor"} else min(3, brokers)
 
     def name(self, group_id: str, topic: str) -> str:

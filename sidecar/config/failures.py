@@ -149,7 +149,6 @@ class DeadLetterSettings(OneOf):
 
     @property
     def kafka(self) -> DeadLetterTopic:
-        """The topic, if the destination is Kafka."""
         assert self.kafka_ is not None
         return self.kafka_
 

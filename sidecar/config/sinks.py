@@ -197,7 +197,6 @@ class SinkSettings(Model):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether order is configured."""
         return False
 
     @property

@@ -157,7 +157,6 @@ class Maintenance(Model):
 
     @property
     def is_on(self) -> bool:
-        """Whether any operation is configured."""
         return self != Maintenance()
 
 

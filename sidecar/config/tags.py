@@ -27,7 +27,6 @@ class MessageField(OneOf):
     ) = Field(default=None, alias="json", description="Path into a JSON value, such as $.order.id.")
 
     def field(self) -> fields.Field:
-        """The field for the core."""
         if self.header is not None:
             return fields.Field("header", name=self.header)
         return fields.Field("json", path=fields.parse_json_path(self.json_ or ""))
@@ -102,7 +101,6 @@ class Tags(Model):
         return fields.Field(self.from_) if self.from_ else None
 
     def filter(self) -> TagFilter:
-        """The core's filter for these settings."""
         return TagFilter(self.subscribe, self.exclude or "", self.groups, self.split or "")
 
     @cached_property  # each status needs them, four times a second

@@ -59,7 +59,6 @@ class Committer:
         """The last step of the commit, while it is under way."""
 
     def begin_commit(self, items: list[CommitItem]) -> None:
-        """Begin the commit that the pipeline requests."""
         self._record.commits.begun([item.tp for item in items], time.monotonic())
         self._do(self._begin(items))
 

@@ -136,7 +136,6 @@ class Sorter:
         self._worker.do(job)
 
     def close(self) -> None:
-        """Stop sorting."""
         self._stored.stop_sorting()
         self._worker.close(CLOSE_S)
 

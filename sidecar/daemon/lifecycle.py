@@ -59,7 +59,6 @@ class Notifier:
         self.watchdog_seconds = _watchdog_seconds(environ)
 
     def ready(self) -> None:
-        """Report that the daemon is working."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
@@ -67,11 +66,9 @@ class Notifier:
         self._send(f"STATUS={' '.join(text.split())}")
 
     def watchdog(self) -> None:
-        """Report that the main loop makes progress."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Report that the daemon is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, line: str) -> None:

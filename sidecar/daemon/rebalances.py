@@ -55,7 +55,6 @@ class RebalanceListener:
         self._reloading: set[TopicPartition] = set()
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """Take these partitions, which are owned from now on."""
         self._record.assigned()
         here = {assignment.tp for assignment in assignments}
         if not here or here - self._reloading:
@@ -112,7 +111,6 @@ class RebalanceListener:
         log.info(event, partitions=[str(tp) for tp in tps][:50], count=len(tps), released=released)
 
     def committed(self, results: Mapping[TopicPartition, bool], elapsed_s: float) -> None:
-        """Handle the end of the commit begun by `commit`."""
         self._committer.committed(results, elapsed_s)
 
     def event(self, name: str, level: str, fields: Mapping[str, object]) -> None:
@@ -122,5 +120,4 @@ class RebalanceListener:
             getattr(log, level)(name, **fields)
 
     def waiting(self, what: str) -> None:
-        """Log the step that the start waits for."""
         self._record.waits_for = what

@@ -42,7 +42,6 @@ class CommitRecord:
         """The last step that failed, its problem and the reason; None if a later step began since."""
 
     def begun(self, tps: Iterable[TopicPartition], now_s: float) -> None:
-        """Note that these partitions are to be committed."""
         for tp in tps:
             self._since_s.setdefault(tp, now_s)
 
@@ -122,7 +121,6 @@ class LoopRecord:
         """Dead letters that could not be stored, by token: the time since when, and the reason."""
 
     def joined(self) -> None:
-        """Note that the start no longer waits."""
         self.waits_for = ""
 
     def assigned(self) -> None:
@@ -139,7 +137,6 @@ class LoopRecord:
             log.info("snapshot.saved")
 
     def damaged(self, damages: Collection[Damage], now_s: float) -> None:
-        """Record stored data that could not be used."""
         for damage in damages:
             self._damaged = now_s, f"{damage.what} ({damage.where}): {damage.reason}; {damage.outcome}"
 

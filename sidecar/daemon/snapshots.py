@@ -35,7 +35,6 @@ class Snapshots:
         self._write_at_s = time.monotonic() + EVERY_S
 
     def load(self) -> dict[TopicPartition, PartitionSnapshot]:
-        """The snapshots of earlier processes."""
         return self._writer.wait(self._state.load_partitions)
 
     def tend(self, now_s: float) -> None:
@@ -53,7 +52,6 @@ class Snapshots:
         self._record.snapped(reason)
 
     def now(self) -> None:
-        """Write a snapshot, and wait for it."""
         rows = self._rows()
         self._record.snapped(self._writer.wait(lambda: self._save(rows)))
 

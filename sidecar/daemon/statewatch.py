@@ -28,7 +28,6 @@ class StateWatch:
         self._look_at_s = 0.0
 
     def tend(self, now_s: float) -> None:
-        """Check when that is due."""
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_EVERY_S
             self.in_place()

@@ -76,12 +76,10 @@ class Child:
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Check that it is running."""
         if not self.running:
             raise self.failed(f"ended with exit code {self.process.returncode}")
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until `ready` returns True."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running:
@@ -134,7 +132,6 @@ class Child:
         self.finish(STOP_S)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the end."""
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:

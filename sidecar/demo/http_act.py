@@ -71,7 +71,6 @@ class HttpAct:
         self._arrivals: list[Arrival] = []
 
     def run(self) -> HttpOutcome:
-        """Play the act to the end."""
         with ExitStack() as stack:
             port = self._start_receiver(stack)
             self._database = stack.enter_context(closing(ReceiverDatabase(self._stage.folder / "receiver.db")))

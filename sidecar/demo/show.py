@@ -76,7 +76,6 @@ class Show:
             self.say(f"{seconds:.0f} s", ", ".join(f"{name} {count:,}" for name, (count, _) in counts.items()))
 
     def http_outcome(self, outcome: HttpOutcome) -> None:
-        """Print the books, the rates and the verdict of the act over HTTP."""
         books = outcome.books
         self._books(
             "at the receiver",
@@ -90,7 +89,6 @@ class Show:
         self._verdict(books, "delivered twice", f"The daemon's log ends with:\n{outcome.log_tail}")
 
     def spark_outcome(self, outcome: SparkOutcome) -> None:
-        """Print the books and the verdict of the act with Spark."""
         books = outcome.books
         self._books(
             "by Spark in the table",

@@ -121,7 +121,6 @@ class SparkAct:
         self._daemon_killed = self._query_killed = False
 
     def run(self) -> SparkOutcome:
-        """Play the act to the end."""
         self._stage.produce(self._stage.total)
         with ExitStack() as stack:
             self._daemon.start()

@@ -344,7 +344,6 @@ class DemoDaemon:
             self._stage.audience.say("", MOCK_WAIT)
 
     def kill(self) -> None:
-        """Kill the daemon with SIGKILL."""
         self._child.kill()
 
     def stop(self) -> None:

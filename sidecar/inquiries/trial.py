@@ -90,7 +90,6 @@ class Trial:
         self._seen: dict[tuple[TopicPartition, int], int] = {}
 
     def decide(self, messages: Sequence[SampleMessage]) -> Iterator[Decision]:
-        """The outcome of each message, in their order."""
         reading = self._reading
         for message in messages:
             tp, one = message.tp, [message]

@@ -41,7 +41,6 @@ class PartitionStatus(Books):
     def of(
         cls, tp: TopicPartition, counts: Counts, watermark: int = 0, position: int = 0, lag: int | None = None
     ) -> Self:
-        """The status of a partition with these counts."""
         return cls(*counts, tp.topic, tp.partition, watermark, position, lag, tp.broker)
 
     def to_json(self) -> dict[str, Any]:

@@ -189,7 +189,6 @@ class DeadLettersInState:
             self._keeper.put(stored)
 
     def close(self) -> None:
-        """Wait for writes under way; the state may be closed afterwards."""
         with self._writing:
             self._closed = True
 
@@ -297,7 +296,6 @@ class DeadLettersInTopic:
             raise self._unavailable(failures[0] if failures else f"{left} not acknowledged in {PRODUCE_TIMEOUT_S:g} s")
 
     def close(self) -> None:
-        """Wait for messages that are being produced, and produce none afterwards."""
         with self._writing:
             self._closed = True
 

@@ -23,7 +23,6 @@ class Troubles:
 
     @property
     def now(self) -> Mapping[str, str]:
-        """All problems."""
         return self._now
 
     def put(self, key: str, text: str) -> None:
@@ -35,7 +34,6 @@ class Troubles:
             self._tell(self._failed, "warning", {"what": key, "reason": text})
 
     def clear(self, *keys: str) -> None:
-        """Clear these problems."""
         for key in keys:
             if self._now.pop(key, None) is not None:
                 self._tell(self._recovered, "info", {"what": key})

@@ -160,7 +160,6 @@ class StateBeside:
             raise self._error("write", error) from error
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[DatabaseRow]:
-        """The result of a query."""
         try:
             return self._connection.execute(sql, tuple(map(_bounded, values))).fetchall()
         except sqlite3.Error as error:

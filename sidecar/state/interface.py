@@ -200,11 +200,9 @@ class NoStoredIds:
         """Drop generations."""
 
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:  # noqa: ARG002
-        """Nothing."""
         return []
 
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
-        """Nothing."""
         return StoredIds({}, {})
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
@@ -214,7 +212,6 @@ class NoStoredIds:
         """Stop nothing."""
 
     def changed(self) -> set[TopicPartition]:
-        """No partitions."""
         return set()
 
 

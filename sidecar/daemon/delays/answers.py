@@ -68,7 +68,6 @@ class _ListingSearch:
         """Position at which the next search continues."""
 
     def run(self, peeked: Peeked) -> None:
-        """Search."""
         for piece in peeked.view.pieces(ROWS_AT_ONCE):
             if self._is_full:
                 return
@@ -82,7 +81,6 @@ class _ListingSearch:
         return len(self._found) > self._limit
 
     def _add(self, rows: Sequence[Pair], tps: Mapping[int, TopicPartition]) -> None:
-        """Add messages that are sought."""
         for key, value in rows:
             position, origin, nbytes = listed(key, value)
             place = {**tps[number_in(key)].fields(), "offset": origin}

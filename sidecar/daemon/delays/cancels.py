@@ -71,7 +71,6 @@ class Cancels:
 
     @property
     def busy(self) -> bool:
-        """Whether some are not made."""
         return bool(self._asked or self._search)
 
     @property
@@ -106,7 +105,6 @@ class Cancels:
         return not self._asked
 
     def _begin(self) -> bool:
-        """Begin the next search, if there is one that can be made."""
         for tp, asked in list(self._asked.items()):
             turn = self._turn(asked.last)
             if turn is not Turn.WAIT:

@@ -66,7 +66,6 @@ class HeldChanges:
         self._when_durable(partial(self._durable, change))
 
     def tend(self, now_ms: float) -> None:
-        """Report the changes that are final."""
         self._now_ms = now_ms
         for barrier, changes in list(self._proving.items()):
             is_owned = self._pipeline.epoch(changes[0].tp) == changes[0].source

@@ -101,7 +101,6 @@ class PendingEffects:
         return self._cancels.is_full
 
     def perform(self, effect: DelayEffect) -> None:
-        """Perform an effect after those that wait."""
         if isinstance(effect, Fetch):
             try:
                 self._parked.fetch(effect)
@@ -291,7 +290,6 @@ class Delays(NoDelays):
         return {"delay": Questions(put, listed).ask}
 
     def synced(self, job: Job, error: OSError | None, now_ms: float) -> None:
-        """Handle the end of a write of the store."""
         self._now_ms = now_ms
         self._writing.ended(job, error)
 

@@ -66,7 +66,6 @@ class LeftBehind:
         self._at_s = self._clock() + LOOK_AFTER_S
 
     def tend(self) -> None:
-        """Begin a look that is due."""
         if not self._is_looking and self._clock() >= self._at_s:
             self._is_looking, self._at_s = True, self._clock() + LOOK_AGAIN_S
             self._begin(self._run)

@@ -67,7 +67,6 @@ class OwnedStores(NoOwnedStores):
         self._parked = parked
 
     def number(self, tp: TopicPartition) -> int:
-        """The store's number of a partition, owned or not."""
         return self._store.number(name_of(self._group_id, tp))
 
     @override

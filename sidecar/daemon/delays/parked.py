@@ -166,7 +166,6 @@ class ParkedParts:
         return None if held is None else origins_of(held)[record.offsets.rank(position) - 1]
 
     def forget_partitions(self, tps: Iterable[TopicPartition]) -> None:
-        """Drop partitions that are no longer owned."""
         for tp in tps:
             self._places.pop(tp, None)
             self._places.pop(tp.store, None)

@@ -53,7 +53,6 @@ class Requests:
         self._waiting.append(question)
 
     def tend(self) -> None:
-        """Answer the questions that can be answered now."""
         waiting, self._waiting = self._waiting, []
         for question in waiting:
             if not question.answer.cancelled():

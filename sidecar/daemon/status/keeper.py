@@ -81,7 +81,6 @@ class StatusKeeper:
         return replace(self._latest, live=False, problems=(why, *self._latest.problems))
 
     def refresh(self) -> None:
-        """Take a new snapshot, and log a change of health."""
         now_s = time.monotonic()
         now = self._look(now_s)
         self._latest = self._build(now, now_s)

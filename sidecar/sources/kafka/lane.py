@@ -110,7 +110,6 @@ class FastLane:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that it holds, without the client's messages."""
         return self._reader.memory_bytes if self._reader is not None else 0
 
     def forward(self, tps: Iterable[TopicPartition]) -> None:

@@ -40,7 +40,6 @@ class Offsets:
         self._deadline_s = time.monotonic() + patience_s
 
     def left_s(self) -> float:
-        """The time left."""
         left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))

@@ -64,8 +64,6 @@ class KafkaClient:
         self._one_topic = len(settings.topics) == 1 and not settings.topics[0].startswith("^")
 
     def open(self, troubles: Troubles, on_commit: Callable[..., None]) -> None:
-        """Begin to connect."""
-
         def on_error(error: KafkaError) -> None:
             if is_credentials(error):
                 self.refusal = text_of(error)

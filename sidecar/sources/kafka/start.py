@@ -357,7 +357,6 @@ class KafkaStartOffsets:
         return assignments, failed
 
     def identity(self, assignment: Assignment) -> Identity:
-        """The identity that is committed with the partition's state."""
         return Identity(self._cluster_id, self._settings.group_id, assignment.topic_id, assignment.incarnation)
 
     def forget_partitions(self, tps: Collection[TopicPartition]) -> None:

@@ -393,7 +393,6 @@ class GrpcClient:
             raise
 
     def receive(self, timeout_s: float) -> Sequence[HandedMessage]:
-        """Messages that arrived; waits for the first, at most for the time; none while full."""
         messages = self._arrivals.take(timeout_s, self._requests.handed)
         now_s = time.monotonic()
         for message in messages:
@@ -415,7 +414,6 @@ class GrpcClient:
         self._loop.call_soon_threadsafe(self._leases.release, list(handles))
 
     def receipt(self, handle: Hashable) -> str:
-        """The receipt, with which another process can acknowledge it; empty after the acknowledgement."""
         return self._leases.receipt(handle)
 
     def adopt(self, topic: str, message_id: str, receipt: str) -> Hashable:

@@ -251,7 +251,6 @@ class LeasedSource:
         self._closed = False
 
     def open(self, listener: Listener) -> None:
-        """Connect and subscribe."""
         self._listener = listener
         self._gate.open()
         self._client.open()
@@ -363,7 +362,6 @@ class LeasedSource:
         return self._troubles.now
 
     def close(self) -> None:
-        """Release unsettled messages and disconnect; may be repeated."""
         if self._closed:
             return
         self._closed = True

@@ -144,7 +144,6 @@ class NativeClient:
         self._closed = False
 
     def open(self) -> None:
-        """Connect and subscribe; returns when messages can be received."""
         try:
             self._cluster.open()
             self._children.start(self._messages.next_number, len(self._cluster.queues()))
@@ -182,7 +181,6 @@ class NativeClient:
             return []
 
     def _take(self, kind: FrameKind, payload: bytes) -> None:
-        """Take a frame of the child."""
         if kind is FrameKind.MESSAGES:
             try:
                 self._messages.waiting += unpack_messages(payload)

@@ -233,7 +233,6 @@ class RocketMqSource:
         self._closed = False
 
     def open(self, listener: Listener) -> None:
-        """Find the topics and their brokers, and become a member."""
         self._listener = listener
         cluster, settings = self._cluster, self._settings
         asks = cluster.asks
@@ -317,7 +316,6 @@ class RocketMqSource:
         return self._troubles.now
 
     def close(self) -> None:
-        """Revoke the assigned queues, leave the group and disconnect; may be repeated."""
         if self._closed:
             return
         self._closed = True

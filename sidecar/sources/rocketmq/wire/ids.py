@@ -65,7 +65,6 @@ class ClientMessageId:
         return sent
 
     def facts(self, now: datetime) -> Facts:
-        """Its content, for people and programs."""
         return {
             "kind": "client",
             "host": self.host,
@@ -89,7 +88,6 @@ class GrpcMessageId:
     counter: int
 
     def facts(self) -> Facts:
-        """Its content, for people and programs."""
         return {
             "kind": "grpc",
             "host": self.mac,
