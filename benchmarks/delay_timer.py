@@ -10,7 +10,7 @@ from functools import partial
 from benchmarks.delay_receiver import Lateness
 from benchmarks.rocketmq_bare import BUDGET_BYTES
 from sidecar.core.records import Run
-from sidecar.runtime.build import plan_memory
+from sidecar.runtime.build import QUEUE_SHARE as CLIENT_SHARE
 from sidecar.sources.rocketmq.remoting.pulling import Node
 from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.routes import Routes
@@ -30,7 +30,7 @@ def main(name_server: str, topic: str, messages: int) -> None:
     network, asks = Network(None, None, lambda frame: None), Asks("timer", f"timer-{uuid.uuid4().hex}")
     routes = Routes(network, asks, [name_server], [topic])
     assert not routes.find([topic], 10.0)
-    pulls, lateness = Pulls(asks, QUEUE_SHARE * plan_memory(BUDGET_BYTES).queue_bytes), Lateness(messages)
+    pulls, lateness = Pulls(asks, QUEUE_SHARE * BUDGET_BYTES // CLIENT_SHARE), Lateness(messages)
     for tp in routes.queues(topic):
         link = routes.link(tp.broker)
         assert link is not None

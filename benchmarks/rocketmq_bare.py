@@ -9,7 +9,7 @@ import uuid
 from functools import partial
 
 from sidecar.core.records import Run
-from sidecar.runtime.build import plan_memory
+from sidecar.runtime.build import QUEUE_SHARE as CLIENT_SHARE
 from sidecar.sources.rocketmq.remoting.pulling import Node
 from sidecar.sources.rocketmq.remoting.pulls import Pulls
 from sidecar.sources.rocketmq.remoting.routes import Routes
@@ -29,7 +29,7 @@ def main(name_server: str, topic: str, expression: str, messages: int) -> None:
     network, asks = Network(None, None, lambda frame: None), Asks("bare", f"bare-{uuid.uuid4().hex}")
     routes = Routes(network, asks, [name_server], [topic])
     assert not routes.find([topic], 10.0)
-    pulls = Pulls(asks, QUEUE_SHARE * plan_memory(BUDGET_BYTES).queue_bytes)
+    pulls = Pulls(asks, QUEUE_SHARE * BUDGET_BYTES // CLIENT_SHARE)
     for tp in routes.queues(topic):
         link = routes.link(tp.broker)
         assert link is not None

@@ -60,10 +60,14 @@ class PositionError(SidecarError):
     exit_code = EXIT_CONFIG
 
 
-class NoStateError(SidecarError):
-    """There is no state to read."""
+class NotFoundError(SidecarError):
+    """What a command is asked for is not there, or it is not clear which of several is meant."""
 
     exit_code = EXIT_NO_INPUT
+
+
+class NoStateError(NotFoundError):
+    """There is no state to read."""
 
 
 class ResourceError(SidecarError):

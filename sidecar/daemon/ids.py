@@ -26,7 +26,7 @@ from sidecar.ops.health import Problem, problem
 from sidecar.ops.snapshot import IdsStatus
 from sidecar.runtime.worker import Inbox, Worker
 from sidecar.sources.base import Assignment
-from sidecar.state.interface import Ids, IdSegment, PartitionSnapshot, StoredIds
+from sidecar.state.interface import IdSegment, NoStoredIds, PartitionSnapshot, StoredIds
 
 SORTED_BYTES = 12
 """Maximum memory of a sorted id."""
@@ -67,7 +67,7 @@ class _Kept:
 class IdJournal:
     """Writes ids before the commits that settle them; for the writer's thread."""
 
-    def __init__(self, stored: Ids) -> None:
+    def __init__(self, stored: NoStoredIds) -> None:
         self._stored = stored
         self._dropped: dict[TopicPartition, int] = {}
         """Generations below are dropped."""
@@ -100,7 +100,7 @@ class IdJournal:
 class Sorter:
     """Sorts ids on its own threads: that may take seconds, and commits wait for the writer."""
 
-    def __init__(self, stored: Ids, inbox: Inbox) -> None:
+    def __init__(self, stored: NoStoredIds, inbox: Inbox) -> None:
         self._stored = stored
         self._inbox = inbox
         self._worker = Worker("sorter", SORTERS)
@@ -147,7 +147,9 @@ class IdKeeper(NoIdKeeper):
         pipeline: The core, which has the windows.
     """
 
-    def __init__(self, pipeline: Pipeline, stored: Ids, writer: Worker, inbox: Inbox, memory_bytes: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, stored: NoStoredIds, writer: Worker, inbox: Inbox, memory_bytes: int
+    ) -> None:
         super().__init__(stored, writer)
         self._journal = IdJournal(stored)
         self._sorter = Sorter(stored, inbox)

@@ -33,7 +33,14 @@ from sidecar.daemon.supervisor import Supervisor
 from sidecar.errors import SidecarError, extra
 from sidecar.ops.admin import AdminServer, Ask, open_probes
 from sidecar.owner import Owner
-from sidecar.runtime.build import HELD_SHARE, build, pipeline_groups_of, plan_memory, pushed_expression
+from sidecar.runtime.build import (
+    HELD_SHARE,
+    build,
+    held_bytes_of,
+    pipeline_groups_of,
+    pushed_expression,
+    queue_bytes_of,
+)
 from sidecar.runtime.dead_letters import DeadLetterWriter, open_dead_letters
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.no_ledger import NoLedger
@@ -244,8 +251,7 @@ class Daemon:
         reload = ConfigReload(
             settings, self._load, rules, source.columns, pipeline, senders, lambda: supervisor.is_loading
         )
-        budget_bytes = plan_memory(settings.memory.budget_bytes).held_max_bytes
-        keeper = StatusKeeper(supervisor, state, group, budget_bytes, reload)
+        keeper = StatusKeeper(supervisor, state, group, held_bytes_of(settings), reload)
         asks = {
             "config": reload.ask,
             "tap": Taps(pipeline, letters, delays.owned.origin).ask,
@@ -352,7 +358,7 @@ def make_source(settings: Settings, rules: Rules, state: State, exchange: Exchan
     Raises:
         ConfigError: Its certificates cannot be used, or a package is missing.
     """
-    queue_bytes, folder = plan_memory(settings.memory.budget_bytes).queue_bytes, Path(settings.state.dir)
+    queue_bytes, folder = queue_bytes_of(settings), Path(settings.state.dir)
     context = SourceContext(
         state=state,
         folder=folder,

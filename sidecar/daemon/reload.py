@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -34,13 +34,6 @@ ANSWER_S = 10.0
 """Longest wait for the main loop."""
 
 log = structlog.get_logger()
-
-
-class Read(NamedTuple):
-    """A configuration that was read, or the reason why it cannot be used."""
-
-    found: Settings | SidecarError
-    answer: Future[ReloadStatus]
 
 
 class ConfigReload:
@@ -72,7 +65,7 @@ class ConfigReload:
         self._pipeline = pipeline
         self._senders = senders
         self._is_loading = is_loading
-        self._inbox = queue.SimpleQueue[Read]()
+        self._inbox = queue.SimpleQueue[tuple[Settings | SidecarError, Future[ReloadStatus]]]()
         self._waiting: SettingsChanges | None = None
         """The changes to apply once nothing is open."""
         self._unproved: dict[TopicPartition, Barrier] = {}
@@ -110,7 +103,7 @@ class ConfigReload:
             found = error
         except Exception as error:  # noqa: BLE001  # a file must not end the daemon, whatever is in it
             found = SidecarError(f"the file cannot be read: {type(error).__name__}: {error}")
-        self._inbox.put(Read(found, answer))
+        self._inbox.put((found, answer))
         return answer
 
     # The main thread
@@ -118,7 +111,7 @@ class ConfigReload:
     def tend(self, now_s: float) -> None:
         """Apply a configuration that was read; some changes wait until nothing is open."""
         while not self._inbox.empty():
-            self._take(self._inbox.get_nowait())
+            self._take(*self._inbox.get_nowait())
         if self._waiting is None or self._pipeline.draining:
             return
         if self._unproved:
@@ -131,17 +124,17 @@ class ConfigReload:
         elif now_s >= self._next_s:
             self._wait(now_s, f"messages did not settle within {QUIET_S:g} s")
 
-    def _take(self, read: Read) -> None:
+    def _take(self, found: Settings | SidecarError, answer: Future[ReloadStatus]) -> None:
         try:
-            if isinstance(read.found, SidecarError):
-                raise read.found
+            if isinstance(found, SidecarError):
+                raise found
             from sidecar.runtime.changes import changes  # a daemon that is not reloaded does without
 
-            self._begin(changes(self.settings, read.found))
+            self._begin(changes(self.settings, found))
         except SidecarError as error:
             self._tell("refused", reason=str(error))
         assert self.status is not None
-        read.answer.set_result(self.status)
+        answer.set_result(self.status)
 
     def _begin(self, found: SettingsChanges) -> None:
         self._apply(found.now)

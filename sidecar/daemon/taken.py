@@ -17,7 +17,7 @@ from sidecar.ops.health import Problem, first_of
 from sidecar.ops.snapshot import IdsStatus
 from sidecar.runtime.worker import Worker
 from sidecar.sources.base import Assignment, ReadPast
-from sidecar.state.interface import Ids, PartitionSnapshot
+from sidecar.state.interface import NoStoredIds, PartitionSnapshot
 
 EVERY_GENERATION = 1 << 62
 MEMORY_BYTES = 64 << 20
@@ -50,7 +50,7 @@ def overdue(loading: Mapping[TopicPartition, TakenPartition], now_s: float) -> s
 class NoIdKeeper:
     """Messages have no ids that are compared here; only for the main thread."""
 
-    def __init__(self, stored: Ids, writer: Worker) -> None:
+    def __init__(self, stored: NoStoredIds, writer: Worker) -> None:
         self._stored = stored
         self._writer = writer
         self.loading: dict[TopicPartition, TakenPartition] = {}

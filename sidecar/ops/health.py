@@ -190,10 +190,6 @@ class Health(NamedTuple):
         """Whether messages flow, or would if the receiver accepted them."""
         return self.state in READY_STATES
 
-    def to_json(self) -> dict[str, Any]:
-        """The object in ``status --json``."""
-        return self._asdict()
-
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}. Next: {self.next_step}" if self.reason else self.state
 

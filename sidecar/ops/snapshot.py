@@ -226,7 +226,7 @@ class StatusSnapshot:
             "group_id": self.group_id,
             "started_at": self.started_at,
             "version": self.version,
-            "health": self.health.to_json(),
+            "health": self.health._asdict(),
             "live": self.live,
             "ready": self.ready,
             **{name: getattr(self.totals, name) for name in BOOKS},

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sidecar.config.members import place_of
 from sidecar.config.model import Settings
@@ -41,18 +41,14 @@ PUSHED_MAX = 4_096
 """Limit of the length of an expression for brokers, since each request for messages contains it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Shares of the memory budget, in bytes."""
-
-    queue_bytes: int
-    held_max_bytes: int
+def queue_bytes_of(settings: Settings) -> int:
+    """The client's share of the memory budget."""
+    return max(QUEUE_MIN_BYTES, settings.memory.budget_bytes // QUEUE_SHARE)
 
 
-def plan_memory(budget_bytes: int) -> MemoryPlan:
-    """Divide the budget among the client's queue, the messages of one call, and those held by the pipeline."""
-    queue_bytes = max(QUEUE_MIN_BYTES, budget_bytes // QUEUE_SHARE)
-    return MemoryPlan(queue_bytes, budget_bytes - 5 * queue_bytes)
+def held_bytes_of(settings: Settings) -> int:
+    """The share of messages held by the pipeline: what the client's queue and the messages of one call leave."""
+    return settings.memory.budget_bytes - 5 * queue_bytes_of(settings)
 
 
 def pushed_expression(settings: Settings) -> str:
@@ -140,15 +136,6 @@ def due_reader_of(settings: Settings, columns: Columns) -> ReadDue | None:
     return due_reader(settings.delay.rules, columns) if settings.delay else None
 
 
-class Parts(NamedTuple):
-    """The parts of the daemon's pipeline, and the sink."""
-
-    reading: ReadingRules
-    batching: BatchRules
-    rules: DeliveryRules
-    sink: Sink
-
-
 def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
     """Build the pipeline and the sink.
 
@@ -156,12 +143,12 @@ def build(settings: Settings, columns: Columns) -> tuple[Pipeline, Sink]:
         ConfigError: Certificates or a file of the sink cannot be used.
         StateError: Another process writes to the sink's file.
     """
-    parts = build_parts(settings, columns)
-    return Pipeline(parts.reading, parts.batching, parts.rules, random.random), parts.sink
+    reading, batching, rules, sink = build_parts(settings, columns)
+    return Pipeline(reading, batching, rules, random.random), sink
 
 
-def build_parts(settings: Settings, columns: Columns) -> Parts:
-    """Build the parts of the pipeline, and the sink.
+def build_parts(settings: Settings, columns: Columns) -> tuple[ReadingRules, BatchRules, DeliveryRules, Sink]:
+    """Build the rules of the pipeline, and the sink.
 
     Raises:
         ConfigError: Certificates or a file of the sink cannot be used.
@@ -175,7 +162,7 @@ def build_parts(settings: Settings, columns: Columns) -> Parts:
         from sidecar.core.messages.cancels import cancel_reader
 
         reading = replace(reading, due=due_reader_of(settings, columns), cancels=cancel_reader(columns))
-    return Parts(reading, batch_rules(settings), delivery_rules(settings, sink.framer.separator), sink)
+    return reading, batch_rules(settings), delivery_rules(settings, sink.framer.separator), sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +290,7 @@ def batch_rules(settings: Settings) -> BatchRules:
         limits=Limits(batch.max_messages, batch.max_bytes),
         linger_ms=batch.linger_ms,
         span_max=batch.span_max,
-        held_max_bytes=plan_memory(settings.memory.budget_bytes).held_max_bytes,
+        held_max_bytes=held_bytes_of(settings),
     )
 
 

@@ -12,7 +12,6 @@ from sidecar.config.base import TlsFiles
 from sidecar.config.document import KeyPath
 from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.model import Settings
-from sidecar.config.table_layout import lies_in
 from sidecar.errors import ConfigError
 from sidecar.runtime.lane import refusal
 
@@ -22,10 +21,13 @@ def refused_by_daemon(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
     if reason := settings.sink.chosen.only_on_spark:
         yield ("sink", settings.sink.name), f"is not for the daemon: {reason}"
     delta = settings.sink.delta
-    if delta is not None and delta.maintenance.vacuum_ms is not None and lies_in(str(settings.state.dir), delta.path):
-        text = "would delete files of state.dir, which lies in the folder of the table: move one of them"
-        yield ("sink", "delta", "maintenance", "vacuum"), text
-    if settings.sink.delta and settings.spark and settings.spark.table and settings.spark.table.merge:
+    if delta is not None and delta.maintenance.vacuum_ms is not None:
+        from sidecar.config.table_layout import lies_in
+
+        if lies_in(str(settings.state.dir), delta.path):
+            text = "would delete files of state.dir, which lies in the folder of the table: move one of them"
+            yield ("sink", "delta", "maintenance", "vacuum"), text
+    if delta and settings.spark and settings.spark.table and settings.spark.table.merge:
         text = "is not for the daemon, whose sink.delta only appends: run `sidecar spark run`, or fill a landing zone "
         yield ("spark", "table", "merge"), text + "(sink.spark) for `sidecar spark ingest`"
     yield from unusable(settings, refusal(settings))
@@ -62,7 +64,7 @@ def unusable(settings: Settings, lane_refusal: str) -> Iterator[tuple[KeyPath, s
 def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
     import confluent_kafka as ck
 
-    from sidecar.runtime.build import plan_memory
+    from sidecar.runtime.build import queue_bytes_of
     from sidecar.runtime.dead_letters import producer_config
     from sidecar.sources.kafka.config import client_config, consumer_config, refused
     from sidecar.sources.kafka.fetch import fetcher_config
@@ -70,7 +72,7 @@ def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
     kafka, letters = settings.source.kafka, settings.dead_letters
     common = client_config(kafka)
     configs: list[tuple[Callable[[dict[str, Any]], object], dict[str, Any]]] = [
-        (ck.Consumer, consumer_config(kafka, plan_memory(settings.memory.budget_bytes).queue_bytes)),
+        (ck.Consumer, consumer_config(kafka, queue_bytes_of(settings))),
         (ck.Consumer, fetcher_config(common)),
     ]
     if isinstance(letters, DeadLetterSettings) and letters.kafka:

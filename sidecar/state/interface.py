@@ -147,71 +147,46 @@ class Damage(NamedTuple):
     outcome: str
 
 
-class Ids(Protocol):
-    """The settled message ids of a `State`."""
-
-    def append(self, segments: Iterable[IdSegment]) -> None:
-        """Add settled message ids to their generations, in one transaction."""
-        ...
-
-    def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """Drop all generations below `generation`."""
-        ...
-
-    def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
-        """Pairs of generation and ids, by ascending generation; segments of the same generation are in any order."""
-        ...
-
-    def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
-        """All ids that were appended and not dropped, sorted; may be called from other threads.
-
-        Args:
-            merge: Merge ids that are in many files, which may take seconds; writes continue meanwhile.
-        """
-        ...
-
-    def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """Replace the ids of `target` with those of `source`."""
-        ...
-
-    def stop_sorting(self) -> None:
-        """Make a `sort` under way raise `StateError` soon, because the process ends; safe from any thread."""
-        ...
-
-    def changed(self) -> set[TopicPartition]:
-        """Partitions whose ids others modified on disk, which `sort` repairs; quick, safe from any thread."""
-        ...
-
-
 class NoStoredIds:
-    """The ids of a state that has none, and whose owner remembers none; the same calls as those of `IdStore`."""
+    """The settled message ids of a `State`; here those of an owner that remembers none. `IdStore` stores them."""
 
     def bind(self, cluster_id: str, group_id: str, *, ours: bool) -> None:
-        """Drop the ids of another owner."""
+        """Drop the ids of another owner.
+
+        Args:
+            ours: Whether ids without an owner are this owner's, too.
+        """
 
     def forget_database(self) -> None:
         """Adapt to a new database, in which nothing is stored."""
 
     def append(self, segments: Iterable[IdSegment]) -> None:
-        """Refuse ids: the core has none to settle."""
+        """Add settled message ids to their generations, in one transaction."""
         raise NotImplementedError(segments)
 
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
-        """Drop generations."""
+        """Drop all generations below `generation`."""
 
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:  # noqa: ARG002
+        """Pairs of generation and ids, by ascending generation; segments of the same generation are in any order."""
         return []
 
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:  # noqa: ARG002
+        """All ids that were appended and not dropped, sorted; may be called from other threads.
+
+        Args:
+            merge: Merge ids that are in many files, which may take seconds; writes continue meanwhile.
+        """
         return StoredIds({}, {})
 
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
-        """Copy nothing."""
+        """Replace the ids of `target` with those of `source`."""
 
     def stop_sorting(self) -> None:
-        """Stop nothing."""
+        """Make a `sort` under way raise `StateError` soon, because the process ends; safe from any thread."""
 
     def changed(self) -> set[TopicPartition]:
+        """Partitions whose ids others modified on disk, which `sort` repairs; quick, safe from any thread."""
         return set()
 
 
@@ -239,7 +214,7 @@ class State(Protocol):
     """
 
     @property
-    def ids(self) -> Ids: ...
+    def ids(self) -> NoStoredIds: ...
 
     @property
     def letters(self) -> Letters: ...

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
@@ -26,9 +25,6 @@ from sidecar.state.interface import (
 )
 from sidecar.state.letters import LetterStore
 from sidecar.state.schema import DatabaseRow
-
-if TYPE_CHECKING:
-    from sidecar.state.ids.store import IdStore
 
 DAMAGES_KEPT_MAX = 1_000
 
@@ -66,7 +62,7 @@ class Store:
             raise
         self.letters = LetterStore(self._database, str(self._folder.path), dead_letters_bytes_max, self._damages.append)
 
-    def _open_ids(self) -> IdStore | NoStoredIds:
+    def _open_ids(self) -> NoStoredIds:
         from sidecar.state.ids.store import IdStore  # imports numpy, which takes 0.1 s
 
         return IdStore(self._database, self._folder.path, self._damages.append)

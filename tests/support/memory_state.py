@@ -16,6 +16,7 @@ from sidecar.state.interface import (
     DEAD_LETTERS_BYTES_MAX,
     Damage,
     IdSegment,
+    NoStoredIds,
     PartitionSnapshot,
     ProgressKey,
     StoredIds,
@@ -39,8 +40,8 @@ class Disk:
             raise StateError(f"the state in memory cannot be written: {self.failing}")
 
 
-class MemoryIds:
-    """`Ids` in memory."""
+class MemoryIds(NoStoredIds):
+    """Ids in memory."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -78,13 +79,6 @@ class MemoryIds:
         self._ids[target] = {generation: ids[:] for generation, ids in self._ids.get(source, {}).items()}
         for generation in self._ids[target]:
             self._begun_at_ms[target, generation] = self._begun_at_ms[source, generation]
-
-    def stop_sorting(self) -> None:
-        """Nothing here takes long."""
-
-    def changed(self) -> set[TopicPartition]:
-        """Nobody else changes memory."""
-        return set()
 
     def clear(self) -> None:
         self._ids.clear()

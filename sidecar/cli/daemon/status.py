@@ -41,7 +41,7 @@ def status(path: str, as_json: bool, check: bool) -> int:
     if check:
         health = Health(**snapshot["health"])
         if as_json:
-            say_json(health.to_json())
+            say_json(health._asdict())
         else:
             say(str(health))
         return EXIT_OK if health.ready else EXIT_UNAVAILABLE

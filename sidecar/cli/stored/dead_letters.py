@@ -18,7 +18,7 @@ from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.messages.instants import instant_text
 from sidecar.core.records import group_label
-from sidecar.errors import EXIT_NO_INPUT, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, SidecarError
+from sidecar.errors import EXIT_NO_INPUT, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, NotFoundError
 from sidecar.letters.columns import LetterIds, message_of
 from sidecar.letters.described import outline, place_of, whole
 from sidecar.letters.places import PlaceName, open_place
@@ -33,12 +33,6 @@ from sidecar.state.replays import Target
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 REASON_CHARS = 80
-
-
-class NoLetterError(SidecarError):
-    """There is no dead letter of this id."""
-
-    exit_code = EXIT_NO_INPUT
 
 
 def filters(command: Command) -> Command:
@@ -109,7 +103,7 @@ def show(path: str, place: PlaceName | None, id_: int) -> None:
     with opened(_loaded(path, place), place) as letters:
         found = letters.one(id_)
     if found is None:
-        raise NoLetterError(
+        raise NotFoundError(
             f"there is no dead letter {id_}", hint="`sidecar dead-letters list` shows the existing ones"
         )
     say_json(whole(found))

@@ -18,16 +18,9 @@ from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.core.messages.instants import END_MS
 from sidecar.core.records import TopicPartition
-from sidecar.errors import EXIT_NO_INPUT, SidecarError, UnavailableError
+from sidecar.errors import NotFoundError, UnavailableError
 from sidecar.ops.snapshot import DUE_WITHIN
 from sidecar.runtime.usable import refused_by_client
-
-
-class NotHeldError(SidecarError):
-    """The message is not held, or several are held at this place, and the due time does not say which is meant."""
-
-    exit_code = EXIT_NO_INPUT
-
 
 SOUGHT = ("topic", "partition", "tag", "group", "first_ms", "end_ms")
 """The options that select messages."""
@@ -168,12 +161,12 @@ def _ask_one(path: str, name: str, place: MessagePlace, due_ms: int) -> dict[str
     answer = answered(settings, name, {**fields, "due_ms": due_ms})
     match answer["outcome"]:
         case "not_held":
-            raise NotHeldError(
+            raise NotFoundError(
                 f"{place}, due in that hour, is not held",
                 hint="it was sent, is being sent, was cancelled, or never existed; `sidecar delay list` shows the rest",
             )
         case "several":
-            raise NotHeldError(
+            raise NotFoundError(
                 f"{place} is held more than once, due at {', '.join(answer['due'])}: the topic was created again",
                 hint="give the exact time with --due",
             )

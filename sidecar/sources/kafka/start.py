@@ -63,7 +63,7 @@ class Recall:
     """Decides between the broker's state and the folder's."""
 
     def __init__(self, memories: Memories, rules: Rules, digest_at: DigestAt, tell: Tell) -> None:
-        self._memories = memories
+        self.memories = memories
         self._rules = rules
         self._digest_at = digest_at
         self._tell = tell
@@ -73,15 +73,6 @@ class Recall:
         """Forget the times since when the logs of these partitions have been too short."""
         for tp in tps:
             self._short_since_s.pop(tp, None)
-
-    def remembers(self, tp: TopicPartition, known: Identity) -> tuple[int, Remembered] | None:
-        """The folder's row of a partition, of any incarnation."""
-        return self._memories.find(tp, known, self._rules.digest)
-
-    def supersede(self, rows: Mapping[TopicPartition, CommitMemory]) -> None:
-        """Replace the folder's rows by commits from which the partitions continue; returns when they are synced."""
-        if rows:
-            self._memories.supersede(rows)
 
     def recall(
         self, tp: TopicPartition, committed: Committed | None, known: Identity, bounds: LogBounds
@@ -95,12 +86,12 @@ class Recall:
         Raises:
             KafkaException: The log seems to be too short, or cannot be read; retriable.
         """
-        incarnation, remembered = self.remembers(tp, known) or (0, None)
+        incarnation, remembered = self.memories.find(tp, known, self._rules.digest) or (0, None)
         if incarnation != known.incarnation:
             remembered = None
         log = _CheckedLog(tp, *bounds, self._digest_at, self._confirm_end)
         try:
-            recalled = recall(committed, remembered, log, is_outdated=self._memories.is_outdated(tp))
+            recalled = recall(committed, remembered, log, is_outdated=self.memories.is_outdated(tp))
         except UnavailableError as error:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, str(error))) from error
         if recalled.fresh:
@@ -268,37 +259,6 @@ KafkaStarts: TypeAlias = tuple[list[Assignment], dict[TopicPartition, KafkaError
 """Start offsets of partitions, and for the others the reason why they are unknown."""
 
 
-class _NewGroup:
-    """Whether a partition was requested when the group had no commit: then its start is configured.
-
-    Args:
-        nothing_committed: Asks the broker; called at most once between two calls of `begin_starts`.
-    """
-
-    def __init__(self, nothing_committed: Callable[[], bool]) -> None:
-        self._nothing_committed = nothing_committed
-        self._of_new_group: set[TopicPartition] = set()
-        """Later commits of other partitions do not change it for these."""
-        self._asked: Sequence[TopicPartition] = ()
-        self._is_new: bool | None = None
-
-    def begin_starts(self, tps: Sequence[TopicPartition]) -> None:
-        self._asked, self._is_new = tps, None
-
-    def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
-        """Forget partitions whose start is known, or that are no longer owned."""
-        self._of_new_group.difference_update(tps)
-
-    def has(self, tp: TopicPartition) -> bool:
-        """Whether the group is new; else the topic or partition is new, and must be read from its first message."""
-        if tp in self._of_new_group:
-            return True
-        if self._is_new is None:
-            self._is_new = self._nothing_committed()
-            self._of_new_group.update(self._asked if self._is_new else ())
-        return self._is_new
-
-
 class KafkaStartOffsets:
     """Determines start offsets."""
 
@@ -323,7 +283,10 @@ class KafkaStartOffsets:
         self._tell = tell
         self._topic_ids: dict[TopicPartition, str] = {}
         """Topic ids under which this process had partitions before."""
-        self._new_group = _NewGroup(lambda: offsets.nothing_committed(settings.topics))
+        self._of_new_group: set[TopicPartition] = set()
+        """Partitions that were requested when the group had no commit; later commits of others change nothing."""
+        self._asked: Sequence[TopicPartition] = ()
+        self._is_new: bool | None = None
         self._superseding: dict[TopicPartition, CommitMemory] = {}
         """Commits that take the place of the folder's older rows, until the end of `find`."""
 
@@ -337,7 +300,7 @@ class KafkaStartOffsets:
             return [], dict.fromkeys(tps, error.args[0])
         assignments: list[Assignment] = []
         failed: dict[TopicPartition, KafkaError] = {}
-        self._new_group.begin_starts(tps)
+        self._asked, self._is_new = tps, None
         for tp in tps:
             commit, between, topic_id = committed[tp], bounds[tp], ids.get(tp.topic, "")
             reason = topic_id if isinstance(topic_id, KafkaError) else commit.error
@@ -352,7 +315,8 @@ class KafkaStartOffsets:
                     self.forget_partitions([tp])
                 except KafkaException as error:
                     failed[tp] = error.args[0]
-        self._recall.supersede(self._superseding)
+        if self._superseding:
+            self._recall.memories.supersede(self._superseding)
         self._superseding = {}
         return assignments, failed
 
@@ -361,7 +325,7 @@ class KafkaStartOffsets:
 
     def forget_partitions(self, tps: Collection[TopicPartition]) -> None:
         """Drop the notes of earlier failed attempts on these partitions."""
-        self._new_group.forget_partitions(tps)
+        self._of_new_group.difference_update(tps)
         self._recall.forget_partitions(tps)
 
     def _recreated(self, tp: TopicPartition, topic_id: str) -> bool:
@@ -444,7 +408,7 @@ class KafkaStartOffsets:
     def _without_commit(self, tp: TopicPartition, topic_id: str, bounds: LogBounds) -> Assignment:
         low, high = bounds
         known = Identity(self._cluster_id, self._settings.group_id, topic_id, 0)
-        if (memory := self._recall.remembers(tp, known)) is not None:
+        if (memory := self._recall.memories.find(tp, known, self._rules.digest)) is not None:
             known = replace(known, incarnation=memory[0])
             return self._resumed(tp, known, None, *self._recall.recall(tp, None, known, bounds), bounds)
         snapshot = self._known(tp)
@@ -455,9 +419,18 @@ class KafkaStartOffsets:
             return self._fresh(tp, start, topic_id, resumed=True)
         return self._fresh(tp, self._beginning(tp, low, high), topic_id)
 
+    def _is_of_new_group(self, tp: TopicPartition) -> bool:
+        """Whether the group is new; else the topic or partition is new, and must be read from its first message."""
+        if tp in self._of_new_group:
+            return True
+        if self._is_new is None:  # the broker is asked once in a `find`
+            self._is_new = self._offsets.nothing_committed(self._settings.topics)
+            self._of_new_group.update(self._asked if self._is_new else ())
+        return self._is_new
+
     def _beginning(self, tp: TopicPartition, low: int, high: int) -> int:
         start = self._settings.start
-        if start == "earliest" or not self._new_group.has(tp):
+        if start == "earliest" or not self._is_of_new_group(tp):
             return low
         if start == "latest":
             return high

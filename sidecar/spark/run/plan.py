@@ -11,7 +11,7 @@ from pathlib import Path
 from sidecar.config.model import Settings
 from sidecar.core.batching import Limits
 from sidecar.core.delivery.rules import DeliveryRules
-from sidecar.runtime.build import ReadingPlan, delivery_rules, plan_memory
+from sidecar.runtime.build import ReadingPlan, delivery_rules, held_bytes_of
 from sidecar.sinks.formats import FORMATS
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.run.pinned import Checkpoint
@@ -51,7 +51,7 @@ class RunPlan:
             broker,
             ReadingPlan.of(settings),
             Limits(batch.max_messages, batch.max_bytes),
-            plan_memory(settings.memory.budget_bytes).held_max_bytes,
+            held_bytes_of(settings),
             rules,
             (settings.log.format, settings.log.level),
             folder,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from sidecar.core.json_text import loads
 from sidecar.core.records import TopicPartition
@@ -25,14 +26,14 @@ from sidecar.state.ids import segments as id_segments
 from sidecar.state.ids.file import StoppedError
 from sidecar.state.ids.files import IdFiles
 from sidecar.state.ids.places import generation_of
-from sidecar.state.interface import Damage, IdSegment, StoredIds, check_ids
+from sidecar.state.interface import Damage, IdSegment, NoStoredIds, StoredIds, check_ids
 
 FILED_MIN = 1_024
 """Minimum number of ids in a file; fewer stay rows."""
 
 
-class IdStore:
-    """`Ids` of one state folder: rows and files of all partitions."""
+class IdStore(NoStoredIds):
+    """The ids of one state folder: rows and files of all partitions."""
 
     def __init__(self, database: Database, folder: Path, on_damage: Callable[[Damage], None]) -> None:
         self._database = database
@@ -44,15 +45,18 @@ class IdStore:
         self._listed: dict[TopicPartition, dict[str, int]] = {}
         """Files and checksums listed in the database, for partitions whose files were compared with the list."""
         self.files = IdFiles(folder, on_damage)
-        self.bind = self.files.bind
 
+    @override
+    def bind(self, cluster_id: str, group_id: str, *, ours: bool) -> None:
+        self.files.bind(cluster_id, group_id, ours=ours)
+
+    @override
     def forget_database(self) -> None:
-        """Adapt to a new database, in which nothing is stored."""
         self._begun.clear()
         self._listed.clear()
 
+    @override
     def append(self, segments: Iterable[IdSegment]) -> None:
-        """Many small segments are merged on the way."""
         wanted = [segment for segment in segments if segment.ids]
         for segment in wanted:
             check_ids(segment.ids)
@@ -64,6 +68,7 @@ class IdStore:
                 _put_begun(connection, tp, generation, time.time_ns() // 1_000_000)
         self._begun |= new
 
+    @override
     def drop_before(self, tp: TopicPartition, generation: int) -> None:
         with self._database.transaction() as connection:
             connection.execute(
@@ -81,6 +86,7 @@ class IdStore:
         self.files.drop_before(tp, generation)
         self._database.return_space()
 
+    @override
     def load(self, tp: TopicPartition) -> list[tuple[int, bytes]]:
         with self._database.transaction() as connection:
             stored = id_segments.load(connection, tp, self._on_damage)
@@ -88,6 +94,7 @@ class IdStore:
         stored += [(generation, unmixed(run.keys).tobytes()) for generation, runs in filed.items() for run in runs]
         return sorted(stored, key=lambda segment: segment[0])
 
+    @override
     def sort(self, tp: TopicPartition, *, merge: bool = True) -> StoredIds:
         with self._sorting[tp]:
             return self._sort(tp, merge=merge)
@@ -113,9 +120,11 @@ class IdStore:
             runs.setdefault(generation, []).append(SortedRun.of(keys))
         return StoredIds(runs, begun, problem)
 
+    @override
     def stop_sorting(self) -> None:
         self.files.closing = True
 
+    @override
     def changed(self) -> set[TopicPartition]:
         return self.files.changed()
 
@@ -156,6 +165,7 @@ class IdStore:
             self._listed[tp] = totals
             self._database.return_space()
 
+    @override
     def copy(self, source: TopicPartition, target: TopicPartition) -> None:
         self.drop_before(target, 1 << 62)
         with self._database.transaction() as connection:

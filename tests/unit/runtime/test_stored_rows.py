@@ -14,7 +14,7 @@ from build_lane import compiled
 
 from sidecar.config.model import Settings
 from sidecar.core.records import Framer, TopicPartition
-from sidecar.runtime.build import build_parts
+from sidecar.runtime.build import build_reading
 from sidecar.runtime.stored_rows import StoredFramer
 from sidecar.sinks.formats import LARGE_BYTES, EnvelopeFramer
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
@@ -76,7 +76,7 @@ def framers(library: fastlane.Library, split: str | None = None) -> tuple[Framer
             "state": {"dir": "/nowhere"},
         }
     )
-    filter_, reading = settings.tags.filter(), build_parts(settings, columns).reading
+    filter_, reading = settings.tags.filter(), build_reading(settings, columns)[0]
 
     def tags_of(tp: TopicPartition, messages: Any) -> Any:
         return map(filter_.tags, reading.tags(tp, messages))

@@ -208,7 +208,7 @@ def known_of(state: State) -> dict[TopicPartition, QueueProgress]:
 
 _PACKED = attrgetter("packed")
 QUEUE_SHARE = 4
-"""One call may hand over four times the client's limit: see `build.plan_memory`."""
+"""One call may hand over four times the client's limit: see `build.held_bytes_of`."""
 
 
 class RocketMqSource:
