@@ -32,9 +32,8 @@ from sidecar.daemon.snapshots import Snapshots
 from sidecar.daemon.statewatch import StateWatch
 from sidecar.daemon.taken import MEMORY_BYTES, NoIdKeeper
 from sidecar.runtime.dead_letters import DeadLetterWriter
-from sidecar.runtime.loop import Perform, PipelineLoop, write_report
 from sidecar.runtime.no_ledger import NoLedger
-from sidecar.runtime.worker import Call, Senders, Worker
+from sidecar.runtime.worker import Call, Perform, PipelineLoop, Senders, Worker, write_report
 from sidecar.sources.base import Source
 from sidecar.state.interface import State
 

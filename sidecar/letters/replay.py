@@ -19,8 +19,7 @@ from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.columns import LETTER_COLUMNS, framed
 from sidecar.letters.plan import LetterPlace, Replayed, Stream
 from sidecar.runtime.build import delivery_rules, sink_of
-from sidecar.runtime.loop import Perform, PipelineLoop
-from sidecar.runtime.worker import Call, Senders
+from sidecar.runtime.worker import Call, Perform, PipelineLoop, Senders
 from sidecar.state.beside import Chosen
 from sidecar.state.interface import StoredLetter
 from sidecar.state.replays import ReplayPart

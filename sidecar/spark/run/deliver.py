@@ -24,9 +24,8 @@ from sidecar.errors import SidecarError
 from sidecar.runtime.build import ReadingPlan
 from sidecar.runtime.dead_letters import DeadLetterStore
 from sidecar.runtime.ledger_worker import open_ledger_worker
-from sidecar.runtime.loop import PipelineLoop, write_report
 from sidecar.runtime.no_ledger import NoLedger
-from sidecar.runtime.worker import Call, Inbox, Senders
+from sidecar.runtime.worker import Call, Inbox, PipelineLoop, Senders, write_report
 from sidecar.spark.ranges.broker import BrokerRanges
 from sidecar.spark.ranges.windows import Windows
 from sidecar.spark.run.folder import RunFolder

@@ -10,8 +10,7 @@ import pytest
 from sidecar.core.effects import Send
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.replays import ReplayPipeline
-from sidecar.runtime.loop import PipelineLoop
-from sidecar.runtime.worker import Call
+from sidecar.runtime.worker import Call, PipelineLoop
 from tests.support.shell import ACK, Shell, rows
 
 
