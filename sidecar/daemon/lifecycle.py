@@ -37,11 +37,12 @@ from sidecar.runtime.build import (
     HELD_SHARE,
     build,
     held_bytes_of,
+    open_dead_letters,
     pipeline_groups_of,
     pushed_expression,
     queue_bytes_of,
 )
-from sidecar.runtime.dead_letters import DeadLetterWriter, open_dead_letters
+from sidecar.runtime.dead_letters import DeadLetterWriter
 from sidecar.runtime.lane import refusal
 from sidecar.runtime.no_ledger import NoLedger
 from sidecar.runtime.worker import Call, Senders, Worker

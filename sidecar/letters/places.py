@@ -26,8 +26,8 @@ from sidecar.core.partition_state import derived_scope
 from sidecar.core.records import TopicPartition
 from sidecar.errors import ConfigError, UnavailableError
 from sidecar.letters.plan import LetterPlace, StatePlace, Stream, again
+from sidecar.runtime.broker_letters import STORY
 from sidecar.runtime.build import groups_of
-from sidecar.runtime.dead_letters import STORY
 from sidecar.sinks.formats import envelope_row
 from sidecar.sources.kafka.config import client_config
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns, details_of

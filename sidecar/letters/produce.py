@@ -18,7 +18,7 @@ from sidecar.core.batching import Limits
 from sidecar.errors import UnavailableError
 from sidecar.letters.columns import LetterIds, LetterMessage, message_of
 from sidecar.letters.plan import LetterPlace, Replayed
-from sidecar.runtime.dead_letters import producer_config
+from sidecar.runtime.broker_letters import producer_config
 from sidecar.sources.kafka.config import client_config
 from sidecar.state.beside import Chosen
 from sidecar.state.interface import StoredLetter

@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from sidecar.config.failures import DeadLetterSettings
 from sidecar.config.members import place_of
 from sidecar.config.model import Settings
 from sidecar.config.sinks import SinkSettings
+from sidecar.config.source.kafka import KafkaSettings
 from sidecar.config.tags import OFFSET_MSG_ID, Dedup, Tags, canonical
 from sidecar.core.backoff import Backoff
 from sidecar.core.batching import Limits
@@ -24,6 +26,7 @@ from sidecar.core.messages.tag_index import TagIndex
 from sidecar.core.messages.tags import UNTAGGED, Memo, TagFilter
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import Columns, Message, TopicPartition
+from sidecar.runtime.dead_letters import DeadLettersInState, DeadLetterStore, Fetch, Keeper, Originals, SendBack
 from sidecar.runtime.lane import lane_rules, refusal
 from sidecar.sinks.base import Context, Sink, build_sink, open_sink
 from sidecar.sinks.formats import TagsOf
@@ -311,3 +314,49 @@ def delivery_rules(settings: Settings, separator: bytes, *, copied: bool = False
         park_after_ms=retry.park_after_ms,
         park_max_bytes=settings.batch.max_bytes,
     )
+
+
+def open_dead_letters(
+    settings: Settings, keeper: Keeper, fetch: Fetch, send_back: SendBack | None = None
+) -> DeadLetterStore:
+    """Open the store of dead letters that the settings name.
+
+    Args:
+        keeper: Stores them if no topic is named.
+        send_back: Hands a message back; RocketMQ only.
+    """
+    place, row_format = settings.dead_letters, settings.sink.chosen.row_format
+    return dead_letter_store(place, row_format, settings.source.kafka_, keeper, fetch, send_back)
+
+
+def dead_letter_store(
+    place: Literal["state"] | DeadLetterSettings,
+    row_format: str,
+    kafka: KafkaSettings | None,
+    keeper: Keeper,
+    fetch: Fetch,
+    send_back: SendBack | None = None,
+) -> DeadLetterStore:
+    """Open the store of dead letters at a place.
+
+    Args:
+        place: Value of the setting `dead_letters`.
+        row_format: The sink's format.
+        kafka: The source, if it is Kafka.
+        keeper: Stores them if no topic is named.
+        fetch: Reads a message again.
+        send_back: Hands a message back; RocketMQ only.
+    """
+    originals = Originals(row_format, fetch)
+    if isinstance(place, DeadLetterSettings) and place.rocketmq:
+        assert send_back is not None
+        from sidecar.runtime.broker_letters import DeadLettersAtBroker
+
+        return DeadLettersAtBroker(send_back, place.delay_level, DeadLettersInState(keeper, originals))
+    if isinstance(place, DeadLetterSettings):
+        assert kafka is not None
+        from sidecar.runtime.broker_letters import DeadLettersInTopic
+        from sidecar.sources.kafka.config import client_config
+
+        return DeadLettersInTopic(client_config(kafka), place.kafka.topic, originals)
+    return DeadLettersInState(keeper, originals)

@@ -65,7 +65,6 @@ def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
     import confluent_kafka as ck
 
     from sidecar.runtime.build import queue_bytes_of
-    from sidecar.runtime.dead_letters import producer_config
     from sidecar.sources.kafka.config import client_config, consumer_config, refused
     from sidecar.sources.kafka.fetch import fetcher_config
 
@@ -76,6 +75,8 @@ def _of_kafka(settings: Settings) -> Iterator[tuple[str, str]]:
         (ck.Consumer, fetcher_config(common)),
     ]
     if isinstance(letters, DeadLetterSettings) and letters.kafka:
+        from sidecar.runtime.broker_letters import producer_config
+
         configs.append((ck.Producer, producer_config(common)))
     return refused(kafka.properties, configs)
 

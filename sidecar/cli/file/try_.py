@@ -10,8 +10,7 @@ import click
 
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.output import say_json
-from sidecar.cli.shared.places import MessagePlace
-from sidecar.cli.shared.printing import FittedColumn, FittedTable, show
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, MessagePlace, show
 from sidecar.config.base import HIDDEN
 from sidecar.config.loader import load
 from sidecar.config.model import Settings

@@ -1,11 +1,13 @@
-"""Shared output of commands: times as options, listings for a terminal or a pipe, and a question before an act."""
+"""What commands share: times and places as options, listings for a terminal or a pipe, and a question before an act."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import click
 from rich.cells import cell_len
@@ -19,6 +21,7 @@ from rich.text import Text
 
 from sidecar.cli.shared.output import say, shown
 from sidecar.core.messages.instants import parse_instant
+from sidecar.core.records import TopicPartition
 
 PIPE_COLUMNS = 1_000_000
 """Width for a pipe: a program reads a row as one line, however long it is."""
@@ -34,6 +37,30 @@ def time_ms(value: str | int) -> int:
     if at_ms is None:
         raise click.BadParameter(f"{value!r} is neither milliseconds since 1970 nor like 2027-01-31T12:00:00Z")
     return at_ms
+
+
+_PLACE = re.compile(r"([^:]+):(?:([^:]+):)?(\d+):(\d+)")
+
+
+class MessagePlace(NamedTuple):
+    """A message at the source."""
+
+    tp: TopicPartition
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.tp.topic}:{self.tp.queue}:{self.offset}"
+
+
+def _place(value: str) -> MessagePlace:
+    match = _PLACE.fullmatch(value)
+    if not match:
+        raise click.BadParameter(f"{value!r} is not TOPIC:PARTITION:OFFSET, as in `sidecar delay list` and in rows")
+    topic, broker, partition, offset = match.groups(default="")
+    return MessagePlace(TopicPartition(topic, int(partition), unquote(broker)), int(offset))
+
+
+place_argument = click.argument("place", type=_place, metavar="TOPIC:PARTITION:OFFSET")
 
 
 class FittedColumn(NamedTuple):

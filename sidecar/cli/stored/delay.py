@@ -11,8 +11,7 @@ import click
 from sidecar.cli import config_option, example
 from sidecar.cli.shared.asking import answered, counted, held_now, listed, owner_of
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.places import MessagePlace, place_argument
-from sidecar.cli.shared.printing import FittedColumn, FittedTable, numbers, time_ms
+from sidecar.cli.shared.printing import FittedColumn, FittedTable, MessagePlace, numbers, place_argument, time_ms
 from sidecar.cli.shared.printing import show as show_
 from sidecar.config.loader import load
 from sidecar.config.model import Settings

@@ -11,7 +11,7 @@ from sidecar.cli import config_option, example
 from sidecar.cli.daemon.status import ask
 from sidecar.cli.shared.asking import answered
 from sidecar.cli.shared.output import say, say_json
-from sidecar.cli.shared.places import MessagePlace, place_argument
+from sidecar.cli.shared.printing import MessagePlace, place_argument
 from sidecar.config.loader import load
 from sidecar.config.model import Settings
 from sidecar.errors import SidecarError, UnavailableError

@@ -21,7 +21,7 @@ from typing_extensions import override
 from sidecar.config.source.rocketmq import RocketMqSettings
 from sidecar.core.records import Columns, Original, TopicPartition
 from sidecar.errors import PositionError, SidecarError, UnavailableError, extra
-from sidecar.runtime.dead_letters import DeadLetterStore, Keeper, dead_letter_store
+from sidecar.runtime.dead_letters import DeadLetterStore, Keeper
 from sidecar.sources.rocketmq.progress import QueueMark
 from sidecar.sources.rocketmq.remoting.columns import RocketMqColumns
 from sidecar.sources.rocketmq.remoting.fetch import QueueFetcher
@@ -155,6 +155,8 @@ class RocketMqRanges(BrokerRanges):
 
     @override
     def open_letters(self, keeper: Keeper, stack: ExitStack) -> DeadLetterStore:
+        from sidecar.runtime.build import dead_letter_store  # a query delivers nothing
+
         again = stack.enter_context(closing(_Again(self.source)))
         return dead_letter_store(self.dead_letters, self.row_format, None, keeper, again.fetch, again.send_back)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli.shared.places import MessagePlace
+from sidecar.cli.shared.printing import MessagePlace
 from sidecar.cli.stored import explain as module
 from sidecar.core.records import TopicPartition
 from sidecar.errors import UnavailableError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from sidecar.cli.shared.places import MessagePlace, place_argument
+from sidecar.cli.shared.printing import MessagePlace, place_argument
 from sidecar.core.records import TopicPartition
 
 

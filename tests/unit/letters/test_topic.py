@@ -16,7 +16,8 @@ from sidecar.errors import UnavailableError
 from sidecar.letters import places as module
 from sidecar.letters.places import ID_BASE, KafkaLetterTopic, LetterTopic, TopicLetter, TopicPlace, record_of
 from sidecar.letters.plan import Stream
-from sidecar.runtime.dead_letters import STORY, opened
+from sidecar.runtime.broker_letters import STORY
+from sidecar.runtime.dead_letters import opened
 from sidecar.state.beside import Chosen, LettersBeside, Totals
 from sidecar.state.store import Store
 from tests.support.letters import letter

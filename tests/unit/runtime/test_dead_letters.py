@@ -11,15 +11,10 @@ import pytest
 
 from sidecar.core.records import Attempt, DeadLetter, Original, TopicPartition
 from sidecar.errors import StateError, UnavailableError
-from sidecar.runtime import dead_letters as module
-from sidecar.runtime.dead_letters import (
-    STORY,
-    DeadLettersInState,
-    DeadLettersInTopic,
-    Originals,
-    open_dead_letters,
-    producer_config,
-)
+from sidecar.runtime import broker_letters as module
+from sidecar.runtime.broker_letters import STORY, DeadLettersInTopic, producer_config
+from sidecar.runtime.build import open_dead_letters
+from sidecar.runtime.dead_letters import DeadLettersInState, Originals
 from sidecar.sinks.formats import envelope_row
 from sidecar.state.interface import StoredLetter
 from tests.support.spark.tasks import TP, make_settings

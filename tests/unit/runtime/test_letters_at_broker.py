@@ -10,7 +10,8 @@ import pytest
 
 from sidecar.core.records import DeadLetter, Details, Original, TopicPartition
 from sidecar.errors import UnavailableError
-from sidecar.runtime.dead_letters import DeadLettersAtBroker, DeadLettersInState, Originals
+from sidecar.runtime.broker_letters import DeadLettersAtBroker
+from sidecar.runtime.dead_letters import DeadLettersInState, Originals
 from sidecar.sinks.formats import envelope_row
 from sidecar.state.interface import StoredLetter
 

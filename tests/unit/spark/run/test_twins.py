@@ -15,7 +15,7 @@ from sidecar.core.books import Books
 from sidecar.core.claims import ClaimEnd, ClaimState, Want, place_of
 from sidecar.core.delivery.output import Carried
 from sidecar.core.records import KEY_BYTES, TopicPartition
-from sidecar.runtime.dead_letters import dead_letter_store
+from sidecar.runtime.build import dead_letter_store
 from sidecar.sources.kafka.columns import KafkaColumns
 from sidecar.spark.run import twins as resolving
 from sidecar.spark.run.outcome import Outcome, TwinFiles, letters_in
