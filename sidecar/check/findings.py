@@ -89,11 +89,7 @@ class _Run:
             self._error = error
 
     def found(self, deadline_s: float, total_s: float) -> Iterator[Finding]:
-        """The findings up to the deadline.
-
-        Raises:
-            Exception: A bug in the check.
-        """
+        """The findings up to the deadline; raises what a bug in the check raised."""
         assert self._thread is not None
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         is_late = self._thread.is_alive()

@@ -114,11 +114,7 @@ def _listen(key: str, listen: Address) -> Finding:
 
 
 def check_bucket(subject: str, url: str) -> Iterator[Finding]:
-    """Check a place in an object store.
-
-    Raises:
-        SidecarError: It cannot be used.
-    """
+    """Check a place in an object store; raises `SidecarError` if it cannot be used."""
     from sidecar.storage import StorageError, storage_of
 
     try:

@@ -198,11 +198,7 @@ ELSEWHERE = "another program or host"
 
 
 def offsets_of(settings: Settings) -> GroupOffsets | QueueOffsets:
-    """The offsets of the source's group.
-
-    Raises:
-        ConfigError: The client reads no queues, so that there are none.
-    """
+    """The offsets of the source's group; raises `ConfigError` if the client reads no queues, so that there are none."""
     if settings.source.rocketmq is None:
         return GroupOffsets(settings.source.kafka, rules_hash(settings))
     return QueueOffsets(settings)

@@ -253,11 +253,7 @@ class AdminServer:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Listen and answer.
-
-        Raises:
-            UnavailableError: The server cannot listen at the address.
-        """
+        """Listen and answer; raises `UnavailableError` if the server cannot listen at the address."""
         listener = _listen(self.host, self.port, self._key)
         self.host, self.port = listener.getsockname()[:2]
         self.url = reachable_url(self.host, self.port)

@@ -112,11 +112,7 @@ class DeadLettersInState:
         self._closed = False
 
     def store(self, letters: Sequence[DeadLetter]) -> None:
-        """Make the letters durable.
-
-        Raises:
-            StateError: There is no room for them, or the store is closed.
-        """
+        """Make the letters durable; raises `StateError` if there is no room for them, or the store is closed."""
         at_ms = int(time.time() * 1000)
         stored = [StoredLetter.of(letter, at_ms=at_ms, envelope=self._envelope(letter)) for letter in letters]
         with self._writing:

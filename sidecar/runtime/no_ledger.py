@@ -34,11 +34,7 @@ class NoLedger:
         raise NotImplementedError(marks)
 
     def tend(self, now_s: float) -> None:
-        """Forget keys that are too old or too many.
-
-        Raises:
-            ConfigError: The ledger is another cluster's.
-        """
+        """Forget keys that are too old or too many; raises `ConfigError` if the ledger is another cluster's."""
 
     def close(self) -> None:
         """Finish pending calls, then close the ledger."""

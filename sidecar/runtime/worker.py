@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import structlog
 
 from sidecar import threads
-from sidecar import threads as all_threads
 from sidecar.core.delivery.delivery import DeliveryPipeline
 from sidecar.core.effects import Report
 from sidecar.core.parts import Batch
@@ -28,6 +27,7 @@ from sidecar.sinks.base import Sink
 T = TypeVar("T")
 
 log = structlog.get_logger()
+
 Call: TypeAlias = Callable[[float], object]
 """Takes a result, on the thread that decides, with its monotonic time in milliseconds."""
 
@@ -44,11 +44,11 @@ class Worker:
     """One thread that runs jobs in order; it starts with the first job.
 
     Args:
-        threads: More than one if jobs would delay each other and need no order.
+        count: More than one if jobs would delay each other and need no order.
     """
 
-    def __init__(self, name: str = "writer", threads: int = 1) -> None:
-        self._names = [name] if threads == 1 else [f"{name}-{number}" for number in range(threads)]
+    def __init__(self, name: str = "writer", count: int = 1) -> None:
+        self._names = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._guard = threading.Lock()
@@ -61,7 +61,7 @@ class Worker:
                 return
             self._work.put(job)
             if not self._threads:
-                self._threads = [all_threads.start(self._run, name) for name in self._names]
+                self._threads = [threads.start(self._run, name) for name in self._names]
 
     def wait(self, job: Callable[[], T]) -> T:
         """Run `job` after all earlier ones, and wait for its result or exception; not after `close`."""
@@ -74,7 +74,7 @@ class Worker:
                 done.set_exception(error)
 
         self.do(run)
-        return all_threads.result(done, *self._threads)
+        return threads.result(done, *self._threads)
 
     def _run(self) -> None:
         while (job := self._work.get()) is not None:

@@ -142,11 +142,7 @@ class StateBeside:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that is durable afterwards.
-
-        Raises:
-            StateError: It was rolled back.
-        """
+        """A transaction that is durable afterwards; raises `StateError` if it was rolled back."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:

@@ -278,11 +278,7 @@ class State(Protocol):
 
 
 def refuse_another_group(place: str, bound: str, wanted: str) -> None:
-    """Refuse a state that belongs to another consumer group.
-
-    Raises:
-        ConfigError: `bound` is another group.
-    """
+    """Refuse a state that belongs to another consumer group; raises `ConfigError` if `bound` is another group."""
     Owner(wanted).refuse(Owner(bound), place, "set state.dir so that each group has its own", "move it away")
 
 

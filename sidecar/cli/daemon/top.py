@@ -40,11 +40,7 @@ def top(path: str, interval: float, count: int | None) -> None:
 
 
 def _frames(settings: Settings, interval_s: float) -> Iterator[list[RenderableType]]:
-    """The frames to show, without an end.
-
-    Raises:
-        UnavailableError: No daemon runs at the beginning.
-    """
+    """The frames to show, without an end; raises `UnavailableError` if no daemon runs at the beginning."""
     now, at_s = ask(settings), time.monotonic()
     yield lines(now)
     while True:

@@ -27,11 +27,7 @@ CHANGES = ("cancel", "release")
 
 
 def held_now(settings: Settings) -> dict[str, Any]:
-    """The number of held messages, by due time.
-
-    Raises:
-        ConfigError: There is no section `delay`.
-    """
+    """The number of held messages, by due time; raises `ConfigError` if there is no section `delay`."""
     status = _status(settings)
     if status is not None:
         return {**status["delay"], "read": 0}  # without messages read for delivery
@@ -120,11 +116,7 @@ def _tell(line: str) -> None:
 
 
 def request(settings: Settings, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the daemon that runs with these settings.
-
-    Raises:
-        UnavailableError: It cannot answer.
-    """
+    """The answer of the daemon that runs with these settings; raises `UnavailableError` if it cannot answer."""
     address = read_address(Path(settings.state.dir))
     if address is None or not address.token:
         raise UnavailableError(

@@ -162,11 +162,7 @@ def locate(store: ReadStore, number: int, lowest: int, asked: One) -> int | Answ
 
 
 def shown(store: ReadStore, tp: TopicPartition, number: int, position: int) -> Answer:
-    """A message as a whole.
-
-    Raises:
-        StateError: A file cannot be read.
-    """
+    """A message as a whole; raises `StateError` if a file cannot be read."""
     held = store.rows.find(number, position)
     if held is None:
         return NOT_HELD
@@ -177,11 +173,7 @@ def shown(store: ReadStore, tp: TopicPartition, number: int, position: int) -> A
 
 
 def parked(store: ReadStore, number: int, offset: int) -> Answer:
-    """The parked part that a message is in.
-
-    Raises:
-        StateError: A file cannot be read.
-    """
+    """The parked part that a message is in; raises `StateError` if a file cannot be read."""
     for held in store.rows.parked(number):
         record, is_delayed = unpacked_part(held)
         if offset in (origins_of(held) if is_delayed else record.offsets):

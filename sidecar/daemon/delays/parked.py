@@ -100,11 +100,7 @@ class ParkedParts:
         return array("q", [found.get(position, UNKNOWN) for position in record.offsets])
 
     def fetch(self, effect: Fetch) -> None:
-        """Read the rows of a part.
-
-        Raises:
-            StateError: They cannot be read.
-        """
+        """Read the rows of a part; raises `StateError` if they cannot be read."""
         tp, number = effect.tp, effect.number
         position = self._places.get(tp, {}).get(number)
         if position is None:
@@ -119,11 +115,7 @@ class ParkedParts:
         self._leaving.update((effect.tp, number) for number in effect.numbers)
 
     def unpark(self, effect: Unpark) -> None:
-        """Remove parts.
-
-        Raises:
-            StateError: A file cannot be read.
-        """
+        """Remove parts; raises `StateError` if a file cannot be read."""
         tp = effect.tp
         places = self._places.get(tp, {})
         for number in effect.numbers:
@@ -180,11 +172,7 @@ def packed(tp: TopicPartition, record: Parked, origins: array[int]) -> tuple[byt
 
 
 def unpacked(held: Held) -> tuple[Parked, bool]:
-    """The part that was packed, and whether it is of delayed messages.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The part that was packed, and whether it is of delayed messages; raises `ValueError` if it is something else."""
     kind, number, scope, home, group, first, last, nbytes, attempts, seconds, half_of, *sizes = _fields_of(held)
     offsets = bitmap_of(held.headers[sum(sizes) :])
     ids = held.headers[: sizes[0]]
@@ -193,21 +181,13 @@ def unpacked(held: Held) -> tuple[Parked, bool]:
 
 
 def origins_of(held: Held) -> array[int]:
-    """The offsets of delayed messages in a part that was packed.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The offsets of delayed messages in a part that was packed; raises `ValueError` if it is something else."""
     *_, id_bytes, origin_bytes = _fields_of(held)
     return array("q", held.headers[id_bytes : id_bytes + origin_bytes])
 
 
 def _fields_of(held: Held) -> list[Any]:
-    """The fields of a key that `packed` made.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The fields of a key that `packed` made; raises `ValueError` if it is something else."""
     fields = loads(held.key or b"")
     if not isinstance(fields, list) or [type(field) for field in fields] != _FIELDS:
         raise ValueError("it has other fields")

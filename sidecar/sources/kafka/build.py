@@ -9,11 +9,7 @@ from sidecar.sources.kafka.source import KafkaSource
 
 
 def build(settings: Settings, context: SourceContext) -> KafkaSource:
-    """Create the source from its settings.
-
-    Raises:
-        ConfigError: `lane` is `on`, and the fast lane cannot be used.
-    """
+    """Create the source from its settings; raises `ConfigError` if `lane` is `on`, and the fast lane cannot be used."""
     lane = lane_for(settings.lane, context.lane_refusal, context.queue_bytes)
     if not isinstance(lane, str):
         context.tell("lane.used", "info", {})

@@ -41,11 +41,7 @@ class KafkaFetcher:
         self._busy = threading.Lock()
 
     def fetch(self, tp: TopicPartition, offset: int) -> Original | None:
-        """The message, None if it is gone.
-
-        Raises:
-            UnavailableError: The broker does not give it within 5 s.
-        """
+        """The message, None if it is gone; raises `UnavailableError` if the broker does not give it within 5 s."""
         message = self.message(tp, offset)
         if message is None:
             return None

@@ -87,11 +87,7 @@ class FastLane:
         self._tps: dict[tuple[str, int], TopicPartition] = {}
 
     def make(self, consumer: Callable[[dict[str, Any]], ck.Consumer]) -> ck.Consumer:
-        """Make the client, and take its handle.
-
-        Raises:
-            UnavailableError: The client did not give its handle.
-        """
+        """Make the client, and take its handle; raises `UnavailableError` if the client did not give its handle."""
         from sidecar_fastlane import Reader
         from sidecar_fastlane import UnavailableError as NoHandleError
 
@@ -162,11 +158,7 @@ class FastLane:
 
 
 def load() -> fastlane.Library:
-    """The compiled part.
-
-    Raises:
-        ConfigError: It is not installed, or does not fit.
-    """
+    """The compiled part; raises `ConfigError` if it is not installed, or does not fit."""
     try:
         from sidecar_fastlane import Library
         from sidecar_fastlane import UnavailableError as UnfitError

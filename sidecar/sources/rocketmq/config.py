@@ -37,11 +37,7 @@ def sign_of(settings: RocketMqSettings) -> Sign | None:
 
 
 def tls_of(settings: RocketMqSettings) -> ssl.SSLContext | None:
-    """The TLS context of connections, None without TLS.
-
-    Raises:
-        ConfigError: A certificate cannot be used.
-    """
+    """The TLS context of connections, None without TLS; raises `ConfigError` if a certificate cannot be used."""
     tls = settings.tls
     return client_context(Tls(tls.ca, tls.cert, tls.key, tls.verify), "source.rocketmq.tls") if tls else None
 

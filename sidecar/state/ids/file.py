@@ -52,11 +52,7 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, place: Path | int) -> Look | None:
-        """The look of a path or a descriptor; None if nothing is there.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """The look of a path or a descriptor; None if nothing is there; raises `OSError` if it cannot be read."""
         try:
             stat = os.stat(place)  # noqa: PTH116  # a third of the time that Path.stat takes
         except (FileNotFoundError, NotADirectoryError):

@@ -95,11 +95,7 @@ class Places:
         return self.folder / folder_name(tp)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether a partition has a folder.
-
-        Raises:
-            StateError: The folder cannot be examined.
-        """
+        """Whether a partition has a folder; raises `StateError` if the folder cannot be examined."""
         try:
             return self.of(tp).exists()
         except OSError as error:

@@ -34,7 +34,9 @@ LEFT_OUT = (
     "sidecar.delay", "sidecar.daemon.delays", "sidecar.ledger", "sidecar.sources.rocketmq", "sidecar.spark",
     "sidecar.zone", "sidecar.daemon.ids", "sidecar.state.ids", "sidecar.core.windows.dedup",
     "sidecar.core.messages.ids", "sidecar.core.delays", "sidecar.core.delivery.claiming",
-    "sidecar.runtime.ledger_worker", "numpy", "pyspark", "pyarrow", "psycopg", "grpc",
+    "sidecar.runtime.ledger_worker", "sidecar.runtime.broker_letters", "sidecar.config.delay", "sidecar.config.ledger",
+    "sidecar.config.source.rocketmq", "sidecar.config.spark", "sidecar.config.table_layout",
+    "numpy", "pyspark", "pyarrow", "psycopg", "grpc",
 )  # fmt: skip
 NOTICES = {"sidecar.daemon.delays", "sidecar.daemon.delays.absent"}
 """Notice delayed messages that others left."""

@@ -32,11 +32,7 @@ class Stubs(NamedTuple):
 
 
 def load() -> Stubs:
-    """The stubs.
-
-    Raises:
-        ConfigError: The package is missing, of another version, or overwritten.
-    """
+    """The stubs; raises `ConfigError` if the package is missing, of another version, or overwritten."""
     folder = _folder()
     before = {name: module for name, module in sys.modules.items() if _is_theirs(name)}
     for name in before:

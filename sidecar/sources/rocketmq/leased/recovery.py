@@ -91,11 +91,7 @@ def _as_bytes(text: dict[str, str]) -> bytes:
 
 
 def unpacked(text: bytes) -> HandedMessage:
-    """The message that `packed` encoded.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The message that `packed` encoded; raises `ValueError` if it is something else."""
     try:
         _, topic, broker, queue, offset, *fields, retry = loads(text, object_hook=_as_bytes)
         handed = _checked(HandedMessage(None, topic, Place(retry or topic, broker, queue, offset), *fields))

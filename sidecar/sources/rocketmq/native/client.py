@@ -282,11 +282,7 @@ def _rewind(cluster: NativeCluster, tell: Tell) -> bool:
 
 
 def check_platform() -> None:
-    """Check that the library runs on this platform.
-
-    Raises:
-        ConfigError: This is not Linux on x86_64.
-    """
+    """Check that the library runs on this platform; raises `ConfigError` if this is not Linux on x86_64."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ConfigError(
             f"source.rocketmq.client: native needs Linux on x86_64, and this is {sys.platform} on {platform.machine()}",
@@ -295,11 +291,7 @@ def check_platform() -> None:
 
 
 def check_installed(folder: Path) -> None:
-    """Check that the library is in the configured folder.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that the library is in the configured folder; raises `ConfigError` if it is not."""
     client, library = folder / "client/rocketmq/client.py", folder / "library/rocketmq/librocketmq.so"
     if missing := [str(path) for path in (client, library) if not path.is_file()]:
         text = f"source.rocketmq.native_path: librocketmq is not installed there: {', '.join(missing)} is missing"

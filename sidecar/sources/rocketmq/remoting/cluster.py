@@ -352,11 +352,7 @@ class RocketMqCluster:
 
 
 def unless_refused(error: RefusedError) -> str:
-    """The error's text, unless rights are missing.
-
-    Raises:
-        CredentialsError: Rights are missing.
-    """
+    """The error's text; raises `CredentialsError` if rights are missing."""
     if is_refusal(error):
         raise refused(error)
     return str(error)

@@ -73,11 +73,7 @@ class Inquiry(RocketMqCluster):
         return sorted({member for frame in answers if frame.code == Code.SUCCESS for member in read_members(frame)})
 
     def link(self, broker: str) -> Link:
-        """The connection to a broker's master.
-
-        Raises:
-            UnavailableError: Name servers know none.
-        """
+        """The connection to a broker's master; raises `UnavailableError` if name servers know none."""
         link = self.routes.link(broker)
         if link is None:
             raise UnavailableError(f"RocketMQ: the name servers know no master of {broker}", hint="start it")

@@ -132,11 +132,7 @@ class FrameReader:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete now.
-
-        Raises:
-            ProtocolError: This is not the remoting protocol.
-        """
+        """The frames that are complete now; raises `ProtocolError` if this is not the remoting protocol."""
         self._held += data
         start, end = 0, len(self._held)
         try:
