@@ -102,21 +102,6 @@ DECIDING = (
 )
 
 
-NOT_DECIDING = (
-    "admin", "batch.linger", "batch.span_max", "dead_letters", "dedup.keep", "dedup.memory", "delay.changelog",
-    "delay.disk_max", "delay.postgresql", "delay.store", "drain_timeout", "log", "retry", "sink.delta",
-    "sink.file.path", "sink.http.auth", "sink.http.compression", "sink.http.concurrency", "sink.http.headers",
-    "sink.http.ordering", "sink.http.timeout", "sink.http.tls", "sink.http.url", "sink.parquet", "sink.spark",
-    "source.kafka.bootstrap_servers", "source.kafka.lane", "source.kafka.start", "source.kafka.start_timeout",
-    "source.kafka.topics", "source.rocketmq.access_key", "source.rocketmq.client", "source.rocketmq.endpoints",
-    "source.rocketmq.name_servers", "source.rocketmq.namespace", "source.rocketmq.native_path",
-    "source.rocketmq.secret_key", "source.rocketmq.security_token", "source.rocketmq.share",
-    "source.rocketmq.start", "source.rocketmq.start_timeout", "source.rocketmq.tls", "source.rocketmq.topics",
-    "spark", "state",
-)  # fmt: skip
-"""All other keys and sections: they decide the source and the destination of messages, how and when, but no part."""
-
-
 def decided(settings: Settings, has_use: Callable[[DecidingKey], bool]) -> dict[str, Any]:
     """The values that matter to a use, by key; keys that decide nothing are omitted."""
     values = {row.key: row.value(settings) for row in DECIDING if has_use(row)}

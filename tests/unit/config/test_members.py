@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.config.members import DECIDING, NOT_DECIDING, DecidingKey
+from sidecar.config.members import DECIDING, DecidingKey
 from sidecar.config.schema import Option, options
 from sidecar.runtime.changes import AFTER_RESTART, AT_ONCE
 
 DECIDING_KEYS = [key for row in DECIDING for key in row.keys]
+NOT_DECIDING = (
+    "admin", "batch.linger", "batch.span_max", "dead_letters", "dedup.keep", "dedup.memory", "delay.changelog",
+    "delay.disk_max", "delay.postgresql", "delay.store", "drain_timeout", "log", "retry", "sink.delta",
+    "sink.file.path", "sink.http.auth", "sink.http.compression", "sink.http.concurrency", "sink.http.headers",
+    "sink.http.ordering", "sink.http.timeout", "sink.http.tls", "sink.http.url", "sink.parquet", "sink.spark",
+    "source.kafka.bootstrap_servers", "source.kafka.lane", "source.kafka.start", "source.kafka.start_timeout",
+    "source.kafka.topics", "source.rocketmq.access_key", "source.rocketmq.client", "source.rocketmq.endpoints",
+    "source.rocketmq.name_servers", "source.rocketmq.namespace", "source.rocketmq.native_path",
+    "source.rocketmq.secret_key", "source.rocketmq.security_token", "source.rocketmq.share",
+    "source.rocketmq.start", "source.rocketmq.start_timeout", "source.rocketmq.tls", "source.rocketmq.topics",
+    "spark", "state",
+)  # fmt: skip
+"""All other keys and sections: they decide the source and the destination of messages, how and when, but no part."""
 
 
 LEAVES = [option for option in options() if not option.section]
