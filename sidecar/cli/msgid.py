@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
@@ -14,42 +12,35 @@ from sidecar.cli.shared.output import say, say_json, shown
 from sidecar.config.base import address
 from sidecar.errors import UnavailableError
 from sidecar.sources.rocketmq.wire.frames import ProtocolError, RequestCode
-from sidecar.sources.rocketmq.wire.ids import ClientMessageId, MessageId, OffsetMessageId, decode
+from sidecar.sources.rocketmq.wire.ids import Facts, decode
 from sidecar.sources.rocketmq.wire.messages import decode as decode_stored
 from sidecar.sources.rocketmq.wire.messages import properties
 from sidecar.sources.rocketmq.wire.network import Ask, Network, NoAnswerError, RefusedError
 
 
-def _id(value: str) -> MessageId:
+def _id(value: str) -> Facts:
     try:
-        return decode(value.strip())
+        return decode(value.strip(), datetime.now().astimezone())
     except ValueError as error:
         raise click.BadParameter(f"{value!r} {error}") from error
 
 
 @click.command(epilog=example("sidecar msgid C0A8016400002A9F0000000000000B5C"))
-@click.argument("message_id", type=_id, metavar="ID")
+@click.argument("facts", type=_id, metavar="ID")
 @click.option("--broker", metavar="HOST:PORT", help="Fetch the message from this broker; for a broker's id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def msgid(message_id: MessageId, broker: str | None, as_json: bool) -> None:
+def msgid(facts: Facts, broker: str | None, as_json: bool) -> None:
     """Decode a RocketMQ message id: which broker stored the message and where, or which producer sent it and when."""
-    facts = dict(_facts(message_id))
     if broker is not None:
-        facts |= _message(message_id, broker)
+        facts |= _message(facts, broker)
     if as_json:
         say_json(facts)
     else:
         say("\n".join(map(shown, _lines(facts))))
 
 
-def _facts(message_id: MessageId) -> Mapping[str, Any]:
-    if isinstance(message_id, ClientMessageId):
-        return message_id.facts(datetime.now().astimezone())
-    return message_id.facts()
-
-
-def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
-    if not isinstance(message_id, OffsetMessageId):
+def _message(facts: Facts, broker: str) -> Facts:
+    if facts["kind"] != "offset":
         raise click.UsageError("--broker needs a broker's id: a producer's id does not say where the message is stored")
     try:
         broker_address = address(broker, "localhost:10911")
@@ -57,7 +48,7 @@ def _message(message_id: MessageId, broker: str) -> Mapping[str, Any]:
         raise click.UsageError(f"--broker {error}") from None
     network = Network(None, None, lambda frame: None)
     try:
-        ask = Ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(message_id.commit_log_offset)})
+        ask = Ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(facts["commit_log_offset"])})
         stored = decode_stored(network.call(network.link(str(broker_address)), ask).body)
     except (NoAnswerError, RefusedError, ProtocolError) as error:
         raise UnavailableError(f"the message could not be fetched: {error}", hint=_HINT) from error
@@ -93,5 +84,5 @@ _KINDS = {
 }
 
 
-def _lines(facts: Mapping[str, Any]) -> list[str]:
+def _lines(facts: Facts) -> list[str]:
     return [_KINDS[facts["kind"]], *(f"  {name:<18}{value}" for name, value in facts.items() if name != "kind")]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timezone
 
 import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.sources.rocketmq.wire.ids import ClientMessageId, GrpcMessageId, OffsetMessageId, decode
+from sidecar.sources.rocketmq.wire.ids import decode, offset_id, sent_at
 
 OFFSET = "7F0000010000559700000000057E5044"
 OFFSET_CPP = "0100007F0000559700000000057E5044"
@@ -19,31 +19,53 @@ CLIENT_IPV6 = "FE80000000000000021A4AFFFE000001" + "1C2E18B4AAC20A0B0C0D0001"
 GRPC = "0156F7E71C361B21BC024CCDBE00000000"
 
 
+NOW = datetime(2026, 3, 20, 10, tzinfo=UTC)
+
+
+def place(host: str, port: int, offset: int, *, backwards: bool = False) -> dict[str, object]:
+    """What a broker's id tells."""
+    names = "kind", "host", "port", "commit_log_offset", "address_reversed"
+    return dict(zip(names, ("offset", host, port, offset, backwards), strict=True))
+
+
+def producer(kind: str, host: str, process: int, time: str, counter: int, **more: str) -> dict[str, object]:
+    """What a producer's id tells."""
+    return {"kind": kind, "host": host, "process": process, "time": time, "counter": counter, **more}
+
+
 def test_a_brokers_id_tells_where_the_message_is_stored() -> None:
     """Address, port and commit-log offset, for both kinds of address."""
-    assert decode(OFFSET) == OffsetMessageId("127.0.0.1", 21911, 92164164, reversed=False)
-    assert decode(OFFSET_IPV6) == OffsetMessageId("2001:db8::1", 10911, 31365, reversed=False)
+    assert decode(OFFSET, NOW) == place("127.0.0.1", 21911, 92164164)
+    assert decode(OFFSET_IPV6, NOW) == place("2001:db8::1", 10911, 31365)
 
 
 def test_the_cpp_clients_reversed_address_is_turned_round() -> None:
     """An address that is private only backwards was written backwards; one that is private either way was not."""
-    assert decode(OFFSET_CPP) == OffsetMessageId("127.0.0.1", 21911, 92164164, reversed=True)
-    assert decode(OFFSET_CPP.replace("0100007F", "0A00000A")) == OffsetMessageId(
-        "10.0.0.10", 21911, 92164164, reversed=False
-    )
+    assert decode(OFFSET_CPP, NOW) == place("127.0.0.1", 21911, 92164164, backwards=True)
+    assert decode(OFFSET_CPP.replace("0100007F", "0A00000A"), NOW) == place("10.0.0.10", 21911, 92164164)
 
 
 def test_a_producers_id_tells_who_sent_it() -> None:
     """Address, process, loader, time and counter; its length is that of a broker's id."""
-    assert decode(CLIENT) == ClientMessageId("192.168.1.10", 0x1C2E, 0x18B4AAC2, 0xA7E8F3B2, 7)
-    assert decode(CLIENT_IPV6) == ClientMessageId("fe80::21a:4aff:fe00:1", 0x1C2E, 0x18B4AAC2, 0x0A0B0C0D, 1)
+    at = sent_at(0xA7E8F3B2, NOW).isoformat(timespec="milliseconds")
+    assert decode(CLIENT, NOW) == producer("client", "192.168.1.10", 0x1C2E, at, 7, loader="18B4AAC2")
+    at = sent_at(0x0A0B0C0D, NOW).isoformat(timespec="milliseconds")
+    host = "fe80::21a:4aff:fe00:1"
+    assert decode(CLIENT_IPV6, NOW) == producer("client", host, 0x1C2E, at, 1, loader="18B4AAC2")
 
 
 def test_a_grpc_producers_id_tells_who_sent_it() -> None:
     """Hardware address, process, second and counter."""
-    at = datetime(2021, 1, 1, tzinfo=UTC) + timedelta(seconds=0x024CCDBE)
-    assert decode(GRPC) == GrpcMessageId("56:F7:E7:1C:36:1B", 0x21BC, at, 0)
-    assert at.isoformat() == "2022-03-23T14:50:38+00:00"
+    assert decode(GRPC, NOW) == producer("grpc", "56:F7:E7:1C:36:1B", 0x21BC, "2022-03-23T14:50:38+00:00", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_place"),
+    [(OFFSET, True), (OFFSET_IPV6, True), (CLIENT, False), (GRPC, False), (OFFSET[:-2], False), ("orders", False)],
+)
+def test_only_a_brokers_id_is_an_origin(text: str, is_place: bool) -> None:
+    """A retried message names its origin by a broker's id; other text names none."""
+    assert offset_id(text.encode()) == (bytes.fromhex(text) if is_place else None)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +79,7 @@ def test_a_grpc_producers_id_tells_who_sent_it() -> None:
 )
 def test_a_time_is_of_this_month_or_the_one_before(since_ms: int, now: str, at: str) -> None:
     """The id has milliseconds since the month began: what would lie ahead is of the last month."""
-    found = ClientMessageId("10.0.0.1", 1, 2, since_ms, 3).time(datetime.fromisoformat(now))
+    found = sent_at(since_ms, datetime.fromisoformat(now))
     assert found == datetime.fromisoformat(at)
     assert found.tzinfo == datetime.fromisoformat(now).tzinfo or isinstance(found.tzinfo, timezone)
 
@@ -78,7 +100,7 @@ def test_a_time_is_of_this_month_or_the_one_before(since_ms: int, now: str, at: 
 def test_other_text_is_refused_with_the_reason(text: str, says: str) -> None:
     """What is no message id ends the command with 64 and a sentence that says why."""
     with pytest.raises(ValueError, match=says):
-        decode(text)
+        decode(text, NOW)
     result = CliRunner().invoke(main, ["msgid", "--", text])
     assert result.exit_code == 64
     assert says in " ".join(result.output.split())
