@@ -69,18 +69,11 @@ class RateLimiter:
             event["suppressed"] = suppressed
         return event
 
-
-class _LibraryFilter(logging.Filter):
-    """The same limit for lines of libraries, by their text before values are filled in."""
-
-    def __init__(self, limiter: RateLimiter) -> None:
-        super().__init__()
-        self._limiter = limiter
-
-    def filter(self, record: logging.LogRecord) -> bool:
+    def admits(self, record: logging.LogRecord) -> bool:
+        """Whether a library's line may be written, by its text before values are filled in."""
         if isinstance(record.msg, dict):  # Sidecar's own: limited already
             return True
-        return self._limiter.admit(record.name, record.levelno, str(record.msg)) is not None
+        return self.admit(record.name, record.levelno, str(record.msg)) is not None
 
 
 def configure(format: str = "auto", level: str = "info", stream: IO[str] | None = None) -> None:  # noqa: A002
@@ -105,7 +98,7 @@ def configure(format: str = "auto", level: str = "info", stream: IO[str] | None 
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
-    handler.addFilter(_LibraryFilter(limiter))
+    handler.addFilter(limiter.admits)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, _library_line, *shared],

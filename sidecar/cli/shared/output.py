@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from typing import Any, TextIO, cast
 
 import click
@@ -54,8 +55,8 @@ def guarded() -> Iterator[None]:
     streams = sys.stdout, sys.stderr
     try:
         with (
-            redirect_stdout(cast("TextIO", _Output(sys.stdout))),
-            redirect_stderr(cast("TextIO", _Messages(sys.stderr))),
+            redirect_stdout(cast("TextIO", _Stream(sys.stdout, _told))),
+            redirect_stderr(cast("TextIO", _Stream(sys.stderr, partial(suppress, OSError)))),
         ):
             yield
     finally:
@@ -89,45 +90,35 @@ def _open_closed() -> None:
 
 
 class _Stream:
-    """A stream with other writes."""
+    """A stream whose failed writes end in another way."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, failing: Callable[[], AbstractContextManager[None]]) -> None:
         self._stream = stream
+        self._failing = failing
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # for characters that the locale cannot write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-
-class _Output(_Stream):
     def write(self, text: str) -> int:
         with self._failing():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        with self._failing():
-            self._stream.flush()
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError as error:
-            raise ReaderGoneError from error
-        except OSError as error:
-            raise OutputError(
-                f"cannot write to standard output: {error.strerror}",
-                hint="check where the output goes: the disk is full, or the stream is closed",
-            ) from error
-
-
-class _Messages(_Stream):
-    def write(self, text: str) -> int:
-        with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with self._failing():
             self._stream.flush()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGoneError from error
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to standard output: {error.strerror}",
+            hint="check where the output goes: the disk is full, or the stream is closed",
+        ) from error
