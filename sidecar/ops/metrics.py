@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import product
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -40,6 +41,9 @@ _HELD = {
     "delayed": "Messages that wait for their time.",
     "parked": "Messages in the store because their group fails.",
 }
+
+Row: TypeAlias = tuple[Sequence[str], float]
+"""Values of the labels, and the sample."""
 
 
 class Metrics:
@@ -77,72 +81,52 @@ def _status(now: StatusSnapshot) -> Iterator[Metric]:
 
 
 def _messages(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
-    labels = _labels(partitions)
-    families: list[tuple[str, CounterMetricFamily | GaugeMetricFamily]] = [
-        (name, CounterMetricFamily(f"sidecar_messages_{name}", text, labels=labels)) for name, text in _MESSAGES.items()
-    ]
-    families += [
-        (name, GaugeMetricFamily(f"sidecar_messages_{name}", text, labels=labels)) for name, text in _HELD.items()
-    ]
-    for name, family in families:
-        for status in partitions:
-            family.add_metric(_place(status, labels), getattr(status, name))
-        yield family
+    for names, make in ((_MESSAGES, _counter), (_HELD, _gauge)):
+        for name, text in names.items():
+            yield _by_place(make, f"sidecar_messages_{name}", text, partitions, name)
 
 
 def _places(partitions: tuple[PartitionStatus, ...]) -> Iterator[Metric]:
-    labels = _labels(partitions)
-    watermark = GaugeMetricFamily("sidecar_partition_watermark", "Offset below which all is settled.", labels=labels)
-    position = GaugeMetricFamily("sidecar_partition_position", "Next offset to be read.", labels=labels)
-    lag = GaugeMetricFamily("sidecar_partition_lag", "Messages between watermark and end of log.", labels=labels)
+    for name, text in (
+        ("watermark", "Offset below which all is settled."),
+        ("position", "Next offset to be read."),
+        ("lag", "Messages between watermark and end of log."),
+    ):
+        yield _by_place(_gauge, f"sidecar_partition_{name}", text, partitions, name)
     text = "Offsets that expired before they were read, and were left out."
-    expired = CounterMetricFamily("sidecar_offsets_expired", text, labels=labels)
-    for status in partitions:
-        if status.expired is not None:
-            expired.add_metric(_place(status, labels), status.expired)
-        watermark.add_metric(_place(status, labels), status.watermark)
-        position.add_metric(_place(status, labels), status.position)
-        if status.lag is not None:
-            lag.add_metric(_place(status, labels), status.lag)
-    yield from (watermark, position, lag, expired)
+    yield _by_place(_counter, "sidecar_offsets_expired", text, partitions, "expired")
 
 
-def _labels(partitions: tuple[PartitionStatus, ...]) -> list[str]:
-    more = [name for name in ("broker", "query") if any(getattr(status, name) for status in partitions)]
-    return ["topic", "partition", *more]
-
-
-def _place(status: PartitionStatus, labels: list[str]) -> list[str]:
-    return [str(getattr(status, name)) for name in labels]
+def _by_place(
+    make: Callable[..., Metric], name: str, text: str, partitions: tuple[PartitionStatus, ...], field: str
+) -> Metric:
+    """A metric of a field of each partition that has a value there."""
+    more = [label for label in ("broker", "query") if any(getattr(status, label) for status in partitions)]
+    labels = ["topic", "partition", *more]
+    known = [status for status in partitions if getattr(status, field) is not None]
+    rows = [([str(getattr(status, label)) for label in labels], getattr(status, field)) for status in known]
+    return make(name, text, labels, rows)
 
 
 def _activity(now: StatusSnapshot) -> Iterator[Metric]:
     done = now.activity
     groups = {*done.groups, *(group for group, _ in done.sends)}
     known = dict.fromkeys(product(groups, BATCH_RESULTS), 0) | dict(done.batches)
-    yield _by_group("sidecar_batches", "Batches that came to an end.", "result", known)
+    yield _counter("sidecar_batches", "Batches that came to an end.", ["group", "result"], sorted(known.items()))
     known = dict.fromkeys(product(groups, SEND_VERDICTS), 0) | dict(done.sends)
-    yield _by_group("sidecar_sends", "Requests by what the sink answered.", "verdict", known)
+    yield _counter("sidecar_sends", "Requests by what the sink answered.", ["group", "verdict"], sorted(known.items()))
     yield from _delivered(done.groups, done.delivered)
     yield _by("sidecar_batch_cuts", "Batches by the limit that closed them.", "reason", done.cuts, CUT_REASONS)
     yield _histogram("sidecar_send_seconds", "Time from sending a request to its answer.", done.send_seconds)
     yield _by("sidecar_commits", "Offset commits by result.", "result", done.commits, COMMIT_RESULTS)
     yield _histogram("sidecar_commit_seconds", "Time from a commit to its acknowledgement.", done.commit_seconds)
-    yield _by(
-        "sidecar_rebalances", "Assignments that were given, revoked or lost.", "kind", done.rebalances, REBALANCE_KINDS
-    )
+    text = "Assignments that were given, revoked or lost."
+    yield _by("sidecar_rebalances", text, "kind", done.rebalances, REBALANCE_KINDS)
     yield _by("sidecar_snapshots", "Snapshots of the state file by result.", "result", done.snapshots, COMMIT_RESULTS)
-    ledger = CounterMetricFamily(
-        "sidecar_ledger_transactions", "Transactions of the ledger.", labels=["kind", "result"]
-    )
-    for labels, count in sorted(done.ledger.items()):
-        ledger.add_metric(labels, count)
-    yield ledger
-    yield GaugeMetricFamily(
-        "sidecar_twins_waiting",
-        "Messages whose twin is claimed in the ledger, and not settled.",
-        value=done.twins_waiting,
-    )
+    ledger = sorted(done.ledger.items())
+    yield _counter("sidecar_ledger_transactions", "Transactions of the ledger.", ["kind", "result"], ledger)
+    text = "Messages whose twin is claimed in the ledger, and not settled."
+    yield GaugeMetricFamily("sidecar_twins_waiting", text, value=done.twins_waiting)
     yield from maintenance(done.maintenance)
     text = "Messages filtered by their tags: by the mask, or by the exact look behind it."
     yield _by("sidecar_tags_refused", text, "by", done.tags_refused, LOOKS)
@@ -151,12 +135,8 @@ def _activity(now: StatusSnapshot) -> Iterator[Metric]:
 def maintenance(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     """Runs of a table's maintenance by operation and result, if there is any."""
     if counts:
-        family = CounterMetricFamily(
-            "sidecar_table_maintenance", "Runs of OPTIMIZE and VACUUM.", labels=["operation", "result"]
-        )
-        for labels, count in sorted(counts.items()):
-            family.add_metric(labels, count)
-        yield family
+        text = "Runs of OPTIMIZE and VACUUM."
+        yield _counter("sidecar_table_maintenance", text, ["operation", "result"], sorted(counts.items()))
 
 
 def _delivered(groups: Iterable[str], done: DeliveryCounts) -> Iterator[Metric]:
@@ -172,106 +152,90 @@ def _delivered(groups: Iterable[str], done: DeliveryCounts) -> Iterator[Metric]:
 
 def _waiting(waiting: OpenMessages) -> Iterator[Metric]:
     labels = ["topic", "partition", "broker"] if any(tp.broker for tp in waiting.oldest) else ["topic", "partition"]
-    oldest = GaugeMetricFamily(
-        "sidecar_oldest_unsettled_timestamp_seconds", "Timestamp of the oldest unsettled message.", labels=labels
-    )
-    for tp, at_ms in sorted(waiting.oldest.items()):
-        oldest.add_metric([tp.topic, str(tp.partition), *([tp.broker] if tp.broker else [])], at_ms / 1000)
-    yield oldest
-    texts = {
-        "sidecar_group_open_batches": "Batches that are filling.",
-        "sidecar_group_open_messages": "Messages in batches that are filling.",
-        "sidecar_group_open_bytes": "Bytes of batches that are filling.",
-        "sidecar_group_oldest_unsettled_timestamp_seconds": "Timestamp of the group's oldest unsettled message.",
-    }
-    families = [GaugeMetricFamily(name, text, labels=["group"]) for name, text in texts.items()]
-    for group, found in sorted(waiting.groups.items()):
-        oldest_s = None if found.oldest_ms is None else found.oldest_ms / 1000
-        for family, value in zip(families, (found.batches, found.messages, found.nbytes, oldest_s), strict=True):
-            if value is not None:
-                family.add_metric([group], value)
-    yield from families
+    rows: list[Row] = [
+        ([tp.topic, str(tp.partition), *([tp.broker] if tp.broker else [])], at_ms / 1000)
+        for tp, at_ms in sorted(waiting.oldest.items())
+    ]
+    name, text = "sidecar_oldest_unsettled_timestamp_seconds", "Timestamp of the oldest unsettled message."
+    yield _gauge(name, text, labels, rows)
+    groups = sorted(waiting.groups.items())
+    for name, text, field in (
+        ("sidecar_group_open_batches", "Batches that are filling.", "batches"),
+        ("sidecar_group_open_messages", "Messages in batches that are filling.", "messages"),
+        ("sidecar_group_open_bytes", "Bytes of batches that are filling.", "nbytes"),
+    ):
+        yield _gauge(name, text, ["group"], [([group], getattr(found, field)) for group, found in groups])
+    oldest = [([group], found.oldest_ms / 1000) for group, found in groups if found.oldest_ms is not None]
+    text = "Timestamp of the group's oldest unsettled message."
+    yield _gauge("sidecar_group_oldest_unsettled_timestamp_seconds", text, ["group"], oldest)
 
 
 def _condition(now: StatusSnapshot) -> Iterator[Metric]:
     yield from _health(now)
     yield from _waiting(now.waiting)
-    failing = GaugeMetricFamily(
-        "sidecar_group_failing_since_timestamp_seconds", "First failed send of a group that fails.", labels=["group"]
-    )
-    for label, since in {group_label(group.group): group.since for group in now.retrying}.items():
-        failing.add_metric([label], datetime.fromisoformat(since).timestamp())
-    yield failing
-    stopped = GaugeMetricFamily(
-        "sidecar_intake_stopped", "1 while this reason keeps intake stopped.", labels=["reason"]
-    )
-    for reason in STOP_REASONS:
-        stopped.add_metric([reason], reason in now.intake_stopped)
-    yield stopped
-    labels = ["version", "python", "group_id"]
-    build = GaugeMetricFamily("sidecar_build_info", "Always 1; versions and consumer group are labels.", labels=labels)
-    build.add_metric([now.version, platform.python_version(), now.group_id], 1)
-    yield build
-    started = datetime.fromisoformat(now.started_at).timestamp()
-    yield GaugeMetricFamily("sidecar_start_time_seconds", "When the daemon started, seconds since 1970.", value=started)
-    yield GaugeMetricFamily("sidecar_ready", "1 when partitions are assigned and intake runs.", value=now.ready)
-    yield GaugeMetricFamily(
-        "sidecar_retries_waiting", "Batches that wait for their next try.", value=now.retries_waiting
-    )
-    yield GaugeMetricFamily("sidecar_memory_held_bytes", "Bytes of all that is held.", value=now.held_bytes)
-    yield GaugeMetricFamily("sidecar_memory_budget_bytes", "The most that may be held.", value=now.budget_bytes)
-    ids = now.ids
-    yield GaugeMetricFamily("sidecar_ids_remembered", "Message ids that are remembered.", value=ids.remembered)
-    yield GaugeMetricFamily("sidecar_ids_memory_bytes", "Memory of message ids.", value=ids.memory_bytes)
-    yield GaugeMetricFamily("sidecar_ids_file_bytes", "Mapped files of message ids.", value=ids.file_bytes)
-    yield GaugeMetricFamily("sidecar_ids_oldest_seconds", "Age of the oldest message ids.", value=ids.oldest_seconds)
+    since = {group_label(group.group): group.since for group in now.retrying}
+    failing = [([label], datetime.fromisoformat(at).timestamp()) for label, at in since.items()]
+    text = "First failed send of a group that fails."
+    yield _gauge("sidecar_group_failing_since_timestamp_seconds", text, ["group"], failing)
+    stopped = [([reason], reason in now.intake_stopped) for reason in STOP_REASONS]
+    yield _gauge("sidecar_intake_stopped", "1 while this reason keeps intake stopped.", ["reason"], stopped)
+    labels, build = ["version", "python", "group_id"], [now.version, platform.python_version(), now.group_id]
+    text = "Always 1; versions and consumer group are labels."
+    yield _gauge("sidecar_build_info", text, labels, [(build, 1)])
+    started, ids = datetime.fromisoformat(now.started_at).timestamp(), now.ids
+    for name, text, value in (
+        ("sidecar_start_time_seconds", "When the daemon started, seconds since 1970.", started),
+        ("sidecar_ready", "1 when partitions are assigned and intake runs.", now.ready),
+        ("sidecar_retries_waiting", "Batches that wait for their next try.", now.retries_waiting),
+        ("sidecar_memory_held_bytes", "Bytes of all that is held.", now.held_bytes),
+        ("sidecar_memory_budget_bytes", "The most that may be held.", now.budget_bytes),
+        ("sidecar_ids_remembered", "Message ids that are remembered.", ids.remembered),
+        ("sidecar_ids_memory_bytes", "Memory of message ids.", ids.memory_bytes),
+        ("sidecar_ids_file_bytes", "Mapped files of message ids.", ids.file_bytes),
+        ("sidecar_ids_oldest_seconds", "Age of the oldest message ids.", ids.oldest_seconds),
+        ("sidecar_ids_loading", "Partitions whose ids are being loaded.", ids.loading),
+        ("sidecar_dead_letters_stored", "Dead letters in the state folder.", now.dead_letters),
+    ):
+        yield GaugeMetricFamily(name, text, value=value)
     yield CounterMetricFamily("sidecar_ids_rotations", "Generations of ids forgotten.", value=ids.rotations)
-    yield GaugeMetricFamily("sidecar_ids_loading", "Partitions whose ids are being loaded.", value=ids.loading)
-    yield CounterMetricFamily(
-        "sidecar_ids_unusable", "Messages whose id cannot be compared, and counts as missing.", value=ids.unusable
-    )
-    yield GaugeMetricFamily("sidecar_dead_letters_stored", "Dead letters in the state folder.", value=now.dead_letters)
+    text = "Messages whose id cannot be compared, and counts as missing."
+    yield CounterMetricFamily("sidecar_ids_unusable", text, value=ids.unusable)
     if now.delay is not None:
-        due = GaugeMetricFamily("sidecar_delayed_due", "Delayed messages by when they are due.", labels=["within"])
-        for within, count in now.delay.due.items():
-            due.add_metric([within], count)
-        yield due
-        next_due = GaugeMetricFamily(
-            "sidecar_delayed_next_due_timestamp_seconds", "Due time of the delayed message that is due next."
-        )
-        if now.delay.next_due is not None:
-            next_due.add_metric([], datetime.fromisoformat(now.delay.next_due).timestamp())
-        yield next_due
+        due = [([within], count) for within, count in now.delay.due.items()]
+        yield _gauge("sidecar_delayed_due", "Delayed messages by when they are due.", ["within"], due)
+        at = now.delay.next_due
+        next_due = [([], datetime.fromisoformat(at).timestamp())] if at is not None else []
+        text = "Due time of the delayed message that is due next."
+        yield _gauge("sidecar_delayed_next_due_timestamp_seconds", text, [], next_due)
         yield GaugeMetricFamily("sidecar_delay_disk_bytes", "Files of delayed messages.", value=now.delay.disk_bytes)
 
 
 def _health(now: StatusSnapshot) -> Iterator[Metric]:
-    health = GaugeMetricFamily("sidecar_health", "1 for the word that holds.", labels=["state"])
-    for state in STATES:
-        health.add_metric([state], state == now.health.state)
-    yield health
-    problem = GaugeMetricFamily(
-        "sidecar_problem", "1 while there is such a problem.", labels=["reason", "state", "next_step"]
-    )
+    words = [([state], state == now.health.state) for state in STATES]
+    yield _gauge("sidecar_health", "1 for the word that holds.", ["state"], words)
     present = {problem.kind for problem in now.problems}
-    for name, kind in KINDS.items():
-        problem.add_metric([name, kind.state, kind.next_step], name in present)
-    yield problem
+    rows = [([name, kind.state, kind.next_step], name in present) for name, kind in KINDS.items()]
+    yield _gauge("sidecar_problem", "1 while there is such a problem.", ["reason", "state", "next_step"], rows)
+
+
+def _gauge(name: str, text: str, labels: list[str], rows: Iterable[Row]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: list[str], rows: Iterable[Row]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
 
 
 def _by(name: str, text: str, label: str, counts: Mapping[str, int], known: Iterable[str]) -> Metric:
     """A metric with known values at 0 before their first event: Prometheus sees no increase in a new series."""
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in sorted((dict.fromkeys(known, 0) | dict(counts)).items()):
-        family.add_metric([value], count)
-    return family
-
-
-def _by_group(name: str, text: str, label: str, counts: Mapping[tuple[str, str], int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=["group", label])
-    for (group, value), count in sorted(counts.items()):
-        family.add_metric([group, value], count)
-    return family
+    present = dict.fromkeys(known, 0) | dict(counts)
+    return _counter(name, text, [label], [([value], count) for value, count in sorted(present.items())])
 
 
 def _histogram(name: str, text: str, found: Distribution) -> Metric:
