@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
@@ -32,30 +31,6 @@ HAND_OVER_S = 5.0
 """Time for which a queue is kept so that its messages can settle: its next owner has another state folder."""
 
 
-@dataclass(slots=True)
-class _Untaken:
-    """Locked queues that are not read yet."""
-
-    failed: dict[TopicPartition, str] = field(default_factory=dict)
-    """Queues whose start offset is unknown, with the reason."""
-    replaced: set[TopicPartition] = field(default_factory=set)
-    """Queues to take again because they were replaced."""
-    retry_at_s: float = 0.0
-
-    def due(self) -> set[TopicPartition]:
-        """The queues whose start offset must be requested again."""
-        return set(self.failed) if time.monotonic() >= self.retry_at_s else set()
-
-    def asked(self, tps: Collection[TopicPartition], failed: dict[TopicPartition, str]) -> None:
-        """Record that the start offsets of these queues were requested, and that some failed."""
-        self.failed = {tp: reason for tp, reason in self.failed.items() if tp not in tps} | failed
-        self.retry_at_s = time.monotonic() + RETRY_S
-
-    def forget_partition(self, tp: TopicPartition) -> None:
-        self.failed.pop(tp, None)
-        self.replaced.discard(tp)
-
-
 class Assignments:
     """The queues that are assigned to this member."""
 
@@ -74,7 +49,11 @@ class Assignments:
         self._pulls = pulls
         self._state = state
         self._listener = listener
-        self._untaken = _Untaken()
+        self._failed: dict[TopicPartition, str] = {}
+        """Locked queues whose start offset is unknown, with the reason."""
+        self._retry_at_s = 0.0
+        self._replaced: set[TopicPartition] = set()
+        """Locked queues to take again because they were replaced."""
         self._leaving: set[TopicPartition] = set()
         """Assigned queues that belong to another member now."""
         self._leave_by_s = 0.0
@@ -85,7 +64,7 @@ class Assignments:
 
     def problems(self) -> dict[str, str]:
         """Present problems with start offsets: a key, and a sentence for an operator; empty if there is none."""
-        unread = (f"{tp} cannot be read yet: {reason}" for tp, reason in self._untaken.failed.items())
+        unread = (f"{tp} cannot be read yet: {reason}" for tp, reason in self._failed.items())
         return {"offsets": self._start_offsets.doubt(), "start": min(unread, default="")}
 
     def share(self) -> None:
@@ -99,12 +78,13 @@ class Assignments:
         if targets is not None:
             leaving = self.tps - targets
             self._hand_over({tp for tp in leaving if not members.is_orphaned(tp)}, targets)
-        ready = (members.locked | self._untaken.due()) & wanted
+        due = set(self._failed) if time.monotonic() >= self._retry_at_s else set()
+        ready = (members.locked | due) & wanted
         if ready or (targets is not None and not targets and not self._assigned_once):
             self._take(sorted(ready))
 
     def _hand_over(self, tps: set[TopicPartition], targets: frozenset[TopicPartition]) -> None:
-        self._unlock((self._cluster.members.locked | set(self._untaken.failed)) - targets)
+        self._unlock((self._cluster.members.locked | set(self._failed)) - targets)
         if tps != self._leaving:
             self._leaving, self._leave_by_s = tps, time.monotonic() + HAND_OVER_S
         elif not tps:
@@ -117,7 +97,8 @@ class Assignments:
 
     def _unlock(self, tps: Collection[TopicPartition]) -> None:
         for tp in tps:
-            self._untaken.forget_partition(tp)
+            self._failed.pop(tp, None)
+            self._replaced.discard(tp)
             self._start_offsets.resets.pop(tp, None)
         self._cluster.unlock(tps)
 
@@ -149,15 +130,14 @@ class Assignments:
     def _take(self, tps: Sequence[TopicPartition]) -> None:
         """Start reading queues; a queue whose start is unknown is retried, and delays no other."""
         known = known_of(self._state) if tps else {}
-        start_offsets = (
-            self._start_offsets.find(tps, known, self._untaken.replaced) if tps else QueueStarts([], {}, {}, {}, {})
-        )
+        start_offsets = self._start_offsets.find(tps, known, self._replaced) if tps else QueueStarts([], {}, {}, {}, {})
         self._cluster.members.hold(tps)
         self._cluster.brokers.boots({start.tp.broker for start in start_offsets.assignments})
-        self._untaken.asked(tps, start_offsets.failed)
+        self._failed = {tp: why for tp, why in self._failed.items() if tp not in tps} | start_offsets.failed
+        self._retry_at_s = time.monotonic() + RETRY_S
         for start in start_offsets.assignments:
             tp = start.tp
-            self._untaken.replaced.discard(tp)
+            self._replaced.discard(tp)
             identity = self._start_offsets.identity(start.incarnation)
             marks, committed = start_offsets.marks[tp], start_offsets.committed[tp]
             self._commits.owned.own(start, identity, known.get(tp), marks, committed)
@@ -189,7 +169,7 @@ class Assignments:
             self.reload(tp)
         replaced, findings.replaced = findings.replaced, set()
         for tp in sorted(replaced & self.tps):
-            self._untaken.replaced.add(tp)
+            self._replaced.add(tp)
             self.reload(tp)
 
     def leave(self) -> None:
@@ -197,7 +177,7 @@ class Assignments:
         if ours:
             self._listener.revoking(ours)
             self._drop(ours)
-        self._cluster.leave(ours | set(self._untaken.failed))
+        self._cluster.leave(ours | set(self._failed))
 
 
 def known_of(state: State) -> dict[TopicPartition, QueueProgress]:
