@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -53,6 +54,8 @@ def gather(
         unexpected: Makes a finding of the subject and an error that is a bug, which is raised without it.
     """
     runs = [_Run(check, unexpected) for check in checks]
+    for run in runs:
+        run.start()
     deadline_s = time.monotonic() + total_s
     return [finding for run in runs for finding in run.found(deadline_s, total_s)]
 
@@ -71,6 +74,9 @@ class _Run:
         self._unexpected = unexpected
         self._found: list[Finding] = []
         self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
         self._thread = threads.start(self._run, f"check {self._check.subject}")
 
     def _run(self) -> None:
@@ -84,6 +90,7 @@ class _Run:
 
     def found(self, deadline_s: float, total_s: float) -> Iterator[Finding]:
         """The findings up to the deadline; raises what a bug in the check raised."""
+        assert self._thread is not None
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         is_late = self._thread.is_alive()
         yield from tuple(self._found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
@@ -27,6 +28,7 @@ from sidecar.config.base import (
     KeyKind,
     Model,
     NotOnSpark,
+    OneOf,
     OnSpark,
     Secret,
     Text,
@@ -36,7 +38,13 @@ from sidecar.config.base import (
     refused,
 )
 from sidecar.config.failures import DeadLetterPlace, DeadLetterSettings, HandBack, RetrySettings
-from sidecar.config.sinks import SinkSection
+from sidecar.config.sinks import (
+    NO_ICEBERG,
+    ConsoleSinkSettings,
+    FileSinkSettings,
+    HttpSinkSettings,
+    SinkSettings,
+)
 from sidecar.config.source.section import SourceSection
 from sidecar.config.state_dir import default_dir
 from sidecar.config.tags import OFFSET_MSG_ID, ROCKETMQ_TAG, Dedup, Tags, canonical
@@ -45,8 +53,46 @@ from sidecar.config.units import Duration, Size
 if TYPE_CHECKING:
     from sidecar.config.delay import Delay
     from sidecar.config.spark import Spark
+    from sidecar.config.table_layout import DeltaSinkSettings, ParquetSink, SparkSinkSettings
 else:
     Delay, Spark = lazy("delay", "Delay"), lazy("spark", "Spark")
+    DeltaSinkSettings, ParquetSink, SparkSinkSettings = (
+        lazy("table_layout", name) for name in ("DeltaSinkSettings", "ParquetSink", "SparkSinkSettings")
+    )
+
+
+class SinkSection(OneOf):
+    """Where batches go."""
+
+    http: HttpSinkSettings | None = Field(default=None, description="Posts batches to a URL.")
+    spark: Annotated[
+        SparkSinkSettings | None,
+        NotOnSpark("the daemon fills a landing zone, and `sidecar spark ingest` reads it; use sink.http"),
+    ] = Field(default=None, description="Writes batches as files for Spark.")
+    delta: Annotated[
+        DeltaSinkSettings | None, OnSpark("applies: Spark's Delta fills the table, or else `deltalake`")
+    ] = Field(default=None, description="Appends batches to a Delta table, in the daemon without Spark.")
+    parquet: Annotated[ParquetSink | None, OnSpark("applies; the daemon refuses it")] = Field(
+        default=None, description="Appends rows to a Parquet table; only for `sidecar spark run`."
+    )
+    console: Annotated[ConsoleSinkSettings | None, NotOnSpark("it would print on the executors; use sink.http")] = (
+        Field(default=None, description="Prints rows; for experiments.")
+    )
+    file: Annotated[FileSinkSettings | None, NotOnSpark("every executor would write its own file; use sink.http")] = (
+        Field(default=None, description="Appends rows to a file; for experiments.")
+    )
+
+    @property
+    def chosen(self) -> SinkSettings:
+        chosen: SinkSettings = self.only_one
+        return chosen
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_iceberg(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "iceberg" in data:
+            raise ValueError(f"cannot be iceberg: {NO_ICEBERG}")
+        return data
 
 
 class StateSettings(Model):

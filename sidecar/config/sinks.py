@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, ValidationInfo, field_validator
 
 from sidecar.config.base import (
     HIDDEN,
@@ -16,23 +15,14 @@ from sidecar.config.base import (
     Int,
     KeyKind,
     Model,
-    NotOnSpark,
     OneOf,
     OnSpark,
     Secret,
     Text,
     TlsFiles,
-    lazy,
     matching,
 )
 from sidecar.config.units import Duration
-
-if TYPE_CHECKING:
-    from sidecar.config.table_layout import DeltaSinkSettings, ParquetSink, SparkSinkSettings
-else:
-    DeltaSinkSettings, ParquetSink, SparkSinkSettings = (
-        lazy("table_layout", name) for name in ("DeltaSinkSettings", "ParquetSink", "SparkSinkSettings")
-    )
 
 Format: TypeAlias = Literal["envelope", "ndjson", "json_array"]
 FORMAT = "Row format: `envelope` (JSON with origin, key, tag, headers), or the bare value as `ndjson` or `json_array`."
@@ -309,37 +299,3 @@ class FileSinkSettings(SinkSettings):
 
     def summary(self) -> str:
         return f"{self.format} to {self.path}"
-
-
-class SinkSection(OneOf):
-    """Where batches go."""
-
-    http: HttpSinkSettings | None = Field(default=None, description="Posts batches to a URL.")
-    spark: Annotated[
-        SparkSinkSettings | None,
-        NotOnSpark("the daemon fills a landing zone, and `sidecar spark ingest` reads it; use sink.http"),
-    ] = Field(default=None, description="Writes batches as files for Spark.")
-    delta: Annotated[
-        DeltaSinkSettings | None, OnSpark("applies: Spark's Delta fills the table, or else `deltalake`")
-    ] = Field(default=None, description="Appends batches to a Delta table, in the daemon without Spark.")
-    parquet: Annotated[ParquetSink | None, OnSpark("applies; the daemon refuses it")] = Field(
-        default=None, description="Appends rows to a Parquet table; only for `sidecar spark run`."
-    )
-    console: Annotated[ConsoleSinkSettings | None, NotOnSpark("it would print on the executors; use sink.http")] = (
-        Field(default=None, description="Prints rows; for experiments.")
-    )
-    file: Annotated[FileSinkSettings | None, NotOnSpark("every executor would write its own file; use sink.http")] = (
-        Field(default=None, description="Appends rows to a file; for experiments.")
-    )
-
-    @property
-    def chosen(self) -> SinkSettings:
-        chosen: SinkSettings = self.only_one
-        return chosen
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_iceberg(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and "iceberg" in data:
-            raise ValueError(f"cannot be iceberg: {NO_ICEBERG}")
-        return data

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sidecar.config.model import Settings
-from sidecar.config.sinks import SinkSection
+from sidecar.config.model import Settings, SinkSection
 from sidecar.core.intake.intake import fragment_of
 from sidecar.core.json_text import loads
 from sidecar.core.messages.cancels import cancel_reader

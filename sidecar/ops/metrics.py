@@ -204,7 +204,7 @@ def _condition(now: StatusSnapshot) -> Iterator[Metric]:
         due = [([within], count) for within, count in now.delay.due.items()]
         yield _gauge("sidecar_delayed_due", "Delayed messages by when they are due.", ["within"], due)
         at = now.delay.next_due
-        next_due = [([], datetime.fromisoformat(at).timestamp())] if at is not None else []
+        next_due: list[Row] = [([], datetime.fromisoformat(at).timestamp())] if at is not None else []
         text = "Due time of the delayed message that is due next."
         yield _gauge("sidecar_delayed_next_due_timestamp_seconds", text, [], next_due)
         yield GaugeMetricFamily("sidecar_delay_disk_bytes", "Files of delayed messages.", value=now.delay.disk_bytes)

@@ -14,7 +14,7 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from sidecar.config.sinks import SinkSection as SinkSettings
+from sidecar.config.model import SinkSection as SinkSettings
 from sidecar.core.parts import Batch, Intent, Part
 from sidecar.core.records import Fragment, TopicPartition, Verdict
 from sidecar.sinks.base import Sink

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.config.sinks import SinkSection
+from sidecar.config.model import SinkSection
 
 GOOD = """\
 source:
