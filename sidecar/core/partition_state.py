@@ -69,6 +69,10 @@ class Stores(NamedTuple):
     """Stores of earlier owners, oldest first."""
     epoch: int = 0
     """Epoch of the owner if owners share the store, see `delay.changelog.takeover`; otherwise 0."""
+    put: int = 0
+    """Number of the last change of the own store that added a message: a start notices whether it is missing."""
+    held: int = 0
+    """Messages that the own store held then."""
 
     def taken_by(self, store: int, state: PartitionState, epoch: int = 0) -> Stores:
         """The stores once an owner with this store takes the partition, and continues from this state."""
@@ -76,7 +80,7 @@ class Stores(NamedTuple):
         if self.own not in (0, store):
             rest = (other for other in others if other.store != self.own)
             others = [*rest, Other(self.own, state.seen, state.parked)]
-        return Stores(store, tuple(others[-STORES_MAX:]), epoch)
+        return Stores(store, tuple(others[-STORES_MAX:]), epoch, *(self[3:] if self.own == store else ()))
 
     def other(self, store: int) -> Other | None:
         """The listed store of this identity."""

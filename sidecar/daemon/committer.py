@@ -109,7 +109,7 @@ class Committer:
                 self._published = step
                 self._record.commits.began(COMMIT)
                 if items and self._watch.in_place():
-                    self._source.commit(items)
+                    self._source.commit(self._delays.owned.stamped(items))
                 else:
                     self.committed(dict.fromkeys((item.tp for item in items), False), 0.0)
             case Refuse(tps):
@@ -154,7 +154,7 @@ class Committer:
         items = step.items if isinstance(step, Publish) and self._watch.in_place() else []
         self._published = step if isinstance(step, Publish) else Publish([])
         begun_s = time.monotonic()
-        results = self._source.commit_now(items)
+        results = self._source.commit_now(self._delays.owned.stamped(items))
         self.committed(results, time.monotonic() - begun_s)
 
     def _done_now(self, step: Journal | Settle | Keep) -> bool:

@@ -11,8 +11,9 @@ import errno
 import os
 import re
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from rocksdict import (
 
 from sidecar import files
 from sidecar.delay.interface import FileDamage
-from sidecar.delay.rows import Kind, Pair
+from sidecar.delay.rows import STORE_BYTES, Kind, Pair
 from sidecar.delay.wal import broken_off, has_write_behind, spoil
 from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
@@ -47,11 +48,29 @@ ENDED_BYTES_MAX = 64 << 20
 _PROBE_BYTES = 1 << 20
 """What must fit on the disk before the database is opened again."""
 _ERRORS = {os.strerror(number): number for number in errno.errorcode}
+_GONE = re.compile(r"(/\S+\.sst): No such file")
+"""A file in an error that RocksDB also calls damage."""
+_NAMED = re.compile(r"(/\S+): [^:]+$")
+"""The file in an error of the system."""
+BASE = struct.Struct("<q")
+"""What is added to RocksDB's own number of a change: a copy of the database begins to count at 0."""
 _CORRUPTION = re.compile(r"Corruption|bad block|checksum mismatch")
 
 
 class DamageError(Exception):
     """A file is damaged."""
+
+
+class GapError(DamageError):
+    """Writes are missing between others: the list of files is an older one."""
+
+
+class ForeignFileError(DamageError):
+    """A file of another store is among the files."""
+
+    def __init__(self, path: Path) -> None:
+        logs = [log.name for log in path.glob("*.log") if log.stat().st_size]
+        super().__init__(f"a file of another store is among its files: {' or '.join([*logs, 'an .sst'])} in {path}")
 
 
 def options(*, skips_damage: bool = False) -> Options:
@@ -76,22 +95,67 @@ def options(*, skips_damage: bool = False) -> Options:
     return found
 
 
-def opened(path: Path) -> tuple[Rdict, bool]:
+def has_files(path: Path) -> bool:
+    """Whether a folder has files of a database."""
+    return any(each.suffix in {".sst", ".log"} or each.name == "CURRENT" for each in path.glob("*"))
+
+
+def opened(path: Path, identity: int | None, *, is_only: bool) -> tuple[Rdict, bool]:
     """The database of a folder, and whether its log is damaged before its end: what is beside that was not read.
 
     A log that only lost its end is as after a power cut.
+
+    Args:
+        identity: The store's; None if it is not known.
+        is_only: Whether nothing else has what it has.
+
+    Raises:
+        DamageError: RocksDB would begin a new database, or mix it with that of another store.
     """
+    if not (path / "CURRENT").exists() and has_files(path):
+        raise DamageError(f"{path / 'CURRENT'} is missing")
     logs = [log for log in path.glob("*.log") if log.stat().st_size]
     if not logs:
         return Rdict(str(path), options()), False
     whole = Rdict(str(path), options(), access_type=AccessType.read_only())
-    last = whole.latest_sequence_number()
-    whole.close()
+    try:
+        refuse_foreign(path, pairs(whole.iter(), Kind.COUNT), identity)
+        if is_only:
+            _refuse_gaps(whole)
+        last = whole.latest_sequence_number()
+    finally:
+        whole.close()
     contents = {log: log.read_bytes() for log in logs}
     is_damaged = any(has_write_behind(content, last) for content in contents.values())
     for log, content in contents.items() if is_damaged else ():
         spoil(log, broken_off(content, last))
     return Rdict(str(path), options(skips_damage=is_damaged)), is_damaged
+
+
+def _refuse_gaps(rows: Rdict) -> None:
+    """Refuse a database that lacks writes between others: RocksDB would remove the files that it does not know.
+
+    Raises:
+        GapError: It does.
+    """
+    known = {key[1:5] for key, _ in pairs(rows.iter(), Kind.PARTITION)}
+    last = dict[bytes, int]()
+    for key, _ in pairs(rows.iter(), Kind.COUNT):
+        number, count = key[1:5], int.from_bytes(key[5:], "big")
+        if number not in known or last.get(number, count - 1) != count - 1:
+            raise GapError(f"{rows.path()} lacks writes")
+        last[number] = count
+
+
+def refuse_foreign(path: Path, counts: Iterable[Pair], identity: int | None) -> None:
+    """Refuse counts of another store.
+
+    Raises:
+        ForeignFileError: There are some.
+    """
+    found = {raw[:STORE_BYTES] for _, raw in counts}
+    if found and len(found | ({identity.to_bytes(STORE_BYTES, "big")} if identity is not None else set())) > 1:
+        raise ForeignFileError(path)
 
 
 @contextmanager
@@ -108,10 +172,14 @@ def translated() -> Iterator[None]:
         raise
     except Exception as error:
         text = str(error)
+        if gone := _GONE.search(text):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), gone[1]) from error
         if _CORRUPTION.search(text):
             raise DamageError(text) from error
-        number = _ERRORS.get(text.rpartition(": ")[2].partition(" (os error")[0])
-        raise (OSError(text) if number is None else OSError(number, os.strerror(number))) from error
+        number, named = _ERRORS.get(text.rpartition(": ")[2].partition(" (os error")[0]), _NAMED.search(text)
+        if number is None:
+            raise OSError(text) from error
+        raise OSError(number, os.strerror(number), named and named[1]) from error
 
 
 class SyncJob:
@@ -119,10 +187,11 @@ class SyncJob:
 
     Args:
         changes: Their number.
+        last: The number of the last one, see `RowDatabase.last`.
     """
 
-    def __init__(self, rows: Rdict, changes: int) -> None:
-        self._rows, self.changes = rows, changes
+    def __init__(self, rows: Rdict, changes: int, last: int) -> None:
+        self._rows, self.changes, self.last = rows, changes, last
 
     def run(self) -> None:
         """Make them durable, on any thread: others run meanwhile.
@@ -143,14 +212,16 @@ class RowDatabase:
     Args:
         folder: The folder of the store.
         damages: Gets the damage that is found.
+        identity: The store's; None if it is not known.
+        is_only: Whether nothing else has what it has.
 
     Raises:
         OSError: The system refused a call.
         DamageError: The database cannot be opened.
     """
 
-    def __init__(self, folder: StateFolder, damages: list[FileDamage]) -> None:
-        self._folder = folder
+    def __init__(self, folder: StateFolder, damages: list[FileDamage], identity: int | None, *, is_only: bool) -> None:
+        self._folder, self._store, self._is_only = folder, identity, is_only
         self.path = folder.path / ROWS
         self.damages = damages
         self.changes = self.synced = 0
@@ -165,10 +236,24 @@ class RowDatabase:
         files.make_folder(self.path)
         self.path.chmod(0o700)  # RocksDB's files are readable for all
         with translated():
-            self._rows, is_damaged = opened(self.path)
+            self._rows, is_damaged = opened(self.path, identity, is_only=is_only)
         if is_damaged:
             damages.append(FileDamage(self.path, "its log is damaged: what was written there last may be missing", 0))
         self._identity = self.path.stat().st_ino
+        try:
+            with translated():
+                self._base = BASE.unpack(self._rows.get(Kind.BASE) or bytes(BASE.size))[0]
+        except BaseException:
+            self._rows.close()
+            raise
+        self.found = self.durable = self.last
+        """The number of the last change when the database was opened, and of the last one that is durable."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last change; it rises with each, whatever process or copy of the database makes it."""
+        number: int = self._base + self._rows.latest_sequence_number()
+        return number
 
     @contextmanager
     def errors(self, verb: str) -> Iterator[None]:
@@ -181,6 +266,8 @@ class RowDatabase:
                 self._found_damage(error)
                 raise StateError(str(self.broken)) from error
             except OSError as error:
+                if error is self.broken and error.errno is None:  # the text has the cure
+                    raise StateError(str(error)) from error
                 if verb == "write":
                     self._refused(error)
                 raise
@@ -197,7 +284,8 @@ class RowDatabase:
             files.put(self._folder.path / DAMAGED, str(error).encode())
         if self.broken is None:
             self.damages.append(FileDamage(self.path, str(error), 0))
-        self.broken = OSError(f"{self.path} is damaged: start again, and what can be read is kept ({error})")
+        cure = "what can be read is kept" if self._is_only else "it is restored"
+        self.broken = OSError(f"{self.path} is damaged: start again, and {cure} ({error})")
 
     # Reading
 
@@ -250,7 +338,7 @@ class RowDatabase:
         self._check()
         if self._job is not None or self.synced == self.changes:
             return None
-        self._job = SyncJob(self._rows, self.changes)
+        self._job = SyncJob(self._rows, self.changes, self.last)
         return self._job
 
     def ended_sync(self, job: SyncJob, error: OSError | None) -> None:
@@ -262,7 +350,7 @@ class RowDatabase:
             return
         self._job = None
         if error is None:
-            self.synced = max(self.synced, job.changes)
+            self.synced, self.durable = max(self.synced, job.changes), max(self.durable, job.last)
         else:
             self._failed(error)
 
@@ -302,7 +390,7 @@ class RowDatabase:
             os.fsync(probe.fileno())
         with suppress(Exception):  # it repeats the error
             self._rows.close()
-        self._rows, is_damaged = opened(self.path)
+        self._rows, is_damaged = opened(self.path, self._store, is_only=self._is_only)
         if is_damaged or self._rows.latest_sequence_number() < self._stopped_at:
             self.broken = OSError(errno.EIO, "writes are missing that the system had taken")
             raise self.broken
@@ -311,7 +399,7 @@ class RowDatabase:
     def sync(self) -> None:
         """Make all changes durable now."""
         self._check()
-        job = self._job = SyncJob(self._rows, self.changes)
+        job = self._job = SyncJob(self._rows, self.changes, self.last)
         with self.errors("write"):
             try:
                 job.run()

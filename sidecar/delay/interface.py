@@ -32,6 +32,14 @@ class StorePlace(NamedTuple):
     """The identity of the partition's positions."""
     epoch: int = 0
     """Epoch of the ownership, see `delay.changelog.takeover`; 0 if only this host has the store."""
+    put: int = 0
+    """The number of the last durable change with a message of this partition; 0 if there was none since the start."""
+    found: int = -1
+    """The number of the store's last change at the start; -1 if hosts share the store."""
+    held: int = 0
+    """Messages of the partition that are not ended, with parked parts."""
+    put_below: int = 0
+    """All messages with lower origins were put before the start, or since."""
 
 
 class Job(Protocol):
@@ -120,6 +128,10 @@ class ReadRows(Protocol):
     @property
     def damages(self) -> Sequence[FileDamage]:
         """Damage found since the start."""
+        ...
+
+    def note_reported(self) -> None:
+        """Note that all damage so far was reported: no later start reports it again."""
         ...
 
     def disk_bytes(self) -> int:

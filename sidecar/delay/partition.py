@@ -162,6 +162,10 @@ class HeldPartition:
     known: BitMap64 = field(default_factory=BitMap64)
     """Origins of the messages that were put."""
     hours: dict[int, OfHour] = field(default_factory=dict)
+    messages: int = 0
+    """Those of all hours."""
+    last_put: int = 0
+    """The number of the last change of this process that added a message, see `RowDatabase.last`."""
     taken: deque[Taken] = field(default_factory=deque)
     """In the order of positions."""
     following: int | None = 0
@@ -243,12 +247,18 @@ class HeldPartition:
             found.messages += messages
             found.nbytes += nbytes
             found.sequence = max(found.sequence, sequence)
+            self.messages += messages
         if stored.left:
             self.known |= bitmap_of(stored.take(stored.left))
             self.known.remove_range(0, self.floor)
         if not self.counts:
             self.first_count = number
         self.counts = number + 1
+
+    @property
+    def put_below(self) -> int:
+        """All messages with lower origins were put."""
+        return max(self.floor, self.known.max() + 1) if self.known else self.floor
 
     def counted(self, change: Write) -> bytes:
         """The count of a change."""
@@ -277,6 +287,7 @@ class HeldPartition:
             found = hours.get(hour) or self.of(hour)
             found.messages += messages
             found.nbytes += nbytes
+            self.messages += messages
             total += nbytes
         if change.origins:
             self.known.update(change.origins)

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from rocksdict import RdictIter
 
 from sidecar.core.messages.tag_index import ENTRY_BYTES
-from sidecar.delay.database import keys, pairs
+from sidecar.delay.database import DAMAGED, ROWS, ForeignFileError, keys, pairs, refuse_foreign
 from sidecar.delay.interface import LISTED_MAX, FileDamage, StorePlace
 from sidecar.delay.partition import HeldPartition
 from sidecar.delay.rows import (
@@ -23,6 +23,7 @@ from sidecar.delay.rows import (
     PARKED_FROM,
     PARKED_HOUR,
     POSITION_MAX,
+    STORE_BYTES,
     Held,
     Kind,
     ListedRow,
@@ -39,7 +40,6 @@ from sidecar.delay.rows import (
 from sidecar.errors import StateError
 
 VERSION = 1
-MISSING = "a file of it is missing"
 _TAGS = np.dtype([("mask", "<u8"), ("rules", "<u4")])
 assert _TAGS.itemsize == ENTRY_BYTES
 
@@ -142,14 +142,15 @@ class HeldRows:
     """The lowest position that is no due time."""
 
     def __init__(self, database: Pairs, path: Path, identity: int) -> None:
-        self._rows, self.id = database, identity
+        self._rows, self.id, self._mark = database, identity, identity.to_bytes(STORE_BYTES, "big")
         self._partitions: dict[int, HeldPartition] = {}
         self._numbers: dict[bytes, int] = {}
         self._waiting_bytes = 0
         with database.errors("read"):
             try:
+                refuse_foreign(path / ROWS, database.under(Kind.COUNT), identity)
                 self._load()
-            except ValueError as error:
+            except (ValueError, ForeignFileError) as error:
                 raise unusable(path, error) from error
 
     def _load(self) -> None:
@@ -160,8 +161,11 @@ class HeldRows:
         for key, raw in self._rows.under(Kind.COUNT):
             _, number, count = COUNT_KEY.unpack(key)
             if number in self._partitions:
-                self._partitions[number].add_count(count, raw)
+                self._partitions[number].add_count(count, raw[STORE_BYTES:])
         self._waiting_bytes = sum(partition.nbytes for partition in self._partitions.values())
+
+    def note_reported(self) -> None:
+        """Note that all damage so far was reported: no later start reports it again."""
 
     @property
     def rows(self) -> Self:
@@ -272,9 +276,12 @@ class HeldRows:
         return HeldView(self._rows, [(each, max(at, each.cursor)) for each, at in known], end)
 
 
-def unusable(path: object, why: object) -> StateError:
-    """The error of a store that cannot be used."""
-    return StateError(
-        f"delayed messages: {path} cannot be used: {why}",
-        hint="restore the folder; or move it away, and the messages that it holds are lost",
-    )
+def unusable(path: Path, why: object, *, else_kept: bool = False) -> StateError:
+    """The error of a store that cannot be used.
+
+    Args:
+        else_kept: Whether a start without the damaged files keeps what the others have.
+    """
+    rest = f"create the file {path / DAMAGED}, and the next start keeps what can be read" if else_kept else ""
+    rest = rest or "move it away, and the messages that it holds are lost"
+    return StateError(f"delayed messages: {path} cannot be used: {why}", hint=f"restore the folder; or {rest}")

@@ -6,9 +6,10 @@ position, so that what is due next is the first row from a place on, and what ha
     p  number                            -> the partition's name, state, watermark, floor and mark
     r  number  position  epoch           -> a message
     n  number  hash  position  epoch     -> nothing: that message has a name with this hash
-    c  number  number of the write       -> what hours gained, and origins that became known
+    c  number  number of the write       -> the store, what hours gained, and origins that became known
     u  number of the write               -> what undoes it, see `LocalCache`
     v                                    -> the first write that is undone, and a table
+    b                                    -> a number, see `RowDatabase.last`
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sidecar.core.messages.cancels import NAME_HEADER, name_in
 from sidecar.core.messages.instants import END_MS
 from sidecar.core.messages.tag_index import ENTRY_BYTES
 from sidecar.delay.headers import unpack_headers
+from sidecar.errors import StateError
 
 Leave = Callable[[bytes], bool]
 """Whether a message with this entry of its tags is left unread."""
@@ -38,6 +40,8 @@ PARKED_FROM = END_MS << SEQUENCE_BITS
 """Positions from here on are of parked parts: the time at which they were parked, and no message is due so late."""
 PARKED_HOUR = END_MS // HOUR_MS
 NO_TIMESTAMP = (1 << 48) - 1
+STORE_BYTES = 6
+"""Bytes of a store's identity."""
 
 
 class Kind(bytes, Enum):
@@ -49,6 +53,7 @@ class Kind(bytes, Enum):
     COUNT = b"c"
     UNDO = b"u"
     VOUCHED = b"v"
+    BASE = b"b"
     ROOM = b"w"
     """Written to find out whether there is room again."""
 
@@ -171,7 +176,7 @@ def origin_in(value: bytes) -> int:
 
 def tags_in(value: bytes) -> bytes:
     """The entry of the tags in the value of a row."""
-    return value[16 : 16 + ENTRY_BYTES]
+    return value[16 : 16 + ENTRY_BYTES].ljust(ENTRY_BYTES, b"\0")
 
 
 def unpacked(key: bytes, value: bytes, leave: Leave | None = None) -> Held:
@@ -179,13 +184,21 @@ def unpacked(key: bytes, value: bytes, leave: Leave | None = None) -> Held:
 
     Args:
         leave: Says of which messages only the row is read.
+
+    Raises:
+        StateError: It has another form.
     """
-    origin, stamp, tags, key_bytes, header_bytes = HEAD.unpack_from(value)
-    _, _, position, epoch = KEY.unpack(key)
+    try:
+        origin, stamp, tags, key_bytes, header_bytes = HEAD.unpack_from(value)
+        _, _, position, epoch = KEY.unpack(key)
+    except struct.error as error:
+        raise _unknown(key) from error
     if leave is not None and leave(tags):
         return Unread(position, origin, epoch, None, tags, None, b"", None)
     headers_at = HEAD.size if key_bytes == NO_KEY else HEAD.size + key_bytes
     value_at = headers_at + (header_bytes & ~NO_VALUE)
+    if value_at > len(value):
+        raise _unknown(key)
     return held_of((
         position, origin, epoch,
         None if stamp == NO_TIMESTAMP else stamp,
@@ -197,10 +210,19 @@ def unpacked(key: bytes, value: bytes, leave: Leave | None = None) -> Held:
 
 
 def headers_in(value: bytes) -> bytes:
-    """The packed headers in the value of a row."""
+    """The packed headers in the value of a row; none if it has another form."""
+    if len(value) < HEAD.size:
+        return b""
     *_, key_bytes, header_bytes = HEAD.unpack_from(value)
     at = HEAD.size if key_bytes == NO_KEY else HEAD.size + key_bytes
     return value[at : at + (header_bytes & ~NO_VALUE)]
+
+
+def _unknown(key: bytes) -> StateError:
+    return StateError(
+        f"delayed messages: the row {key.hex()} has a form that this version does not know",
+        hint="use the version of Sidecar that wrote it, or a later one",
+    )
 
 
 def listed(key: bytes, value: bytes) -> ListedRow:

@@ -1,24 +1,43 @@
-"""Copies what can be read of a damaged database into a new one, and tells how many messages cannot. Serves a start."""
+"""Copies what can be read of a damaged database into a new one, and reports how many messages cannot. Serves a start.
+
+    DAMAGED ──copied──▶ LOST, rows.new ──renamed──▶ LOST ──reported──▶ nothing
+
+What is lost is written down before the copy takes the place of the database, and stays until it has been reported. If
+what says which files the database has is damaged, RocksDB makes that again from the files, beside them.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
+import orjson
 from rocksdict import AccessType, Rdict, WriteBatch
 
 from sidecar import files
 from sidecar.core.delays import SEQUENCE_BITS
 from sidecar.core.messages.instants import instant_text
-from sidecar.delay.database import DAMAGED, ROWS, DamageError, options, pairs, remove, translated
+from sidecar.delay.database import (
+    BASE,
+    DAMAGED,
+    ROWS,
+    DamageError,
+    GapError,
+    options,
+    pairs,
+    refuse_foreign,
+    remove,
+    translated,
+)
 from sidecar.delay.interface import FileDamage
 from sidecar.delay.partition import HeldPartition, OfHour, Write
 from sidecar.delay.rows import (
     COUNT_KEY,
     KEY,
     PARKED_HOUR,
+    STORE_BYTES,
     Kind,
     Pair,
     headers_in,
@@ -29,67 +48,155 @@ from sidecar.delay.rows import (
     start_of,
 )  # fmt: skip
 
-COPY, OLD = "rows.new", "rows.old"
+COPY, OLD, MADE = "rows.new", "rows.old", "rows.made"
+LOST = "lost"
+"""Has what could not be copied, until that has been reported."""
 _TAIL = KEY.size - 1
 _AT_ONCE = 1_000
 
 
-def salvage(path: Path, damages: list[FileDamage]) -> None:
-    """Replace a database that is marked as damaged by what can be read of it; go on with that after a crash.
+def resume(path: Path) -> None:
+    """Go on with what a crash has ended: with a copy that is whole, or else without it.
 
     Args:
         path: The folder of the store.
-        damages: Gets the hours with messages that are lost.
 
     Raises:
-        DamageError: Nothing says to which partition some messages belong.
+        OSError: The folder cannot be written.
+    """
+    if (path / LOST).exists() and ((path / COPY).exists() or (path / OLD).exists()):
+        _finish(path)
+    for name in COPY, MADE, OLD:
+        remove(path / name)
+
+
+def salvage(path: Path, identity: int | None, why: Exception | None = None) -> None:
+    """Replace a database by what can be read of it; `lost` has the rest then.
+
+    Args:
+        path: The folder of the store.
+        identity: The store's; None if it is not known.
+        why: Why it cannot be opened, if it is not marked as damaged: then no file may be left out.
+
+    Raises:
+        DamageError: A file is left out, or nothing says to which partition some messages belong, or a file is another
+            store's.
         OSError: The disk is full, for example.
     """
-    rows, copy, old = path / ROWS, path / COPY, path / OLD
-    if old.exists() and not rows.exists():  # the copy was whole
-        copy.rename(rows)
-    remove(old)
-    remove(copy)
-    if not (path / DAMAGED).exists():
-        return
     with translated():
-        damages += _copied(rows, copy)
-    rows.rename(old)
-    copy.rename(rows)
-    files.sync(path)
+        missing = _copied(path, identity, why)
+    if not missing:
+        missing = [FileDamage(path / ROWS, f"{why or 'a block was damaged'}: all messages were found", 0)]
+    found = lost(path) + missing
+    files.put(path / LOST, orjson.dumps([[damage.reason, damage.messages] for damage in found]))
+    _finish(path)
+    remove(path / MADE)
+
+
+def lost(path: Path) -> list[FileDamage]:
+    """What a store has lost, and not reported yet."""
+    raw = files.read_from(path / LOST)
+    try:
+        found = [] if raw is None else orjson.loads(raw)
+        return [FileDamage(path / ROWS, str(why), int(count)) for why, count in found]
+    except (ValueError, TypeError):
+        return [FileDamage(path / ROWS, "messages cannot be read, and neither can their number", 0)]
+
+
+def _finish(path: Path) -> None:
+    """Put the copy, which is whole, in the place of the database."""
+    rows, copy, old = path / ROWS, path / COPY, path / OLD
+    if copy.exists():
+        if rows.exists():
+            remove(old)
+            rows.rename(old)
+        copy.rename(rows)
+        files.sync(path)
     files.remove(path / DAMAGED)
+    files.sync(path)
     remove(old)
 
 
-def _copied(rows: Path, copy: Path) -> list[FileDamage]:
+def _copied(path: Path, identity: int | None, why: Exception | None) -> list[FileDamage]:
     """Copy what can be read; return what is lost."""
-    damaged = Rdict(str(rows), options(skips_damage=True), access_type=AccessType.read_only())
+    rows, copy = path / ROWS, path / COPY
+    damaged, found = _opened(rows, path / MADE, why)
     files.make_folder(copy)
     copy.chmod(0o700)
     new = Rdict(str(copy), options())
     try:
-        return _Copying(rows, damaged, new).run()
+        copying = _Copying(rows, damaged, new)
+        found += copying.run(identity)
+        base = sum(BASE.unpack(raw)[0] for _, raw in copying.readable(Kind.BASE))
+        number = base + damaged.latest_sequence_number() - new.latest_sequence_number() - 1
+        new.put(Kind.BASE, BASE.pack(number))
+        return found
     finally:
         new.flush_wal(True)  # noqa: FBT003
         new.close()
         damaged.close()
 
 
+def _opened(rows: Path, made: Path, why: Exception | None) -> tuple[Rdict, list[FileDamage]]:
+    """The database to read from, and what is known to be left out.
+
+    Args:
+        made: Gets links to the files, and a new list of them, if the database's own cannot be used.
+    """
+    found = list[FileDamage]()
+    try:
+        if not isinstance(why, GapError):
+            with translated():
+                return Rdict(str(rows), options(skips_damage=True), access_type=AccessType.read_only()), found
+    except (DamageError, FileNotFoundError) as error:
+        if why is None:
+            found.append(FileDamage(rows, f"{error}: it is not known how many messages are lost with that", 0))
+    made.mkdir()
+    for each in rows.iterdir():
+        if each.suffix in {".sst", ".log"}:
+            os.link(each, made / each.name)
+    Rdict.repair(str(made), options())
+    lacking = sorted(each.name for each in (made / "lost").glob("*.sst"))
+    if lacking:
+        text = f"{', '.join(lacking)} cannot be read"
+        if why is not None:
+            raise DamageError(text)
+        found.append(FileDamage(rows, f"{text}, and it is not known how many messages are lost with that", 0))
+    return Rdict(str(made), options(skips_damage=True), access_type=AccessType.read_only()), found
+
+
 class _Copying:
     def __init__(self, path: Path, damaged: Rdict, new: Rdict) -> None:
         self._path, self._damaged, self._new = path, damaged, new
+        self._store = b""
+        """The identity in the counts."""
+        self._is_gap = False
+        """Whether a count is missing."""
         self._batch = WriteBatch(raw_mode=True)
 
-    def run(self) -> list[FileDamage]:
+    def run(self, identity: int | None) -> list[FileDamage]:
+        """Copy; return what is lost.
+
+        Args:
+            identity: The store's; None if it is not known.
+        """
         partitions = {}
-        for key, raw in self._readable(Kind.PARTITION):
+        for key, raw in self.readable(Kind.PARTITION):
             number = number_in(key)
             partitions[number] = HeldPartition.decoded(number, raw)
-        for key, raw in self._readable(Kind.COUNT):
+        counts = list(self.readable(Kind.COUNT))
+        refuse_foreign(self._path, counts, identity)
+        for key, raw in counts:
             _, number, count = COUNT_KEY.unpack(key)
-            if number in partitions:
-                with suppress(ValueError):
-                    partitions[number].add_count(count, raw)
+            partition = partitions.get(number)
+            if partition is None:
+                continue
+            self._store = raw[:STORE_BYTES]
+            self._is_gap |= partition.counts not in (0, count)
+            try:
+                partition.add_count(count, raw[STORE_BYTES:])
+            except ValueError:
+                self._is_gap = True
         expected = {number: each.hours for number, each in partitions.items()}
         for each in partitions.values():
             each.hours = {hour: OfHour(0, 0, found.sequence) for hour, found in each.hours.items()}
@@ -98,19 +205,23 @@ class _Copying:
         for number, partition in partitions.items():
             change, partition.saved = Write(), None
             partition.save(change)
-            change.put(partition.count_key(0), partition.folded(Write()))
+            if self._store:
+                change.put(partition.count_key(partition.counts), self._store + partition.folded(Write()))
             self._new.write(change.batch)
-            for hour, found in expected[number].items():
-                if (missing := found.messages - partition.of(hour).messages) > 0:
+            for hour, was in expected[number].items():
+                if (missing := was.messages - partition.of(hour).messages) > 0:
                     lost[hour] += missing
-        return [FileDamage(self._path, _of_hour(hour), lost[hour]) for hour in sorted(lost)] or [
-            FileDamage(self._path, "a block was damaged: all messages were found elsewhere", 0)
-        ]
+        found = [FileDamage(self._path, _of_hour(hour), lost[hour]) for hour in sorted(lost)]
+        if self._is_gap:
+            found.append(
+                FileDamage(self._path, "writes are missing, and it is not known how many messages they had", 0)
+            )
+        return found
 
     def _copy(self, partitions: dict[int, HeldPartition]) -> None:
         """Copy the rows that are not ended, and count them."""
         copied = 0
-        for key, value in self._readable(Kind.ROW):
+        for key, value in self.readable(Kind.ROW):
             partition = partitions.get(number_in(key))
             if partition is None:
                 raise DamageError("it is not known whose messages some are")
@@ -131,7 +242,7 @@ class _Copying:
         self._new.write(self._batch)
         self._batch = WriteBatch(raw_mode=True)
 
-    def _readable(self, kind: Kind) -> Iterator[Pair]:
+    def readable(self, kind: Kind) -> Iterator[Pair]:
         """The pairs of a kind without those in damaged blocks."""
         first: bytes | None = kind
         while first is not None:

@@ -308,6 +308,7 @@ class DelayStore:
         try:
             self._store.write()
         finally:
+            self._store.note_reported()
             self._store.close()
 
     def __enter__(self) -> Self:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from sidecar import files
 from sidecar.core.snapshots import seal, unseal
-from sidecar.delay.database import ROWS, DamageError, RowDatabase
+from sidecar.delay.database import DAMAGED, ROWS, DamageError, ForeignFileError, RowDatabase, has_files
+from sidecar.delay.interface import StorePlace
 from sidecar.delay.partition import COUNTS_MAX, HeldPartition, Write
-from sidecar.delay.reading import MISSING, VERSION, HeldRows, unusable
-from sidecar.delay.rows import Kind, hour_of, prefix
-from sidecar.delay.salvage import salvage
+from sidecar.delay.reading import VERSION, HeldRows, Pairs, unusable
+from sidecar.delay.rows import STORE_BYTES, Kind, hour_of, prefix
+from sidecar.delay.salvage import LOST, lost, resume, salvage
+from sidecar.errors import StateError
 from sidecar.state.folder import StateFolder
 
 IDENTITY = "identity"
@@ -20,20 +23,29 @@ _KIND = "PartitionStore"
 
 
 def identity_of(path: Path) -> int | None:
-    """The 48 random bits that were drawn when a folder was new; None if it is.
+    """The 48 random bits that were drawn when a folder was new; None if that is not written.
 
     Raises:
-        StateError: It has a database of another version, or one without its identity.
+        StateError: It has a database of another version, or lacks its database.
         OSError: It cannot be read.
     """
     raw = files.read_from(path / IDENTITY)
-    is_there = (path / ROWS / "CURRENT").exists()
     try:
-        if raw is not None and not is_there:
-            raise ValueError(f"{path / ROWS} is missing, or damaged")
-        return None if raw is None else int.from_bytes(unseal(_KIND, VERSION, raw), "big")
+        identity = None if raw is None else int.from_bytes(unseal(_KIND, VERSION, raw), "big")
     except ValueError as error:
-        raise unusable(path, error) from error
+        raise StateError(
+            f"delayed messages: {path / IDENTITY} cannot be used: {error}",
+            hint="use the version of Sidecar that wrote it; if it is damaged, remove it: the database has it, too",
+        ) from error
+    if identity is not None and not has_files(path / ROWS):
+        raise unusable(path, f"{path / ROWS} is missing")
+    return identity
+
+
+def identity_in(database: Pairs) -> int | None:
+    """The identity that the content of a database names; None if it has none."""
+    found = next(database.under(Kind.COUNT), None)
+    return None if found is None else int.from_bytes(found[1][:STORE_BYTES], "big")
 
 
 class StoredRows(HeldRows):
@@ -46,6 +58,9 @@ class StoredRows(HeldRows):
         StateError: The folder cannot be used, or another process uses it.
     """
 
+    is_only = True
+    """Whether nothing else has these rows: then a start keeps what can be read of a damaged database."""
+
     def __init__(self, path: Path) -> None:
         self._folder = StateFolder(path)
         self.damages = []
@@ -57,19 +72,13 @@ class StoredRows(HeldRows):
 
     def _open(self, path: Path) -> None:
         with self._folder.errors("read"):
-            try:
-                salvage(path, self.damages)
-                identity = identity_of(path)
-                self._database = RowDatabase(self._folder, self.damages)
-            except (DamageError, FileNotFoundError) as error:
-                raise unusable(path, MISSING if isinstance(error, FileNotFoundError) else error) from error
-            self.is_new = identity is None
+            written = self._open_database(path)
             try:
                 self._prepare(self._database)
-                super().__init__(self._database, path, secrets.randbits(48) if identity is None else identity)
-                if identity is None and self._partitions:
-                    raise unusable(path, f"{IDENTITY} is missing")
-                if identity is None:
+                found = identity_in(self._database) if written is None else written
+                self.is_new = found is None
+                super().__init__(self._database, path, secrets.randbits(48) if found is None else found)
+                if written is None:
                     files.put(path / IDENTITY, seal(_KIND, VERSION, self.id.to_bytes(8, "big")))
             except BaseException:
                 self._database.close()
@@ -78,6 +87,31 @@ class StoredRows(HeldRows):
         """Changes with messages that are not durable, and their lowest positions."""
         self._free = max(self._partitions, default=-1) + 1
         """The number of the next new partition: above all that a process has used."""
+
+    def _open_database(self, path: Path) -> int | None:
+        """Open the database, or what can be read of it; return the identity that is written beside it."""
+        try:
+            resume(path)
+            identity = identity_of(path)
+            if self.is_only and (path / DAMAGED).exists():
+                salvage(path, identity)
+            try:
+                self._database = RowDatabase(self._folder, self.damages, identity, is_only=self.is_only)
+            except ForeignFileError:
+                raise
+            except (DamageError, FileNotFoundError) as error:
+                if not self.is_only or str(getattr(error, "filename", "")).endswith(".sst"):
+                    raise
+                salvage(path, identity, error)
+                self._database = RowDatabase(self._folder, self.damages, identity, is_only=self.is_only)
+            self.damages += lost(path)
+        except ForeignFileError as error:
+            raise unusable(path, error) from error
+        except DamageError as error:
+            raise unusable(path, error, else_kept=not (path / DAMAGED).exists()) from error
+        except FileNotFoundError as error:
+            raise unusable(path, f"{error.filename or 'a file of it'} is missing", else_kept=True) from error
+        return identity
 
     def _prepare(self, database: RowDatabase) -> None:
         """Change what an earlier process wrote, before it is read."""
@@ -105,10 +139,12 @@ class StoredRows(HeldRows):
                 partition.save(change)  # what is left out of a count is before the mark
                 self._fold(partition, change)
             else:
-                change.put(partition.count_key(partition.counts), partition.counted(change))
+                change.put(partition.count_key(partition.counts), self._mark + partition.counted(change))
         ended = sum(-nbytes for _, nbytes in change.hours.values() if nbytes < 0)
         self._send(partition, change, ended)
         self._waiting_bytes += partition.apply(change)
+        if any(messages > 0 for messages, _ in change.hours.values()):
+            partition.last_put = self._database.last
         if folds:
             partition.first_count = partition.counts
             past, hours = hour_of(partition.mark), partition.hours
@@ -124,7 +160,7 @@ class StoredRows(HeldRows):
         with self._database.errors("read"):
             for key, raw in list(self._database.under(prefix(Kind.COUNT, partition.number))):
                 change.remove(key, raw)
-        change.put(partition.count_key(partition.counts), partition.folded(change))
+        change.put(partition.count_key(partition.counts), self._mark + partition.folded(change))
 
     def _remove_range(self, change: Write, first: bytes, end: bytes) -> None:
         """Remove keys of ended messages."""
@@ -144,6 +180,16 @@ class StoredRows(HeldRows):
             self._write(partition, change)
             self._partitions[number], self._numbers[name], self._free = partition, number, number + 1
         return number
+
+    def place(self, number: int) -> StorePlace:
+        partition, database = self._partitions[number], self._database
+        last = min(partition.last_put, database.durable)
+        place = super().place(number)
+        return place._replace(put=last, found=database.found, held=partition.messages, put_below=partition.put_below)
+
+    def note_reported(self) -> None:
+        with suppress(OSError):
+            files.remove(self._folder.path / LOST)
 
     def close(self) -> None:
         """Make everything durable, and free the folder.

@@ -84,6 +84,12 @@ KINDS = {
         "name the topic in the configuration, and create it again if it is missing: then they are delivered; or drop "
         "them, as docs/troubleshooting.md says",
     ),
+    "delay_missing": ProblemKind(
+        DEGRADED,
+        "delayed messages are missing: {missing}",
+        "put the folder delay of state.dir back, if there is a newer one; else read the messages again, as "
+        "docs/troubleshooting.md says",
+    ),
     "state_damaged": ProblemKind(
         DEGRADED,
         "stored data was damaged or lost: {reason}",

@@ -50,6 +50,8 @@ class Database:
         self._on_new = on_new
         self._lock = threading.RLock()
         self._read_lock = threading.Lock()
+        self._tries_again = False
+        """Whether a daemon runs that tries again: at its start, a failure ends it."""
         self.path = folder.path / DATABASE_FILE
         self._open()
 
@@ -72,7 +74,7 @@ class Database:
         self._reader.execute("SELECT count(*) FROM meta")  # opens the log, which is found by its name
         self._reader.text_factory = text_of
         self._presence = self._present()
-        self._is_open = True
+        self._is_open = self._tries_again = True
 
     def _present(self) -> Presence:
         """The files, with the log that SQLite created in `_prepare` and keeps while a connection is open."""
@@ -164,11 +166,12 @@ class Database:
 
     def _state_error(self, action: str, error: sqlite3.Error) -> StateError:
         code = _primary_code(error)
-        hint = "check the disk and the permissions of the folder; the daemon tries again"
+        again = "the daemon tries again" if self._tries_again else "start again"
+        hint = f"check the disk and the permissions of the folder; {again}"
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            hint = "free space on its file system, or check the disk; the daemon tries again"
+            hint = f"free space on its file system, or check the disk; {again}"
         elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            hint = "another program holds it locked, an sqlite3 shell perhaps: close it; the daemon tries again"
+            hint = f"another program holds it locked, an sqlite3 shell perhaps: close it; {again}"
         return StateError(f"cannot {action} {self.path}: {error}", hint=hint)
 
     def _close_connections(self) -> None:

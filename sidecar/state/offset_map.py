@@ -29,7 +29,7 @@ _HEAD = struct.Struct(">BBI")
 _NO_STAMP = Stamp(0, 0)
 KEY_BYTES = STORE_BYTES = 6
 NUMBER_BITS = 63
-STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10 + 5) + 10) * 4 // 3 + 1
+STORES_CHARACTERS = (1 + (STORES_MAX + 1) * (STORE_BYTES + 10 + 5) + 10 + 5) * 4 // 3 + 1
 """Limit of the characters that the stores take of the text."""
 IntentKey = tuple[int, int, int]
 """An intent: its lane, its first and its last offset."""
@@ -133,11 +133,13 @@ def encode(
         before = number
     if state.stores.own or state.parked or ancestors:
         _put(out, len(state.stores.others))
-        stores = (*state.stores.others, Other(state.stores.own, 0, state.parked))
+        stores = (*state.stores.others, Other(state.stores.own, state.stores.put, state.parked))
         for each in stores:
             out += each.store.to_bytes(STORE_BYTES, "big")
             _put(out, each.seen)
         _put(out, state.stores.epoch)
+        if state.stores.own:
+            _put(out, state.stores.held)
         if any(each.parked for each in stores) or ancestors:
             _put(out, *(each.parked for each in stores))
     if ancestors:
@@ -266,9 +268,11 @@ class _OffsetReader:
             return Stores(), 0
         stores = [(self.taken(STORE_BYTES), self.number()) for _ in range(self.number() + 1)]
         epoch = self.number()
+        held = self.number() if stores[-1][0] else 0
         parked = [self.number() for _ in stores] if self._at < len(self._raw) else [0] * len(stores)
         found = [Other(store, seen, last) for (store, seen), last in zip(stores, parked, strict=True)]
-        return Stores(found[-1].store, tuple(found[:-1]), epoch), found[-1].parked
+        own = found.pop()
+        return Stores(own.store, tuple(found), epoch, own.seen, held), own.parked
 
     def ancestors(self) -> Iterator[Stamp]:
         """The stamps of earlier predecessors; the field is omitted if there are none."""

@@ -91,7 +91,7 @@ def content(store: PartitionStore | OfflineStore) -> object:
         names,
         dict(store.hours()),
         store.disk_bytes(),
-        [store.place(number) for number in numbers],
+        [store.place(number)[:2] for number in numbers],
         [(store.state(number), store.next(number)) for number in numbers],
         [store.listed(number, 0, END, 1 << 30, None) for number in numbers],
         [store.find(number, each.position) for number in numbers for each in store.listed(number, 0, END, 5, None)],

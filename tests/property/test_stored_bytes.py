@@ -107,7 +107,7 @@ def sealed(specimen: bytes, read: Callable[[bytes], object]) -> Decoder:
 def log_of_rocksdb() -> bytes:
     """A log with three writes."""
     with TemporaryDirectory() as folder:
-        rows, _ = opened(Path(folder))
+        rows, _ = opened(Path(folder), None, is_only=False)
         for value in b"abc":
             rows.put(b"key", bytes([value]) * 50)
         raw = b"".join(log.read_bytes() for log in Path(folder).glob("*.log"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -400,6 +400,7 @@ class Host:
             self._window().restore(_sorted(self.journal), {}, 0.0, found.state.seen - 1)
         self.pipeline.assign(TP, found.scope, found.state, found.lineage or Lineage())
         self.delays.owned.take_partition(found)
+        assert not any("lacks" in text for text in self.delays.owned.missing.values())
 
     def _window(self) -> Any:
         return cast(Identities, self.pipeline.intake.identities).window(TP)
@@ -491,9 +492,9 @@ class Host:
         if isinstance(self.commit, Keep):
             self._do(self.order.ended(ok=ok, held=self.pipeline.take_held_ids()))
 
-    def _land(self, items: Sequence[CommitItem]) -> bool:
+    def _land(self, items: list[CommitItem]) -> bool:
         broker = self._world.broker
-        for item in items:
+        for item in self.delays.owned.stamped(items):
             if self._world.bare and item.scope == f"s{self.incarnation}":
                 self.folder = self.incarnation, item.state
                 if self._chance() < 0.05:
@@ -516,8 +517,9 @@ class Host:
                 self.journal += segment.ids
             self._do(self.order.ended(ok=True))
         elif isinstance(step, Publish):
-            landed = step.items and self._chance() >= lost and self._land(step.items) and self._chance() >= lost
-            for item in step.items if landed else ():
+            items = self.delays.owned.stamped(step.items)
+            landed = items and self._chance() >= lost and self._land(items) and self._chance() >= lost
+            for item in items if landed else ():
                 if item.stamp is not None and item.lineage is not None:
                     remembered = Remembered(item.state, item.stamp, item.lineage.ancestors, item.lineage.fingerprints)
                     self.memory, self.is_outdated = (self.incarnation, remembered), False

@@ -13,7 +13,7 @@ FULL = PartitionState(
     200,
     (SharedIntent(150, 160, frozenset({5})), SharedIntent(60, 65)),
     {(5, 112, 119): Tries(3, 7)},
-    Stores(3, (Other(4, 11, 12), Other(5, 13)), 6),
+    Stores(3, (Other(4, 11, 12), Other(5, 13)), 6, 14, 15),
     8,
 )
 

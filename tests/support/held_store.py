@@ -124,6 +124,9 @@ class ModelStore:
         self._live.shelves.append(Shelf(name))
         return len(self._live.shelves) - 1
 
+    def note_reported(self) -> None:
+        pass
+
     def place(self, number: int) -> StorePlace:
         return StorePlace(self._id, f"{self._id:x}.{number}")
 

@@ -96,12 +96,19 @@ class NoTakeovers:
 class NoOwnedStores:
     """No partition has delayed messages."""
 
+    missing: Mapping[TopicPartition, str] = {}
+    """What the store of an owned partition lacks of what the last commit says."""
+
     def take_partition(self, assignment: Assignment) -> None:
         """Take the delayed messages of a partition that the core has just been given."""
 
     def with_stores(self, tps: Collection[TopicPartition]) -> Collection[TopicPartition]:
         """These partitions, and the delayed messages of each."""
         return tps
+
+    def stamped(self, items: list[CommitItem]) -> list[CommitItem]:
+        """These states, with what the store has: a start compares."""
+        return items
 
     def reload(self, tp: TopicPartition) -> None:
         """Take again the delayed messages that the core gave up, from the kept state."""

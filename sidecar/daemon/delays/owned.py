@@ -11,12 +11,13 @@ from typing_extensions import override
 from sidecar.core.delays import parked_that_count, takeover_of
 from sidecar.core.effects import CommitItem
 from sidecar.core.lineage import Lineage
+from sidecar.core.partition_state import Stores
 from sidecar.core.pipeline.pipeline import Pipeline
 from sidecar.core.records import DeadLetter, TopicPartition
 from sidecar.daemon.delays.absent import NoOwnedStores
 from sidecar.daemon.delays.parked import FoundPart, ParkedParts
 from sidecar.delay.columns import original_of
-from sidecar.delay.interface import HeldStore
+from sidecar.delay.interface import HeldStore, StorePlace
 from sidecar.delay.progress import HeldProgress, restored
 from sidecar.delay.rows import ORIGIN_MAX
 from sidecar.sources.base import Assignment
@@ -65,6 +66,9 @@ class OwnedStores(NoOwnedStores):
         """The store's numbers of the owned partitions."""
         self._progress: dict[TopicPartition, HeldProgress] = {}
         self._parked = parked
+        self.missing: dict[TopicPartition, str] = {}
+        self._compared: set[TopicPartition] = set()
+        """Partitions whose commits are compared with the store, as it was opened, no more."""
 
     def number(self, tp: TopicPartition) -> int:
         return self._store.number(name_of(self._group_id, tp))
@@ -73,16 +77,47 @@ class OwnedStores(NoOwnedStores):
     def take_partition(self, assignment: Assignment) -> None:
         tp, seen = assignment.tp, assignment.state.seen
         number = self.numbers[tp] = self.number(tp)
+        before = self._store.place(number)
+        stores = self._compare(tp, assignment.state.stores, before)
         progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
         known = self._store.rows.known(number)
         known.remove_range(0, seen)
-        place = self._store.place(number)
-        stores = assignment.state.stores.taken_by(place.store, assignment.state, place.epoch)
+        stores = stores.taken_by(before.store, assignment.state, before.epoch)
         self._tell_held(tp, self._pipeline.know_held(tp, known, stores), 0)
-        counted = max(progress.parked, assignment.state.parked_in(place.store))
+        counted = max(progress.parked, assignment.state.parked_in(before.store))
         found = self._parked.find(tp)
         self._parked.take_parts(tp, found, counted)
         self._assign(tp, found)
+
+    def _compare(self, tp: TopicPartition, stores: Stores, place: StorePlace) -> Stores:
+        """Report what the store lacks of what the last commit says; return what the next commit may say."""
+        if stores.epoch or place.found < 0:
+            return stores
+        if stores.own == place.store:
+            if tp in self._compared or stores.put <= place.found:
+                return stores
+            why, offset = "its store lacks the changes that were made last", place.put_below
+            log.error("delay.missing", **tp.fields(), reason=why, offset=offset, committed=stores.held, held=place.held)
+            figures = f"it holds {place.held:,}, and held {stores.held:,} at the last commit"
+            self.missing[tp] = f"{tp}: its store lacks what was put there last: {figures}"
+            return stores._replace(put=place.found, held=place.held)
+        if stores.own and stores.held:
+            why = "they are in another store: that of another host, or a folder that was removed here"
+            log.warning("delay.missing", **tp.fields(), reason=why, committed=stores.held)
+            self.missing[tp] = f"{tp}: {stores.held:,} are in another store, or were, if its folder was removed"
+        return stores
+
+    @override
+    def stamped(self, items: list[CommitItem]) -> list[CommitItem]:
+        return [self._stamped(item) if item.tp in self.numbers else item for item in items]
+
+    def _stamped(self, item: CommitItem) -> CommitItem:
+        place, stores = self._store.place(self.numbers[item.tp]), item.state.stores
+        if place.found < 0 or stores.own != place.store:
+            return item
+        self._compared.add(item.tp)
+        stores = stores._replace(put=place.put or stores.put, held=place.held)
+        return replace(item, state=replace(item.state, stores=stores))
 
     def _restored(self, number: int) -> HeldProgress:
         identity = Identity("", self._group_id, self._store.place(number).scope, 0)
@@ -141,6 +176,7 @@ class OwnedStores(NoOwnedStores):
             if (number := self.numbers.pop(tp, None)) is not None:
                 self._store.leave(number)
             self._progress.pop(tp, None)
+            self.missing.pop(tp, None)
         self._parked.forget_partitions(tps)
 
     @override

@@ -20,7 +20,7 @@ from rocksdict import WriteBatch
 from sidecar import files
 from sidecar.core.snapshots import Stored, seal, unseal
 from sidecar.delay.changelog.interface import Point
-from sidecar.delay.database import DAMAGED, RowDatabase
+from sidecar.delay.database import DAMAGED, ROWS, RowDatabase, has_files
 from sidecar.delay.partition import HeldPartition, Write
 from sidecar.delay.partitions import PartitionStore
 from sidecar.delay.rows import Kind, end_of, prefix
@@ -48,6 +48,7 @@ class LocalCache(PartitionStore):
         StateError: The folder cannot be used, or another process uses it.
     """
 
+    is_only = False
     vouched: bytes | None
     """The table of the point at which the files were opened; None if they begin empty."""
 
@@ -63,7 +64,8 @@ class LocalCache(PartitionStore):
         self._begun: set[int] = set()
         """Partitions that began since the last point: until the next one, a start drops them."""
         try:
-            if is_sound := not (path / DAMAGED).exists():
+            is_known = (path / IDENTITY).exists() or not has_files(path / ROWS)
+            if is_sound := is_known and not (path / DAMAGED).exists():
                 super()._open(path)
                 is_sound = not self.damages and (self.is_new or self.vouched is not None)
         except (OSError, StateError, ValueError, LookupError, struct.error):

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rocksdict import AccessType, Rdict, RdictIter
 
-from sidecar.delay.database import DAMAGED, ROWS, DamageError, options, pairs, translated
+from sidecar.delay.database import DAMAGED, ROWS, DamageError, has_files, options, pairs, translated
 from sidecar.delay.interface import FileDamage
-from sidecar.delay.reading import MISSING, HeldRows, unusable
-from sidecar.delay.stored import IDENTITY, identity_of
+from sidecar.delay.reading import HeldRows
+from sidecar.delay.salvage import lost
+from sidecar.delay.stored import identity_in, identity_of
 from sidecar.errors import NoStateError, StateError, UnavailableError
 from sidecar.state.folder import holder_of
 
@@ -102,13 +103,19 @@ class OfflineStore(HeldRows):
             raise _unreadable(path, error) from error
         if (path / DAMAGED).exists():
             self.damages.append(FileDamage(path / ROWS, "it is damaged, and the next start keeps what can be read", 0))
+        self.damages += lost(path)
         try:
-            super().__init__(_ReadOnly(path, is_new=not (path / ROWS / "CURRENT").exists()), path, identity or 0)
+            rows = _ReadOnly(path, is_new=not has_files(path / ROWS))
+            if identity is None:
+                with rows.errors("read"):
+                    identity = identity_in(rows)
+            super().__init__(rows, path, identity or 0)
         except UnavailableError as error:
             self.check()
-            raise unusable(path, MISSING) from error
-        if identity is None and self._partitions:
-            raise unusable(path, f"{path / IDENTITY} is missing")
+            raise StateError(
+                f"delayed messages: {path} cannot be used: a file of it is missing",
+                hint="start the daemon, which keeps what can be read, or says which file is missing",
+            ) from error
 
     def check(self) -> None:
         """Verify that all that was read is from one moment.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from array import array
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
 from pyroaring import BitMap64
 
 from sidecar.core.delays import SEQUENCE_BITS
-from sidecar.core.effects import Fetch
+from sidecar.core.effects import CommitItem, Fetch
 from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.core.partition_state import STORES_MAX, Other, PartitionState, Stores
 from sidecar.core.pipeline.pipeline import Pipeline
@@ -160,3 +162,60 @@ def test_delayed_messages_that_the_core_gave_up_are_taken_again(tmp_path: Path) 
         assert shell.pipeline.books[QUEUE.store].delayed == 3
         owned.reload(TopicPartition("orders", 1, "broker-a").store)
         assert list(owned.numbers) == [QUEUE]
+
+
+def committed(owned: OwnedStores, shell: Shell) -> Stores:
+    """The stores in a commit of the queue."""
+    partition = shell.pipeline.partitions[QUEUE]
+    (item,) = owned.stamped([CommitItem(QUEUE, "5c0pe001", partition.state())])
+    return item.state.stores
+
+
+def restarted(folder: Path, stores: Stores) -> tuple[list[Any], dict[TopicPartition, str]]:
+    """What a process says that takes the queue with this commit: lines of the log, and problems."""
+    with closing(PartitionStore(folder)) as store, structlog.testing.capture_logs() as lines:
+        shell = Shell()
+        owned = owner(shell, store)
+        state = PartitionState(20, 20, stores=stores)
+        shell.pipeline.assign(QUEUE, "5c0pe001", state)
+        owned.take_partition(Assignment(QUEUE, "", state, "", 0, resumed=True, read_from=20))
+        again = owned.missing.copy()
+        owned.forget_partitions([QUEUE])
+        assert not owned.missing
+        return lines, again
+
+
+def test_a_store_that_lacks_what_was_put_last_is_noticed(tmp_path: Path) -> None:
+    """The commit has the number of the last put; the log says from which offset on messages may be missing."""
+    held = [Held(1_000 << SEQUENCE_BITS, origin, 0, None, NO_TAGS, None, b"", b"") for origin in range(20)]
+    with closing(PartitionStore(tmp_path / "delay")) as store:
+        shell = Shell()
+        owned = owner(shell, store)
+        take(owned, shell, 0, 0, None)
+        assert committed(owned, shell)[3:] == (0, 0)
+        store.put(owned.number(QUEUE), held[:12])
+        store.writes.sync()
+        shutil.copytree(tmp_path / "delay", tmp_path / "older")
+        store.put(owned.number(QUEUE), held[12:])
+        before = committed(owned, shell)
+        store.writes.sync()
+        now = committed(owned, shell)
+        assert before.put < now.put
+        assert now.held == 20
+        shell.pipeline.forget_partitions([QUEUE])
+        owned.forget_partitions([QUEUE])
+    lines, missing = restarted(tmp_path / "older", now)
+    assert [(line["event"], line["offset"], line["committed"], line["held"]) for line in lines] == [
+        ("delay.missing", 12, 20, 12)
+    ]
+    assert "it holds 12, and held 20 at the last commit" in missing[QUEUE]
+    assert restarted(tmp_path / "delay", now) == ([], {})
+
+
+def test_messages_in_another_store_are_reported(tmp_path: Path) -> None:
+    """The folder was removed, perhaps; nothing is said of a store that held none."""
+    lines, missing = restarted(tmp_path / "delay", Stores(7, put=5, held=3))
+    (line,) = lines
+    assert (line["event"], line["log_level"], line["committed"]) == ("delay.missing", "warning", 3)
+    assert "3 are in another store" in missing[QUEUE]
+    assert restarted(tmp_path / "delay", Stores(7, put=5)) == ([], {})

@@ -18,7 +18,7 @@ from sidecar.core.messages.tag_index import NO_TAGS
 from sidecar.delay.database import DAMAGED, ROWS
 from sidecar.delay.partition import COUNTS_MAX
 from sidecar.delay.partitions import PartitionStore
-from sidecar.delay.rows import DUE_MAX_MS, HOUR_MS, Held, Kind, Unread
+from sidecar.delay.rows import DUE_MAX_MS, HEAD, HOUR_MS, Held, Kind, Unread, row_key
 from sidecar.errors import StateError
 from tests.support import failing_rows
 from tests.support.failing_rows import BROKEN, failing
@@ -536,4 +536,17 @@ def test_a_time_that_no_position_has_is_refused(store: PartitionStore, row: list
     number = store.number(b"a")
     with pytest.raises(ValueError, match=f"due_ms lie between 0 and {DUE_MAX_MS}"):
         store.put(number, rows(0) + row)
+    assert store.held(number) == 0
+
+
+@pytest.mark.parametrize("value", [b"short", HEAD.pack(0, 0, TAGS, 100, 100)])
+def test_a_row_of_an_unknown_form_is_refused_in_words(store: PartitionStore, value: bytes) -> None:
+    """It is not delivered in another form; a listing has it, and a state can end it."""
+    number, (position,) = synced(store, b"a", 5)
+    store._database._rows.put(row_key(number, position, 0), value)
+    for call in (lambda: store.take_due(number, END, 9, 9), lambda: store.find(number, position)):
+        with pytest.raises(StateError, match="a form that this version does not know"):
+            call()
+    assert [row.position for row in store.listed(number)] == [position]
+    store.keep(number, b"", position + 1, 0)
     assert store.held(number) == 0

@@ -15,7 +15,7 @@ import structlog
 
 from sidecar.core.pipeline.status import PipelineStatus, UnusableIds
 from sidecar.core.records import TopicPartition
-from sidecar.daemon.delays.absent import NoDelays, NoTakeovers
+from sidecar.daemon.delays.absent import NoDelays, NoOwnedStores, NoTakeovers
 from sidecar.daemon.delays.delays import Delays
 from sidecar.daemon.delays.left import LeftBehind, LeftMessages
 from sidecar.daemon.record import COMMIT, IDS, LEDGER, OVERDUE_S, STORE, TOLD_S, LoopRecord
@@ -166,7 +166,7 @@ class Delayed(Delays):
 
     def __init__(self, problem: str, found: tuple[LeftMessages, ...] = ()) -> None:
         self.problem, self.takeovers, self.left = problem, NoTakeovers(), LeftBehind(tuple, lambda job: job())
-        self.left.found = found
+        self.left.found, self.owned = found, NoOwnedStores()
 
 
 def test_messages_that_nobody_delivers_are_told() -> None:

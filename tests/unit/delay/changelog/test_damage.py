@@ -62,7 +62,7 @@ def test_what_a_damaged_file_has_lost_is_not_passed_over(
     """Neither is a later message delivered, nor a state kept that ends it; the daemon stops, and restores it."""
     number = store.number(NAME)
     records = list(log.records)
-    with failing(cache, "iter", error=DAMAGED), pytest.raises(StateError, match="is damaged"):
+    with failing(cache, "iter", error=DAMAGED), pytest.raises(StateError, match="it is restored"):
         store.take_due(number, POSITION_MAX, 1_000, 1 << 20)
     with pytest.raises(StateError, match="is restored at the next start"):
         store.keep(number, b"", DUE_MS + 1 << SEQUENCE_BITS, 0)

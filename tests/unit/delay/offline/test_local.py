@@ -84,7 +84,7 @@ def _without_a_file(folder: Path) -> None:
         each.unlink()
 
 
-@pytest.mark.parametrize("change", [_newer, _without_a_file, lambda folder: (folder / IDENTITY).unlink()])
+@pytest.mark.parametrize("change", [_newer, _without_a_file])
 def test_a_folder_that_cannot_be_understood_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
     """Exit 73: another version wrote it, or something is missing."""
     folder = killed(held(tmp_path / "store", 5))
@@ -92,6 +92,14 @@ def test_a_folder_that_cannot_be_understood_is_refused(tmp_path: Path, change: C
     with pytest.raises(StateError, match="cannot be used") as refused:
         OfflineStore(folder)
     assert refused.value.exit_code == 73
+
+
+def test_a_folder_without_its_identity_is_read(tmp_path: Path) -> None:
+    """The database names the store, too."""
+    folder = killed(held(tmp_path / "store", 5))
+    before = OfflineStore(folder).place(0)
+    (folder / IDENTITY).unlink()
+    assert OfflineStore(folder).place(0) == before
 
 
 def test_files_that_may_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
