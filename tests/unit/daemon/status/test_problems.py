@@ -166,7 +166,7 @@ class Delayed(Delays):
 
     def __init__(self, problem: str, found: tuple[LeftMessages, ...] = ()) -> None:
         self.problem, self.takeovers, self.left = problem, NoTakeovers(), LeftBehind(tuple, lambda job: job())
-        self.left.found, self.owned = found, NoOwnedStores()
+        self.left.found, self.owned = found, NoOwnedStores()  # type: ignore[assignment]
 
 
 def test_messages_that_nobody_delivers_are_told() -> None:
