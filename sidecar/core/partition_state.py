@@ -80,7 +80,7 @@ class Stores(NamedTuple):
         if self.own not in (0, store):
             rest = (other for other in others if other.store != self.own)
             others = [*rest, Other(self.own, state.seen, state.parked)]
-        return Stores(store, tuple(others[-STORES_MAX:]), epoch, *(self[3:] if self.own == store else ()))
+        return Stores(store, tuple(others[-STORES_MAX:]), epoch)
 
     def other(self, store: int) -> Other | None:
         """The listed store of this identity."""
