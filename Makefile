@@ -20,7 +20,8 @@ KAFKA := admin alerts broker dead_letters exactly_once exits explain faults heal
 	memory offsets reload rewinds security tap topics traps
 kafka = $(foreach name,$(1),tests/integration/test_$(name).py)
 # The tests that take every branch of the core. Coverage makes a test take half as long again: the others run without it.
-CORE := tests/unit/core tests/unit/daemon tests/unit/runtime tests/unit/test_threaded.py tests/property tests/simulation
+CORE := tests/unit/core tests/unit/daemon tests/unit/runtime tests/unit/test_threaded.py tests/simulation \
+	$(foreach name,core_properties range_claims range_parts stored_bytes tag_masks,tests/property/test_$(name).py)
 
 .DEFAULT_GOAL := help
 .PHONY: help fastlane wheels test test-core test-others test-all test-python lint format docs demo examples first-hour bench bench-spark bench-rocketmq prove prove-spark prove-rocketmq chaos jars clean
