@@ -48,6 +48,8 @@ class Life:
     """Offsets that an owner found above the watermark of a predecessor that had read them."""
     doubtful: set[int] = field(default_factory=set)
     """Offsets of parts that came with other rows than before, by ids: of a whole and its halves both may arrive."""
+    hidden: set[int] = field(default_factory=set)
+    """The known limit: left out of a part, or added to it, because a twin was compacted away."""
     ledger: MemoryLedger | None = None
     arrived: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Of all partitions, by key, the partition and offset that the receiver has; where there is a ledger."""
@@ -146,7 +148,9 @@ class Life:
 
     def settled(self, offset: int) -> bool:
         """Whether a message, or a twin of it, has its end, or there is none to be had."""
-        if offset not in self.log.wanted or offset in self.stored or offset in self.letters or offset in self.gone:
+        if offset not in self.log.wanted or offset in self.stored or offset in self.letters:
+            return True
+        if offset in self.gone or offset in self.hidden:
             return True
         if self.ledger is not None:
             return offset < self.start or self.key(offset) in self.arrived

@@ -102,9 +102,8 @@ class Receiver:
         if before != offsets or is_other:
             differ = (set(before) ^ set(offsets)) - life.gone
             if self._plan.ids or life.rewound:
-                # In place of a member that was compacted away its twin is sent, which says the same.
-                gone = life.gone.intersection((*before, *offsets))
-                differ = {o for o in differ if not life.settled(o) and gone.isdisjoint(life.log.twins_of(o))}
+                life.hidden |= {o for o in differ if not life.gone.isdisjoint(life.log.twins_of(o))}
+                differ = {offset for offset in differ if not life.settled(offset)}
                 life.doubtful.update(before, offsets)
             elif (group, name) not in self._known and len(offsets) < len(before):
                 # The known limit: more was refused, and split perhaps; less of it, sent by a member that does not know
