@@ -82,8 +82,8 @@ class OwnedStores(NoOwnedStores):
         progress = self._progress[tp] = self._continued(tp, self._restored(number), assignment)
         known = self._store.rows.known(number)
         known.remove_range(0, seen)
-        same = {"put": stores.put, "held": stores.held} if stores.own == before.store else {}
-        stores = stores.taken_by(before.store, assignment.state, before.epoch)._replace(**same)
+        taken = stores.taken_by(before.store, assignment.state, before.epoch)
+        stores = taken._replace(put=stores.put, held=stores.held) if stores.own == before.store else taken
         self._tell_held(tp, self._pipeline.know_held(tp, known, stores), 0)
         counted = max(progress.parked, assignment.state.parked_in(before.store))
         found = self._parked.find(tp)
